@@ -1,0 +1,39 @@
+"""CausalQwen: numbers with honest uncertainty and individuals who last, grafted onto a pretrained language model."""
+
+from causalqwen.decoding import PRESETS, CausalDecoding, Individual
+from causalqwen.kernels import linear_ovr_loss
+from causalqwen.losses import cauchy_crps, cauchy_nll, ovr_loss
+from causalqwen.modeling import (
+    STARTS,
+    AbductionNetwork,
+    ActionNetwork,
+    CausalQwenConfig,
+    CausalQwenForCausalLM,
+    CausalQwenOutput,
+    CausalQwenProcessor,
+    NumberPrediction,
+    NumberTextIteratorStreamer,
+    NumberTextStreamer,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "STARTS",
+    "AbductionNetwork",
+    "ActionNetwork",
+    "CausalDecoding",
+    "CausalQwenConfig",
+    "CausalQwenForCausalLM",
+    "CausalQwenOutput",
+    "CausalQwenProcessor",
+    "Individual",
+    "NumberPrediction",
+    "NumberTextIteratorStreamer",
+    "NumberTextStreamer",
+    "cauchy_crps",
+    "cauchy_nll",
+    "linear_ovr_loss",
+    "ovr_loss",
+]

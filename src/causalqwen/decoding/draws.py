@@ -1,0 +1,115 @@
+"""A decoding plan bound to the rows of a batch: the draws of each row, and what they leave of loc and scale."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding.individual import Individual
+from causalqwen.decoding.plan import CausalDecoding
+from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
+
+
+@dataclass(frozen=True)
+class QuantileReader:
+    """How a head reads a uniform e: Q(e) = unit * quantile(1/2 + mass (e - 1/2)) of its family (theory 3.9)."""
+
+    law: StableFamily
+    mass: float = 1.0
+    unit: float = 1.0
+
+    def __call__(self, uniform: Tensor) -> Tensor:
+        return self.unit * self.law.quantile(0.5 + self.mass * (uniform - 0.5))
+
+
+@dataclass
+class BoundDecoding:
+    """`CausalDecoding` for a batch of B rows. Made by `bind`; the model situates U with it at every step."""
+
+    plan: CausalDecoding
+    seeds: Tensor  # int64 [B]
+    causal_size: int
+    individuals: Tensor | None = None  # e1 of given individuals, float64 [B, C]
+    scores_as_logits: bool = False  # the model's logits are to be the scores that the plan decides by
+    _held: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def bind(
+        cls,
+        plan: CausalDecoding,
+        rows: int,
+        causal_size: int,
+        device: torch.device,
+        copies: int = 1,
+        scores_as_logits: bool = False,
+    ) -> "BoundDecoding":
+        """Give every row its seed and its individual.
+
+        `rows` counts returned sequences; each prompt has `copies` of them in a row, and copy j adds j to the seed.
+
+        Raises:
+            ValueError: as many seeds or individuals as neither one nor one per prompt; an individual of another size.
+        """
+        prompts = rows // copies
+        if plan.seed is None:
+            seeds = torch.randint(2**62, (1,)).expand(prompts)
+        else:
+            seeds = torch.as_tensor(plan.seed, dtype=torch.int64).reshape(-1)
+            if len(seeds) not in (1, prompts):
+                raise ValueError(f"{len(seeds)} seeds for {prompts} prompts; give one, or one per prompt")
+            seeds = seeds.expand(prompts)
+        seeds = (seeds.unsqueeze(1) + torch.arange(copies)).flatten().to(device)
+        individuals = None
+        if not isinstance(plan.individual, str):
+            given = [plan.individual] if isinstance(plan.individual, Individual) else list(plan.individual)
+            if len(given) not in (1, prompts):
+                raise ValueError(f"{len(given)} individuals for {prompts} prompts; give one, or one per prompt")
+            for individual in given:
+                if len(individual.factor) != causal_size:
+                    raise ValueError(
+                        f"{individual} does not fit a model whose causal size is {causal_size}; "
+                        "an individual belongs to models of its own size"
+                    )
+            factors = torch.stack([individual.factor for individual in given]).to(device)
+            individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
+        return cls(plan, seeds, causal_size, individuals, scores_as_logits)
+
+    def situate(
+        self, loc: Tensor, scale: Tensor, noise: Tensor, positions: Tensor, reader: QuantileReader
+    ) -> tuple[Tensor, Tensor]:
+        """The law of U' that is left after the draws (module docstring of `plan`).
+
+        Args:
+            loc, scale: [B, S, C] of U; noise: |b_noise| [C]; positions: int64 [B, S], the index of each token among
+                the real tokens of its row; reader: the head's quantile function.
+
+        Returns:
+            loc and scale [B, S, C]; scale is 0 where nothing is left to integrate out.
+        """
+        plan, temperature = self.plan, self.plan.temperature
+        left = []
+        if plan.individual_mode == "marginal":
+            left.append(scale)
+        else:
+            loc = loc + temperature * scale * self._read(INDIVIDUAL_STREAM, plan.individual_mode, positions, reader)
+        if plan.noise == "marginal":
+            left.append(noise.expand_as(scale))
+        elif plan.noise != "off":
+            loc = loc + temperature * noise * self._read(NOISE_STREAM, plan.noise, positions, reader)
+        return loc, (reader.law.add(*left) if left else torch.zeros_like(scale))
+
+    def _read(self, stream: int, mode: str, positions: Tensor, reader: QuantileReader) -> Tensor:
+        """Q(e) of one source, float32, [B, S, C] (or [B, 1, C] where it is held for the text)."""
+        if mode == "sequence":
+            return reader(self.held(stream)).unsqueeze(1).to(torch.float32)
+        seeds = self.seeds.unsqueeze(1).expand_as(positions)
+        uniform = uniform_draws(seeds.flatten(), stream, positions.flatten(), self.causal_size)
+        return reader(uniform).view(*positions.shape, self.causal_size).to(torch.float32)
+
+    def held(self, stream: int) -> Tensor:
+        """The uniforms that a source holds for the whole text, float64 [B, C]; drawn once."""
+        if stream == INDIVIDUAL_STREAM and self.individuals is not None:
+            return self.individuals
+        if stream not in self._held:
+            self._held[stream] = uniform_draws(self.seeds, stream, WHOLE_TEXT, self.causal_size)
+        return self._held[stream]

@@ -1,0 +1,82 @@
+"""How a text is decided: which source of randomness is integrated out, drawn per token, or held (theory 3.9).
+
+With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function and T the temperature:
+
+    loc   = loc_U + [individual != marginal] T c + [noise in {token, sequence}] T n
+    scale = [individual = marginal] scale_U + [noise = marginal] |b_noise|
+
+`+` between scales is the family's own sum. e1, e2 are uniform and come from (seed, source, position): see `draws`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from causalqwen.decoding.individual import Individual
+
+INDIVIDUAL_MODES = ("marginal", "token", "sequence")
+NOISE_MODES = ("marginal", "token", "sequence", "off")
+DECISIONS = ("ovr", "loc", "softmax")
+
+PRESETS: dict[str, dict[str, str]] = {
+    "standard": {"individual": "marginal", "noise": "marginal"},  # overview 3.1, inference 3 (non-sampling)
+    "causal": {"individual": "token", "noise": "marginal"},  # overview 3.2, inference 2
+    "noise": {"individual": "marginal", "noise": "token"},  # inference 3 (sampling)
+    "shared-individual": {"individual": "sequence", "noise": "marginal"},  # overview 3.4.1
+    "shared-noise": {"individual": "marginal", "noise": "sequence"},  # overview 3.4.2
+    "individual-only": {"individual": "token", "noise": "off"},  # foundations 2.6.2
+    "persona": {"individual": "sequence", "noise": "token"},  # the same individual meets fresh noise
+    "softmax": {"decision": "softmax"},  # overview 3.3
+}
+
+
+@dataclass(frozen=True)
+class CausalDecoding:
+    """A choice for each source of randomness; give it to `generate(causal_decoding=...)`.
+
+    Args:
+        individual: "marginal" (integrated out), "token" (a new individual per token), "sequence" (one for the whole
+            text), or an `Individual` (or one per row), which is then held for the whole text.
+        noise: "marginal", "token", "sequence", or "off" (no noise at all).
+        temperature: T >= 0, multiplies whatever is drawn. 0 draws nothing, but keeps the remaining scale.
+        central_mass: p in (0, 1]: e1 and e2 are uniform on the central p of the unit interval, and Q is the family's
+            plain quantile function (p = 1 is the specification). None: as calibrated for the model, see
+            `CausalQwenConfig.central_mass`; the values' own quantile function stays plain then.
+        decision: "ovr" argmax_k P_k, "loc" argmax_k loc_S (overview 3.2), or "softmax": loc_S are logits and every
+            sampler of transformers applies (overview 3.3), with nothing drawn for individual or noise.
+        seed: one int, or one per row. Returned sequence j of a row uses seed + j. None takes one from torch's
+            generator.
+    """
+
+    individual: str | Individual | Sequence[Individual] = "marginal"
+    noise: Literal["marginal", "token", "sequence", "off"] = "marginal"
+    temperature: float = 1.0
+    central_mass: float | None = None
+    decision: Literal["ovr", "loc", "softmax"] = "ovr"
+    seed: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.individual, str) and self.individual not in INDIVIDUAL_MODES:
+            raise ValueError(f"unknown individual mode {self.individual!r}; use one of {', '.join(INDIVIDUAL_MODES)}")
+        if self.noise not in NOISE_MODES:
+            raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
+        if self.decision not in DECISIONS:
+            raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
+        if not self.temperature >= 0:
+            raise ValueError(f"the temperature must be at least 0, got {self.temperature}")
+        if self.central_mass is not None and not 0 < self.central_mass <= 1:
+            raise ValueError(f"the central mass must lie in (0, 1], got {self.central_mass}")
+        if self.decision == "softmax" and (self.individual != "marginal" or self.noise != "marginal"):
+            raise ValueError("decision='softmax' draws neither individuals nor noise: leave both 'marginal'")
+
+    @classmethod
+    def preset(cls, name: str, **overrides: object) -> "CausalDecoding":
+        """One of the named points of the grid (`PRESETS`), with any field overridden: `preset("causal", seed=7)`."""
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
+        return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
+
+    @property
+    def individual_mode(self) -> str:
+        """The mode as a word; a given individual is held for the sequence."""
+        return self.individual if isinstance(self.individual, str) else "sequence"

@@ -1,0 +1,18 @@
+"""Laws and draws: the mathematics that everything else stands on. Imports nothing of this package."""
+
+from causalqwen.distributions.draws import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, philox, uniform_draws
+from causalqwen.distributions.stable import FAMILIES, SCALE_FLOOR, StableFamily, get_family, upcast, widen
+
+__all__ = [
+    "FAMILIES",
+    "INDIVIDUAL_STREAM",
+    "NOISE_STREAM",
+    "SCALE_FLOOR",
+    "WHOLE_TEXT",
+    "StableFamily",
+    "get_family",
+    "philox",
+    "uniform_draws",
+    "upcast",
+    "widen",
+]

@@ -1,0 +1,23 @@
+"""Losses as functions of tensors. Stands on `distributions`."""
+
+from causalqwen.losses.ovr import IGNORE_INDEX, NO_TARGET, check_targets, ovr_log_probs, ovr_loss, reduce_losses
+from causalqwen.losses.total import LossMasks, gate, mean_over_batch, shift_targets
+from causalqwen.losses.value import cauchy_crps, cauchy_nll, quantile_crps, quantile_loss, value_nll
+
+__all__ = [
+    "IGNORE_INDEX",
+    "NO_TARGET",
+    "LossMasks",
+    "cauchy_crps",
+    "cauchy_nll",
+    "check_targets",
+    "gate",
+    "mean_over_batch",
+    "ovr_log_probs",
+    "ovr_loss",
+    "quantile_crps",
+    "quantile_loss",
+    "reduce_losses",
+    "shift_targets",
+    "value_nll",
+]

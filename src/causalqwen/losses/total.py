@@ -1,0 +1,61 @@
+"""The training loss: classification on every token, the value's likelihood on every number (theory 2.5, 3.7)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from causalqwen.losses.ovr import IGNORE_INDEX
+
+
+@dataclass
+class LossMasks:
+    """Targets of a batch after the shift of a causal language model; all of shape [B, S-1].
+
+    cls_mask: the next token counts in L_cls. num_mask: it is moreover `<NUM>` with a finite value.
+    """
+
+    targets: Tensor
+    values: Tensor
+    cls_mask: Tensor
+    num_mask: Tensor
+
+
+def shift_targets(
+    labels: Tensor, numeric_labels: Tensor | None, attention_mask: Tensor | None, num_token_id: int
+) -> LossMasks:
+    """Shift labels by one and derive both masks (the comment in overview 2.5 asks for them by these names).
+
+    Args:
+        labels: int64 [B, S], unshifted, -100 where a token has no loss.
+        numeric_labels: float [B, S], unshifted; None where there are no numbers.
+        attention_mask: [B, S], 0 on padding (a padded label never counts); None for no padding.
+    """
+    targets = labels[:, 1:]
+    cls_mask = targets != IGNORE_INDEX
+    if attention_mask is not None:
+        cls_mask = cls_mask & attention_mask[:, -labels.shape[1] :][:, 1:].bool()
+    if numeric_labels is None:
+        values = torch.zeros_like(targets, dtype=torch.float64)
+        num_mask = torch.zeros_like(cls_mask)
+    else:
+        values = numeric_labels[:, 1:]
+        num_mask = cls_mask & (targets == num_token_id) & torch.isfinite(values)
+    return LossMasks(targets.masked_fill(~cls_mask, IGNORE_INDEX), values, cls_mask, num_mask)
+
+
+def gate(num_prob: Tensor, alpha: float, *, detach: bool = True) -> Tensor:
+    """alpha + (1 - alpha) P_NUM, the weight of a number's likelihood (theory 3.7).
+
+    Detached by default: a gradient through the gate lowers P_NUM wherever the likelihood term is positive, that is, it
+    teaches the model not to announce the numbers that it predicts badly. `detach=False` is the documents' formula.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"the gate's alpha must lie in [0, 1], got {alpha}")
+    return alpha + (1 - alpha) * (num_prob.detach() if detach else num_prob)
+
+
+def mean_over_batch(total: Tensor, count: Tensor | int | None, local: Tensor) -> Tensor:
+    """total / count, 0 where there is nothing to count; `count` spans the whole accumulated batch, `local` this part."""
+    count = local if count is None else torch.as_tensor(count, device=total.device)
+    return total / count.clamp(min=1)

@@ -1,0 +1,37 @@
+"""The model: embedding, backbone, abduction, action, and the processor that feeds it."""
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor
+
+from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
+from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.backbones import DEFAULT_BACKBONE
+from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
+from causalqwen.modeling.embedding import NumericEmbedding
+from causalqwen.modeling.model import CausalQwenForCausalLM
+from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
+from causalqwen.modeling.prediction import NumberPrediction
+from causalqwen.modeling.processor import CausalQwenProcessor, NumericEncoding
+from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
+
+AutoConfig.register("causalqwen", CausalQwenConfig)
+AutoModelForCausalLM.register(CausalQwenConfig, CausalQwenForCausalLM)
+AutoProcessor.register(CausalQwenConfig, CausalQwenProcessor)
+
+__all__ = [
+    "DEFAULT_BACKBONE",
+    "STARTS",
+    "AbductionNetwork",
+    "ActionNetwork",
+    "CausalQwenConfig",
+    "CausalQwenForCausalLM",
+    "CausalQwenOutput",
+    "CausalQwenProcessor",
+    "GenerateCausalBeamOutput",
+    "GenerateCausalOutput",
+    "NumberPrediction",
+    "NumberTextIteratorStreamer",
+    "NumberTextStreamer",
+    "NumericEmbedding",
+    "NumericEncoding",
+    "ValueBranch",
+]

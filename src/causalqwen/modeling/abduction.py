@@ -1,0 +1,111 @@
+"""Abduction: from the features of a context to a distribution over who is speaking (theory 2.3)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from causalqwen.distributions import upcast
+
+
+def softplus_inverse(value: float) -> float:
+    """x with softplus(x) = value > 0: log(e^value - 1), which is close to `value` itself once that is large."""
+    value = torch.tensor(value, dtype=torch.float64)
+    return float(value + torch.log(-torch.expm1(-value)))
+
+
+class ResidualPerceptron(nn.Module):
+    """Linear, GELU, dropout, linear; the last layer starts at zero, so that the residual starts as nothing."""
+
+    def __init__(self, input_size: int, hidden_size: int, output_size: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up = nn.Linear(input_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Linear(hidden_size, output_size)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.down(self.dropout(F.gelu(self.up(features.to(self.up.weight.dtype)))))
+
+
+class AbductionNetwork(nn.Module):
+    """z -> U ~ S(loc_U, scale_U), coordinate by coordinate and position by position.
+
+        loc_U   = W_loc z + b_loc                     W_loc = I, b_loc = 0 at the start
+        scale_U = softplus(W_scale z + b_scale)       W_scale = 0, scale_U = `initial_scale` at the start
+
+    `deep` adds a residual perceptron to both (architecture 2.3.3, with the identity kept); `scale_activation="exp"` is
+    the older form (foundations 2.4.1).
+
+    Args:
+        hidden_size: H of the features z.
+        causal_size: C; H by default. W_loc starts as the H x C matrix with ones on its diagonal.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        causal_size: int | None = None,
+        *,
+        deep: bool = False,
+        deep_hidden_size: int = 512,
+        scale_activation: str = "softplus",
+        initial_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        causal_size = causal_size or hidden_size
+        if scale_activation not in ("softplus", "exp"):
+            raise ValueError(f"unknown scale activation {scale_activation!r}; use 'softplus' or 'exp'")
+        if not initial_scale > 0:
+            raise ValueError(f"the initial scale must be positive, got {initial_scale}")
+        self.scale_activation = scale_activation
+        self.initial_scale = initial_scale
+        self.loc_net = nn.Linear(hidden_size, causal_size)
+        self.scale_net = nn.Linear(hidden_size, causal_size)
+        self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The start: the identity and a constant scale."""
+        nn.init.eye_(self.loc_net.weight)
+        nn.init.zeros_(self.loc_net.bias)
+        nn.init.zeros_(self.scale_net.weight)
+        log_scale = torch.tensor(self.initial_scale).log().item()
+        start = log_scale if self.scale_activation == "exp" else softplus_inverse(self.initial_scale)
+        nn.init.constant_(self.scale_net.bias, start)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """features z [..., H] -> loc_U [..., C] in the dtype of z, scale_U [..., C] in float32 at least, positive."""
+        loc = self.loc_net(features)
+        raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
+        if self.residual is not None:
+            loc_residual, scale_residual = self.residual(features).chunk(2, dim=-1)
+            loc = loc + loc_residual.to(loc.dtype)
+            raw_scale = raw_scale + scale_residual
+        return loc, raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
+
+
+class ValueBranch(nn.Module):
+    """A residual on loc_U and scale_U that only the value head reads, so that numbers can be learned without text.
+
+        loc_V = loc_U + r_loc(x),   scale_V = scale_U exp(r_scale(x)),   x = (z - mean) / std
+
+    r is a perceptron whose last layer starts at zero; mean and std are fitted on the training features (0 and 1 before),
+    because a few coordinates of a language model's features are tens of times larger than the others.
+    """
+
+    feature_mean: Tensor
+    feature_std: Tensor
+
+    def __init__(self, hidden_size: int, causal_size: int, perceptron_size: int, dropout: float) -> None:
+        super().__init__()
+        self.residual = ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, dropout)
+        self.register_buffer("feature_mean", torch.zeros(hidden_size))
+        self.register_buffer("feature_std", torch.ones(hidden_size))
+
+    def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32."""
+        standardized = (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
+        loc_residual, scale_residual = self.residual(standardized).to(scale.dtype).chunk(2, dim=-1)
+        return loc.to(scale.dtype) + loc_residual, scale * torch.exp(scale_residual.clamp(-20.0, 20.0))

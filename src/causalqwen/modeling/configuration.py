@@ -1,0 +1,141 @@
+"""Configuration of a grafted model, and the named start values."""
+
+from typing import Any, ClassVar, Literal
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto import CONFIG_MAPPING
+
+STARTS: dict[str, dict[str, Any]] = {
+    # Every decision is the backbone's. Noise, scale and threshold are read off the backbone when it is grafted:
+    # see `modeling.grafting.faithful_start`.
+    "faithful": {"score_scale": "equal", "scale_activation": "softplus"},
+    # overview 4: a wide U, no noise, thresholds that hardly anything passes, w normalised.
+    "documents": {
+        "score_scale": "documents",
+        "scale_activation": "softplus",
+        "initial_scale": 10.0,
+        "initial_noise": 0.0,
+        "initial_threshold": 100.0,
+        "normalize_direction": True,
+    },
+    # minimal version: softplus(0), a little noise, thresholds at 0.
+    "minimal": {
+        "score_scale": "documents",
+        "scale_activation": "softplus",
+        "initial_scale": 0.6931471805599453,
+        "initial_noise": 0.1,
+        "initial_threshold": 0.0,
+    },
+}
+"""Start values by name; a field given to `from_backbone` overrides its preset."""
+
+
+class CausalQwenConfig(PreTrainedConfig):
+    """Everything that a grafted model adds to its backbone.
+
+    Args:
+        text_config: the backbone's own configuration.
+        num_token_id: id of `<NUM>`: the first free row of the vocabulary matrix, or its number of rows V where there is
+            no free row (`<NUM>` then has rows of its own, behind the matrix).
+        free_token_ids: the other rows that no token uses; left out of losses, decisions and samplers.
+        causal_size: C; None for the hidden size H.
+        start: which of `STARTS` the parameters started from.
+        deep_abduction: a residual two-layer perceptron beside W_loc and W_scale (architecture 2.3.3).
+        scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1).
+        value_branch: a residual on loc_U and scale_U that only the value head reads.
+        score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
+        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
+        initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
+        normalize_direction: start the direction w of numbers with length 1 exactly (overview 4, step 1).
+        value_transform: see `ValueTransform`; fitted when the value head is trained.
+        value_range: smallest and largest training value; quantiles are clipped to it, widened by its own width, when
+            a CRPS is taken from them.
+        interval_levels: raw central level to use for each wanted one (101 wanted levels, 0% to 100%): the
+            recalibration fitted on validation rows, or None.
+        value_digits: significant digits of a generated number.
+        gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
+        central_mass, temperature_unit: how the vocabulary reads e1 and e2 where a plan leaves `central_mass` open:
+            uniform on the central mass, times the unit, so that temperature 1 is a usable diversity.
+    """
+
+    model_type = "causalqwen"
+    sub_configs: ClassVar[dict[str, Any]] = {"text_config": AutoConfig}
+
+    text_config: dict | PreTrainedConfig | None = None
+    num_token_id: int | None = None
+    free_token_ids: list[int] | None = None
+    causal_size: int | None = None
+    start: str = "faithful"
+
+    deep_abduction: bool = False
+    abduction_hidden_size: int = 512
+    scale_activation: Literal["softplus", "exp"] = "softplus"
+    value_branch: bool = True
+    value_branch_hidden_size: int = 512
+    value_branch_dropout: float = 0.3
+
+    score_scale: Literal["equal", "documents"] = "equal"
+    vocabulary_family: Literal["cauchy", "gaussian"] = "cauchy"
+    value_family: Literal["cauchy", "gaussian"] = "cauchy"
+    initial_scale: float = 1.0
+    initial_noise: float = 1.0
+    initial_threshold: float = 0.0
+    normalize_direction: bool = False
+
+    value_transform: dict[str, Any] | None = None
+    value_range: list[float] | None = None
+    interval_levels: list[float] | None = None
+    value_digits: int = 6
+
+    gate_alpha: float = 1.0
+    gate_detach: bool = True
+    value_loss_weight: float = 1.0
+
+    central_mass: float = 1.0
+    temperature_unit: float = 1.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if isinstance(self.text_config, dict):
+            settings = dict(self.text_config)
+            self.text_config = CONFIG_MAPPING[settings.pop("model_type", "qwen2")](**settings)
+        elif self.text_config is None:
+            self.text_config = CONFIG_MAPPING["qwen2"]()
+        if self.causal_size is None:
+            self.causal_size = self.text_config.hidden_size
+        if self.free_token_ids is None:
+            self.free_token_ids = []
+        if self.num_token_id is None:
+            self.num_token_id = self.text_config.vocab_size
+        super().__post_init__(**kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        rows = self.text_config.vocab_size
+        if not 0 <= self.num_token_id <= rows:
+            raise ValueError(f"num_token_id {self.num_token_id} lies outside the {rows} rows of the vocabulary matrix")
+        if self.num_token_id in self.free_token_ids:
+            raise ValueError(f"num_token_id {self.num_token_id} is also listed among the free rows")
+        if self.causal_size != self.text_config.hidden_size:
+            raise ValueError(
+                f"causal_size {self.causal_size} differs from the hidden size {self.text_config.hidden_size}: "
+                "the backbone's lm_head, which the action law inherits, reads vectors of the hidden size"
+            )
+        if self.start not in STARTS:
+            raise ValueError(f"unknown start {self.start!r}; known starts: {', '.join(STARTS)}")
+        if not 0 <= self.gate_alpha <= 1:
+            raise ValueError(f"gate_alpha must lie in [0, 1], got {self.gate_alpha}")
+
+    @property
+    def num_token_appended(self) -> bool:
+        """Whether `<NUM>` stands behind the vocabulary matrix instead of on one of its rows."""
+        return self.num_token_id == self.text_config.vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of columns of `logits`."""
+        return self.text_config.vocab_size + self.num_token_appended
+
+    @property
+    def hidden_size(self) -> int:
+        """H of the backbone."""
+        return self.text_config.hidden_size

@@ -1,0 +1,301 @@
+"""Generation through transformers' own `generate`: what it needs to carry values and to decide causally.
+
+A value exists before its token does: each forward pass predicts the value that the next token would have if it were
+`<NUM>`. It is appended to `numeric_values` at every step and read back only where `<NUM>` was chosen.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers.generation import GenerationMode
+
+from causalqwen.decoding import BoundDecoding, CausalDecoding
+from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
+from causalqwen.numbers import round_significant
+
+_SAMPLING_ARGUMENTS = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "num_beams", "penalty_alpha", "guidance_scale",
+)  # fmt: skip
+
+
+class MaskFreeRows(LogitsProcessor):
+    """-inf for rows of the vocabulary matrix that no token uses: no sampler and no beam ever takes one."""
+
+    def __init__(self, vocabulary_mask: Tensor) -> None:
+        self.vocabulary_mask = vocabulary_mask
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill(~self.vocabulary_mask.to(scores.device), -torch.inf)
+
+
+class RaceSampler(LogitsProcessor):
+    """Draws the token itself, so that a `<NUM>` column behind the matrix does not disturb the backbone's own draws.
+
+    torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins, and it consumes one E_k
+    per column; one column more would shift every later draw. Here the race is run over the backbone's V columns alone.
+    Its winning time is Exp(1) whoever wins, and decides independently whether `<NUM>` is taken instead:
+    P(NUM) = p_NUM, P(k) = (1 - p_NUM) p_k, as under the softmax over all columns.
+    """
+
+    def __init__(self) -> None:
+        self.scores: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.scores.append(scores)
+        tokens, of_number = scores[:, :-1], scores[:, -1]
+        probabilities = nn.functional.softmax(tokens, dim=-1)
+        times = torch.empty_like(probabilities).exponential_(1)
+        speeds = probabilities / times
+        winner = speeds.argmax(dim=-1)
+        time = 1 / speeds.gather(-1, winner.unsqueeze(-1)).squeeze(-1)
+        num_prob = torch.sigmoid(of_number - tokens.logsumexp(dim=-1))
+        winner = torch.where(-torch.expm1(-time) < num_prob, tokens.shape[-1], winner)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, winner.unsqueeze(-1), 0.0)
+
+
+class CausalGenerationMixin(GenerationMixin):
+    """Values and causal decisions for `generate`; everything else is transformers'."""
+
+    _supported_generation_modes = [
+        GenerationMode.GREEDY_SEARCH,
+        GenerationMode.SAMPLE,
+        GenerationMode.BEAM_SEARCH,
+        GenerationMode.BEAM_SAMPLE,
+    ]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        causal_decoding: CausalDecoding | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' `generate`, with numbers, and with `causal_decoding` deciding by individual and noise.
+
+        Without `causal_decoding`: greedy search, every sampler and beam search, on `logits` = loc_S. With it: the
+        plan's decisions (theory 3.9); arguments of samplers and beams raise then, except under decision "softmax".
+
+        Args:
+            inputs: input_ids int64 [B, L] (or `input_ids=`), padded on the left.
+            numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
+            causal_decoding: a `CausalDecoding`, its seed (one per row) included.
+            tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
+                number is one token: no stop string ends inside one.
+
+        Returns:
+            ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
+            and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits.
+
+        Raises:
+            ValueError: a prompt that fills the context, sampling arguments beside a causal plan, assisted decoding.
+        """
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        if ids is not None:
+            self._check_prompt(ids, kwargs.get("numeric_values"))
+        if (kwargs.get("prefill_chunk_size") or getattr(generation_config, "prefill_chunk_size", None)) is not None:
+            raise ValueError("prefill_chunk_size cuts the prompt but not its values: leave it unset")
+        if "tokenizer" in kwargs:
+            kwargs["tokenizer"] = getattr(kwargs["tokenizer"], "slotted_tokenizer", kwargs["tokenizer"])
+        if hasattr(kwargs.get("streamer"), "begin"):
+            kwargs["streamer"].begin(kwargs.get("numeric_values"))
+        if causal_decoding is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+
+        settings: dict[str, Any] = {"return_dict_in_generate": True}
+        if causal_decoding.decision == "softmax":
+            if generation_config is None and kwargs.get("do_sample") is None:
+                settings["do_sample"] = True
+            if causal_decoding.temperature != 1.0:
+                settings["temperature"] = causal_decoding.temperature
+        else:
+            _refuse_sampling(generation_config, kwargs)
+            settings |= {"do_sample": False, "num_beams": 1}
+            kwargs["causal_decoding"] = causal_decoding
+        if generation_config is None:
+            kwargs |= settings
+        else:
+            generation_config = copy.deepcopy(generation_config)
+            generation_config.update(**settings)
+        if causal_decoding.decision != "softmax" or causal_decoding.seed is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        if not isinstance(causal_decoding.seed, int):
+            raise ValueError("decision='softmax' draws from torch's own generator: give one seed, not one per row")
+        device = self.device
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+            torch.manual_seed(causal_decoding.seed)
+            return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def _check_prompt(self, ids: Tensor, numeric_values: Tensor | None) -> None:
+        limit = getattr(self.config.text_config, "max_position_embeddings", None)
+        if ids.shape[-1] == 0:
+            raise ValueError("the prompt is empty: give at least one token")
+        if limit is not None and ids.shape[-1] >= limit:
+            raise ValueError(f"the prompt has {ids.shape[-1]} tokens, but the context of this model holds {limit}")
+        if numeric_values is None:
+            return
+        if numeric_values.shape != ids.shape:
+            raise ValueError(
+                f"numeric_values has the shape {tuple(numeric_values.shape)}, input_ids {tuple(ids.shape)}: "
+                "they must agree"
+            )
+        bad = ((ids == self.config.num_token_id) & ~numeric_values.isfinite()).nonzero()
+        if len(bad):
+            raise ValueError(f"row {bad[0, 0].item()}: the number at position {bad[0, 1].item()} is not finite")
+
+    # ---- hooks of transformers' decoding loops -----------------------------------------------------------------------
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        numeric_values: Tensor | None = None,
+        value_log: list[Tensor] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """transformers' inputs of one step, with the values that belong to its tokens."""
+        del value_log  # bookkeeping of the loop, not an input
+        model_inputs = super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            is_first_iteration=is_first_iteration,
+            **kwargs,
+        )
+        ids = model_inputs.get("input_ids")
+        if ids is not None and numeric_values is not None:
+            model_inputs["numeric_values"] = numeric_values[:, -ids.shape[1] :].to(ids.device)
+        return model_inputs
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: CausalQwenOutput, model_kwargs: dict[str, Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Append the value that the next token has if it is `<NUM>`; the token itself is chosen after this."""
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        log = model_kwargs.get("value_log")
+        if log is not None:
+            values = self.value_transform.inverse(outputs.loc_Y[:, -1])
+            log.append(round_significant(values, self.config.value_digits))
+            model_kwargs["numeric_values"] = torch.cat([model_kwargs["numeric_values"], log[-1].unsqueeze(1)], dim=1)
+            if model_kwargs.get("past_key_values") is not None:
+                # Beam search reorders its rows through the cache alone, see `_reorder_cache`.
+                model_kwargs["past_key_values"].numeric_values = model_kwargs["numeric_values"]
+        return model_kwargs
+
+    def _reorder_cache(self, past_key_values: Cache, beam_idx: Tensor) -> Cache:
+        """Beam search: the values follow the rows of the cache."""
+        past_key_values.reorder_cache(beam_idx)
+        values = past_key_values.numeric_values
+        values.copy_(values[beam_idx.to(values.device)])
+        return past_key_values
+
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(*args, **kwargs)
+        if self.config.free_token_ids:
+            processors.insert(0, MaskFreeRows(self.action.vocabulary_mask))
+        return processors
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        log = self._start_values(input_ids, model_kwargs)
+        if hasattr(streamer, "follow"):
+            streamer.follow(log)
+        plan = model_kwargs.pop("causal_decoding", None)
+        if plan is not None:
+            copies = generation_config.num_return_sequences or 1
+            model_kwargs["causal_decoding"] = BoundDecoding.bind(
+                plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, scores_as_logits=True
+            )
+        race = None
+        if generation_config.do_sample and self.config.num_token_appended:
+            race = RaceSampler()
+            logits_processor = LogitsProcessorList([*logits_processor, race])
+            generation_config = copy.copy(generation_config)
+            generation_config.do_sample = False
+        prompt_values = model_kwargs["numeric_values"]
+        result = super()._sample(
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            **model_kwargs,
+        )
+        if isinstance(result, Tensor):
+            return result
+        if race is not None and result.scores is not None:
+            result.scores = tuple(race.scores[: len(result.scores)])
+        values = torch.cat([prompt_values, torch.stack(log, dim=1)], dim=1)
+        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, values))
+
+    def _beam_search(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        if not model_kwargs.get("use_cache", True):
+            raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
+        log = self._start_values(input_ids, model_kwargs)
+        prompt_values = model_kwargs["numeric_values"]
+        wants_dict = generation_config.return_dict_in_generate
+        generation_config = copy.copy(generation_config)
+        generation_config.return_dict_in_generate = True
+        result = super()._beam_search(
+            input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
+        )
+        if not wants_dict:
+            return result.sequences
+        # Step t chose the token of sequence i out of running row beam_indices[i, t], so that row's value is its value.
+        rows = result.beam_indices.long().clamp(min=0)
+        made = torch.stack(log, dim=1)[:, : rows.shape[1]].gather(0, rows.to(prompt_values.device))
+        copies = generation_config.num_return_sequences or 1
+        prompts = prompt_values[:: generation_config.num_beams].repeat_interleave(copies, dim=0)
+        values = torch.cat([prompts, made], dim=1)
+        return GenerateCausalBeamOutput(**result, numeric_values=self._values_of(result.sequences, values))
+
+    @staticmethod
+    def _start_values(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Tensor]:
+        """Give the loop its values and an empty log of those it predicts."""
+        if model_kwargs.get("numeric_values") is None:
+            model_kwargs["numeric_values"] = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
+        model_kwargs["value_log"] = []
+        return model_kwargs["value_log"]
+
+    def _values_of(self, sequences: Tensor, values: Tensor) -> Tensor:
+        """Values of `sequences`, 0 off `<NUM>`."""
+        values = values[:, : sequences.shape[1]]
+        return torch.where(sequences == self.config.num_token_id, values, 0.0)
+
+
+def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
+    """ValueError for arguments of samplers and beams, which a causal plan replaces."""
+    given = {name: kwargs[name] for name in _SAMPLING_ARGUMENTS if kwargs.get(name) is not None}
+    if generation_config is not None:
+        given |= {name: getattr(generation_config, name) for name in ("do_sample", "num_beams")}
+    wrong = [name for name, value in given.items() if not (value in (False, None) or (name == "num_beams" and value == 1))]
+    if wrong:
+        raise ValueError(
+            f"{', '.join(wrong)} belong to transformers' samplers and have no meaning under a causal plan: "
+            "set temperature and central_mass in CausalDecoding, or use the preset 'softmax'"
+        )

@@ -1,0 +1,148 @@
+"""Grafting: the configuration and the start values of a new model over a backbone."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from causalqwen.distributions import get_family
+from causalqwen.modeling.backbones import check_graftable, free_rows, resolve_backbone
+from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
+from causalqwen.modeling.processor import CausalQwenProcessor
+
+_PROBE = (
+    "The river rises in the hills and runs through three towns before it meets the sea. Nobody knows who built the old "
+    "bridge, but the people who live beside it say that it was there before them. 春天来了，河水从山上流下来，经过三个小镇，"
+    "最后流进大海。def area(width, height):\n    return width * height\n"
+)
+"""Ordinary text, on which a faithful start reads off how large the backbone's logits are."""
+
+FAITHFUL_SCALE = 1.0
+"""scale_S of a faithful start, in logits."""
+
+FAITHFUL_MASS, FAITHFUL_SPREAD = 0.8, 1.9
+"""Central mass of the draws, and the standard deviation in logits that a drawn individual gives a typical score at T = 1."""
+
+
+class GraftingMixin:
+    """`from_backbone` for the model class."""
+
+    config: CausalQwenConfig
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name_or_path: str | PreTrainedModel,
+        dtype: torch.dtype | str | None = None,
+        start: str = "faithful",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **config: Any,
+    ) -> Any:
+        """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
+
+        Args:
+            name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
+                `tokenizer`).
+            dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
+            start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
+            config: any field of `CausalQwenConfig`, over those of the start.
+
+        Raises:
+            ValueError: an unknown start or field; a model that is no decoder (encoder-only, encoder-decoder), or whose
+                logits are not a linear map of its last hidden state.
+        """
+        if start not in STARTS:
+            raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
+        known = CausalQwenConfig.__dataclass_fields__
+        if unknown := [name for name in config if name not in known or name == "text_config"]:
+            raise ValueError(f"unknown settings {', '.join(unknown)}; see CausalQwenConfig")
+        if isinstance(name_or_path, PreTrainedModel):
+            backbone, name = name_or_path, type(name_or_path).__name__
+            if tokenizer is None:
+                raise ValueError("a loaded backbone needs its tokenizer: from_backbone(model, tokenizer=...)")
+        else:
+            name, path = str(name_or_path), resolve_backbone(name_or_path)
+            _refuse_encoders(AutoConfig.from_pretrained(path), name)
+            backbone = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto")
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
+        check_graftable(backbone, name)
+
+        free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
+        settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
+        if start == "faithful":
+            settings |= faithful_start(backbone, tokenizer, free, config.get("vocabulary_family", "cauchy"))
+        attention = backbone.config._attn_implementation
+        grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
+        grafted._attn_implementation = attention  # a new configuration resets that of its parts
+        grafted.dtype = backbone.dtype
+        grafted.name_or_path = name
+        model = cls(grafted, backbone=backbone)
+        model.abduction.loc_net.to(backbone.dtype)
+        model.to(backbone.device)
+        model.generation_config = backbone.generation_config
+        model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0])
+        start_number_rows(model, tokenizer)
+        return model.eval()
+
+
+def _refuse_encoders(config: Any, name: str) -> None:
+    """ValueError for what transformers would load as a causal model although it is none (BERT, T5)."""
+    architectures = config.architectures or []
+    causal = any("CausalLM" in a or "LMHead" in a for a in architectures) or not architectures
+    encoder = getattr(config, "is_encoder_decoder", False) or (
+        "is_decoder" in config.to_dict() and not config.is_decoder and not causal
+    )
+    if encoder or not causal:
+        raise ValueError(
+            f"{name} cannot be grafted: it is a {config.model_type} model ({', '.join(architectures) or 'no architecture'}), "
+            "not a decoder-only language model"
+        )
+
+
+@torch.no_grad()
+def faithful_start(
+    backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, free: list[int], family: str
+) -> dict[str, Any]:
+    """Start values that are read off the backbone, so that they mean the same on every backbone (theory 3.5).
+
+    threshold: the median log-partition on a few lines of text: P_k > 1/2 then means "more likely than not" there.
+    initial_scale = initial_noise: such that scale_S = m . (scale_U + |b_noise|) = 1 logit.
+    temperature_unit: such that an individual drawn at temperature 1 moves a typical score by 1.9 logits (a softmax
+    sampler's own noise moves it by 1.28).
+    """
+    law = get_family(family)
+    weight = backbone.get_output_embeddings().weight
+    ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"].to(backbone.device)
+    log_partition = backbone(input_ids=ids, use_cache=False).logits.float().logsumexp(-1)
+    used = torch.ones(weight.shape[0], dtype=torch.bool, device=weight.device)
+    used[[index for index in free[1:] if index < len(used)]] = False
+    blocks = list(zip(weight.split(8192), used.split(8192), strict=True))
+    largest = torch.stack([(w.abs() * u.unsqueeze(-1)).amax(0) for w, u in blocks]).amax(0).float()
+    norms = torch.cat([w.float().norm(dim=-1) for w, _ in blocks])
+    scale = FAITHFUL_SCALE / (2 * (largest**law.alpha).sum().item()) ** (1 / law.alpha)
+    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)[1:-1]
+    spread = law.quantile(0.5 + FAITHFUL_MASS * (grid - 0.5)).square().mean().sqrt().item()
+    return {
+        "initial_scale": scale,
+        "initial_noise": scale,
+        "initial_threshold": log_partition.median().item(),
+        "central_mass": FAITHFUL_MASS,
+        "temperature_unit": FAITHFUL_SPREAD / (scale * spread * norms[used].median().item()),
+    }
+
+
+@torch.no_grad()
+def start_number_rows(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Start `<NUM>`'s rows where it has no row of the matrix: the mean digit going in, the mean token coming out.
+
+    The mean of all rows scores the mean of all scores, which is never above the largest one: `<NUM>` decides nothing
+    until it is trained. On a row of the matrix `<NUM>` starts as what that row is.
+    """
+    if not model.config.num_token_appended:
+        return
+    head = model.get_output_embeddings()
+    digits = sorted({tokenizer(digit, add_special_tokens=False)["input_ids"][-1] for digit in "0123456789"})
+    model.numeric_embedding.row.copy_(model.get_input_embeddings().weight[digits].float().mean(0))
+    model.action.num_row.copy_(head.weight.float().mean(0))
+    if head.bias is not None:
+        model.action.num_bias.copy_(head.bias.float().mean())

@@ -1,0 +1,370 @@
+"""`CausalQwenForCausalLM`: a pretrained decoder with a number channel and an individual grafted onto it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers.utils import can_return_tuple
+
+from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
+from causalqwen.distributions import upcast
+from causalqwen.kernels import linear_ovr_loss
+from causalqwen.losses import NO_TARGET, gate, mean_over_batch, ovr_log_probs, ovr_loss, shift_targets, value_nll
+from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
+from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.embedding import NumericEmbedding
+from causalqwen.modeling.generation import CausalGenerationMixin
+from causalqwen.modeling.grafting import GraftingMixin
+from causalqwen.modeling.outputs import CausalQwenOutput
+from causalqwen.modeling.prediction import NumberPredictionMixin
+from causalqwen.modeling.processor import CausalQwenProcessor
+from causalqwen.numbers import ValueTransform
+
+
+class CausalQwenPreTrainedModel(PreTrainedModel):
+    """What transformers has to know: which parts start how, and what a backbone can do."""
+
+    config: CausalQwenConfig
+    base_model_prefix = "backbone"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _skip_keys_device_placement = ("past_key_values",)
+    # The heads are small and their tails matter: they stay in float32 whatever the backbone's dtype.
+    _keep_in_fp32_modules_strict = ("numeric_embedding", "scale_net", "value_branch", "action")
+
+    @torch.no_grad()
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        if isinstance(module, AbductionNetwork | ActionNetwork):
+            module.reset_parameters()
+        if isinstance(module, ActionNetwork):
+            module.reset_buffers()
+        if isinstance(module, NumericEmbedding):
+            torch.nn.init.zeros_(module.row)
+            torch.nn.init.normal_(module.direction, std=self.config.hidden_size**-0.5)
+            if self.config.normalize_direction:
+                module.direction /= module.direction.norm()
+        if isinstance(module, ValueBranch):
+            module.feature_mean.zero_()
+            module.feature_std.fill_(1.0)
+
+
+class CausalQwenForCausalLM(GraftingMixin, NumberPredictionMixin, CausalQwenPreTrainedModel, CausalGenerationMixin):
+    """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
+
+    `backbone` is the unmodified causal language model: `model.backbone(input_ids)` is what it was before. Where a text
+    holds no number, `logits` equal the backbone's to the last bit until something that text reads is trained.
+
+    Make one with `from_backbone`, load one with `from_pretrained`.
+    """
+
+    def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self.backbone = AutoModelForCausalLM.from_config(config.text_config) if backbone is None else backbone
+        size = config.causal_size
+        self.numeric_embedding = NumericEmbedding(config.hidden_size, config.num_token_id, config.num_token_appended)
+        self.abduction = AbductionNetwork(
+            config.hidden_size,
+            size,
+            deep=config.deep_abduction,
+            deep_hidden_size=config.abduction_hidden_size,
+            scale_activation=config.scale_activation,
+            initial_scale=config.initial_scale,
+        )
+        self.value_branch = None
+        if config.value_branch:
+            self.value_branch = ValueBranch(
+                config.hidden_size, size, config.value_branch_hidden_size, config.value_branch_dropout
+            )
+        self.action = ActionNetwork(
+            size,
+            hidden_size=config.hidden_size,
+            matrix_rows=config.text_config.vocab_size,
+            num_token_id=config.num_token_id,
+            free_token_ids=config.free_token_ids,
+            score_scale=config.score_scale,
+            family=config.vocabulary_family,
+            value_family=config.value_family,
+            initial_noise=config.initial_noise,
+            initial_threshold=config.initial_threshold,
+        )
+        self._processor: CausalQwenProcessor | None = None
+        self.post_init()
+
+    @property
+    def processor(self) -> CausalQwenProcessor:
+        """The processor that belongs to this model; read from its folder when it is first asked for."""
+        if self._processor is None:
+            self._processor = CausalQwenProcessor.from_pretrained(self.name_or_path)
+        return self._processor
+
+    @processor.setter
+    def processor(self, processor: CausalQwenProcessor) -> None:
+        self._processor = processor
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """transformers' `save_pretrained` (safetensors), and the processor beside the weights."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self._processor is not None and kwargs.get("is_main_process", True):
+            self._processor.save_pretrained(save_directory)
+
+    # ---- parts of the backbone ---------------------------------------------------------------------------------------
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.backbone.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
+        self.backbone.set_output_embeddings(new_embeddings)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        raise ValueError(
+            "a grafted model never resizes its vocabulary matrix: that changes logits in their last bits. "
+            "<NUM> has rows of its own"
+        )
+
+    @property
+    def value_transform(self) -> ValueTransform:
+        """The map between values and the axis of the value head."""
+        return ValueTransform(**(self.config.value_transform or {}))
+
+    def features(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        numeric_values: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
+        return self.backbone.base_model(
+            inputs_embeds=inputs_embeds, attention_mask=attention_mask, return_dict=True, **kwargs
+        )
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        numeric_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        numeric_labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_ovr: bool = False,
+        skip_logits: bool = False,
+        causal_decoding: CausalDecoding | BoundDecoding | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_numbers_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> CausalQwenOutput:
+        """Laws of the next token's scores and of the next value at every position.
+
+        Args:
+            input_ids: int64 [B, S]; attention_mask: [B, S]; position_ids: as for the backbone.
+            numeric_values: float64 [B, S], in the data's units, read where input_ids is `<NUM>`.
+            labels: int64 [B, S], unshifted, -100 for no loss.
+            numeric_labels: float64 [B, S], unshifted; `numeric_values` by default. NaN where a value is unknown.
+            logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
+            output_ovr: also return scale_S, ovr_probs and decisions.
+            skip_logits: do not form the [B, S, V'] scores at all; the loss then comes from blocks of the vocabulary.
+            causal_decoding: situate U by a plan: logits, values and decisions are those of the drawn individuals.
+            num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
+                divided by; this batch's own by default.
+        """
+        outputs = self.features(
+            input_ids,
+            attention_mask,
+            numeric_values,
+            inputs_embeds,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        features = outputs.last_hidden_state
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
+        if isinstance(logits_to_keep, Tensor):
+            kept = logits_to_keep
+        else:
+            kept = slice(-logits_to_keep, None) if logits_to_keep else slice(None)
+        bound, positions = None, None
+        if causal_decoding is not None:
+            bound = self._bind(causal_decoding, features)
+            positions = self._positions(features, attention_mask, position_ids, past_key_values)[:, kept]
+        result = self.heads(
+            features[:, kept],
+            labels=labels,
+            numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
+            attention_mask=attention_mask,
+            output_ovr=output_ovr,
+            skip_logits=skip_logits,
+            causal_decoding=bound,
+            positions=positions,
+            num_items_in_batch=num_items_in_batch,
+            num_numbers_in_batch=num_numbers_in_batch,
+        )
+        result.past_key_values = outputs.get("past_key_values")
+        result.hidden_states = outputs.get("hidden_states")
+        result.attentions = outputs.get("attentions")
+        return result
+
+    def heads(
+        self,
+        features: Tensor,
+        *,
+        labels: Tensor | None = None,
+        numeric_labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        output_ovr: bool = False,
+        skip_logits: bool = False,
+        causal_decoding: BoundDecoding | None = None,
+        positions: Tensor | None = None,
+        rest_loss: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_numbers_in_batch: Tensor | int | None = None,
+    ) -> CausalQwenOutput:
+        """Everything after the backbone, from features z [B, S, H]; arguments as in `forward`.
+
+        rest_loss: [B, S-1], the part of L_cls that every token but `<NUM>` contributes, where it is known already
+            (features kept on disk, see `training.features`); it is not computed again then.
+        """
+        action, lm_head = self.action, self.get_output_embeddings()
+        loc_U, scale_U = self.abduction(features)
+        value_loc_U, value_scale_U = loc_U, scale_U
+        if self.value_branch is not None:
+            value_loc_U, value_scale_U = self.value_branch(features, loc_U, scale_U)
+        if causal_decoding is None:
+            loc, scale = loc_U, action.law.add(scale_U, action.noise)
+            value_loc, value_scale = value_loc_U, action.value_law.add(value_scale_U, action.noise)
+        else:
+            of_tokens, of_values = self._readers(causal_decoding.plan)
+            loc, scale = causal_decoding.situate(upcast(loc_U), scale_U, action.noise, positions, of_tokens)
+            loc = loc.to(loc_U.dtype)
+            value_loc, value_scale = causal_decoding.situate(
+                upcast(value_loc_U), value_scale_U, action.noise, positions, of_values
+            )
+        loc_Y, scale_Y = action.value(value_loc, value_scale)
+        thresholds = action.thresholds(features)
+        log_num, log_not_num = ovr_log_probs(
+            action.num_loc(loc, lm_head), action.num_scale(scale, lm_head), thresholds.squeeze(-1), family=action.law.name
+        )
+        result = CausalQwenOutput(
+            loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp()
+        )
+        if not skip_logits:
+            result.logits = action.score_loc(loc, lm_head)
+        if causal_decoding is not None and causal_decoding.scores_as_logits:
+            scales = action.score_scale_of(scale, lm_head)
+            result.logits = decision_scores(
+                result.logits, scales, thresholds, decision=causal_decoding.plan.decision
+            )
+        if output_ovr:
+            self._add_ovr(result, action.score_loc(loc, lm_head) if skip_logits else result.logits, action.score_scale_of(scale, lm_head), thresholds)
+        if labels is None:
+            return result
+
+        masks = shift_targets(labels, numeric_labels, attention_mask, self.config.num_token_id)
+        is_num = masks.targets == self.config.num_token_id
+        if rest_loss is None:
+            rest_loss = self._rest_loss(result.logits, loc, scale, thresholds, masks, is_num)
+        of_num = -torch.where(is_num, log_num[:, :-1], log_not_num[:, :-1])
+        cls_total = (rest_loss + of_num).masked_fill(~masks.cls_mask, 0.0).sum()
+        result.loss_cls = mean_over_batch(cls_total, num_items_in_batch, masks.cls_mask.sum())
+
+        keep = masks.num_mask
+        transform = self.value_transform
+        targets = transform.forward(masks.values[keep])
+        nll = value_nll(targets, loc_Y[:, :-1][keep], scale_Y[:, :-1][keep], family=action.value_law.name)
+        weights = gate(result.num_prob[:, :-1][keep], self.config.gate_alpha, detach=self.config.gate_detach)
+        result.loss_reg = mean_over_batch((weights * nll).sum(), num_numbers_in_batch, keep.sum()).to(cls_total.dtype)
+        result.loss = result.loss_cls + self.config.value_loss_weight * result.loss_reg
+        return result
+
+    def _rest_loss(self, logits, loc, scale, thresholds, masks, is_num) -> Tensor:
+        """L_cls without `<NUM>`'s own term [B, S-1]: from the scores where there are any, else by vocabulary blocks."""
+        action, lm_head = self.action, self.get_output_embeddings()
+        mask = action.vocabulary_mask[: action.rows].clone()
+        if not action.num_appended:
+            mask[self.config.num_token_id] = False
+        targets = masks.targets.masked_fill(is_num, NO_TARGET)
+        if logits is not None:
+            scales = action.score_scale_of(scale[:, :-1], lm_head)
+            return ovr_loss(
+                logits[:, :-1, : action.rows],
+                scales[..., : action.rows],
+                targets,
+                thresholds[:, :-1],
+                family=action.law.name,
+                vocabulary_mask=mask,
+                reduction="none",
+            )
+        if action.score_scale == "equal":
+            scale = action.num_scale(scale, lm_head)
+        losses = linear_ovr_loss(
+            loc[:, :-1].flatten(0, 1),
+            scale[:, :-1].flatten(0, 1),
+            lm_head.weight,
+            lm_head.bias,
+            thresholds[:, :-1].flatten(0, 1),
+            targets.flatten(),
+            family=action.law.name,
+            vocabulary_mask=mask,
+            reduction="none",
+        )
+        return losses.view(targets.shape)
+
+    def _add_ovr(self, result: CausalQwenOutput, logits: Tensor, scales: Tensor, thresholds: Tensor) -> None:
+        mask = self.action.vocabulary_mask
+        log_p, _ = ovr_log_probs(upcast(logits), scales, thresholds, family=self.action.law.name)
+        result.scale_S = scales.expand(logits.shape)
+        result.ovr_probs = log_p.exp().masked_fill(~mask, 0.0)
+        result.decisions = decide(decision_scores(logits, scales, thresholds, vocabulary_mask=mask))
+
+    # ---- decoding ----------------------------------------------------------------------------------------------------
+
+    def _bind(self, plan: CausalDecoding | BoundDecoding, features: Tensor) -> BoundDecoding:
+        if isinstance(plan, BoundDecoding):
+            return plan
+        return BoundDecoding.bind(plan, features.shape[0], self.config.causal_size, features.device)
+
+    def _readers(self, plan: CausalDecoding) -> tuple[QuantileReader, QuantileReader]:
+        """How tokens and values read e1 and e2 under this plan (theory 3.9)."""
+        config, action = self.config, self.action
+        if plan.central_mass is not None:
+            mass = plan.central_mass
+            return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
+        of_tokens = QuantileReader(action.law, config.central_mass, config.temperature_unit)
+        return of_tokens, QuantileReader(action.value_law)
+
+    @staticmethod
+    def _positions(
+        features: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
+    ) -> Tensor:
+        """Index of each token among the real tokens of its row, int64 [B, S]."""
+        rows, length = features.shape[:2]
+        if position_ids is not None:
+            return position_ids.expand(rows, -1)[:, -length:]
+        if attention_mask is not None and attention_mask.dim() == 2:
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        start = past.get_seq_length() - length if past is not None else 0
+        return torch.arange(start, start + length, device=features.device).expand(rows, -1)

@@ -1,0 +1,53 @@
+"""What the model and `generate` return."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import Cache
+from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class CausalQwenOutput(ModelOutput):
+    """Output of `CausalQwenForCausalLM.forward`; S is the number of positions kept (`logits_to_keep`).
+
+    loss, loss_cls, loss_reg: [] where labels are given: total, classification and value part (theory 3.7).
+    logits: loc_S [B, S, V'], V' = config.vocab_size; None where `skip_logits`.
+    loc_U, scale_U: [B, S, C].
+    loc_Y, scale_Y: [B, S], on the axis of the value transform; under a `causal_decoding` what its draws leave.
+    num_prob: P_NUM [B, S].
+    scale_S [B, S, V'], ovr_probs [B, S, V'], decisions int64 [B, S]: with `output_ovr`. Rows that no token uses have
+        probability 0 and are never decided for.
+    past_key_values, hidden_states, attentions: the backbone's own.
+    """
+
+    loss: Tensor | None = None
+    loss_cls: Tensor | None = None
+    loss_reg: Tensor | None = None
+    logits: Tensor | None = None
+    loc_U: Tensor | None = None
+    scale_U: Tensor | None = None
+    loc_Y: Tensor | None = None
+    scale_Y: Tensor | None = None
+    num_prob: Tensor | None = None
+    scale_S: Tensor | None = None
+    ovr_probs: Tensor | None = None
+    decisions: Tensor | None = None
+    past_key_values: Cache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class GenerateCausalOutput(GenerateDecoderOnlyOutput):
+    """transformers' output of sampling and greedy search, with `numeric_values` float64 [B, L] beside `sequences`."""
+
+    numeric_values: Tensor | None = None
+
+
+@dataclass
+class GenerateCausalBeamOutput(GenerateBeamDecoderOnlyOutput):
+    """transformers' output of beam search, with `numeric_values` float64 [B, L] beside `sequences`."""
+
+    numeric_values: Tensor | None = None

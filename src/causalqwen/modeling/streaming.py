@@ -1,0 +1,59 @@
+"""Streamers that write generated numbers as they come."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import TextIteratorStreamer, TextStreamer
+
+from causalqwen.modeling.processor import CausalQwenProcessor
+
+
+class _NumberStreaming:
+    """Gives a text streamer of transformers the values behind `<NUM>`.
+
+    `generate` calls `begin` with the prompt's values, then `follow` with the list to which it appends one value per
+    step, before the step's token is put.
+    """
+
+    processor: CausalQwenProcessor
+
+    def begin(self, numeric_values: Tensor | None) -> None:
+        self._prompt = None if numeric_values is None else numeric_values[0].tolist()
+        self._seen: list[float] = []
+        self._log: list[Tensor] = []
+
+    def follow(self, log: list[Tensor]) -> None:
+        self._log = log
+
+    def put(self, value: Tensor) -> None:
+        if self._log:
+            self._seen.append(self._log[-1][0].item())
+        else:
+            self._seen.extend(self._prompt or [0.0] * value.numel())
+        super().put(value)
+
+    def decode(self, token_ids: list[int], **kwargs: Any) -> str:
+        """What the streamer of transformers calls with the tokens that it still holds back: the latest ones."""
+        return self.processor.decode(token_ids, numeric_values=self._seen[-len(token_ids) :], **kwargs)
+
+
+class NumberTextStreamer(_NumberStreaming, TextStreamer):
+    """transformers' `TextStreamer` (prints words as they are finished), for a `CausalQwenProcessor`."""
+
+    def __init__(self, processor: CausalQwenProcessor, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
+        self.processor = processor
+        super().__init__(self, skip_prompt, **decode_kwargs)
+
+
+class NumberTextIteratorStreamer(_NumberStreaming, TextIteratorStreamer):
+    """transformers' `TextIteratorStreamer` (words through a queue), for a `CausalQwenProcessor`."""
+
+    def __init__(
+        self,
+        processor: CausalQwenProcessor,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **decode_kwargs: Any,
+    ) -> None:
+        self.processor = processor
+        super().__init__(self, skip_prompt, timeout, **decode_kwargs)
