@@ -1,5 +1,7 @@
 """Abduction: from the features of a context to a distribution over who is speaking (theory 2.3)."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,8 +11,7 @@ from causalqwen.distributions import upcast
 
 def softplus_inverse(value: float) -> float:
     """x with softplus(x) = value > 0: log(e^value - 1), which is close to `value` itself once that is large."""
-    value = torch.tensor(value, dtype=torch.float64)
-    return float(value + torch.log(-torch.expm1(-value)))
+    return value + math.log(-math.expm1(-value))
 
 
 class ResidualPerceptron(nn.Module):
@@ -71,8 +72,8 @@ class AbductionNetwork(nn.Module):
         nn.init.eye_(self.loc_net.weight)
         nn.init.zeros_(self.loc_net.bias)
         nn.init.zeros_(self.scale_net.weight)
-        log_scale = torch.tensor(self.initial_scale).log().item()
-        start = log_scale if self.scale_activation == "exp" else softplus_inverse(self.initial_scale)
+        exponential = self.scale_activation == "exp"
+        start = math.log(self.initial_scale) if exponential else softplus_inverse(self.initial_scale)
         nn.init.constant_(self.scale_net.bias, start)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:

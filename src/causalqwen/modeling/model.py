@@ -20,7 +20,6 @@ from causalqwen.modeling.grafting import GraftingMixin
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.numbers import ValueTransform
 
 
 class CausalQwenPreTrainedModel(PreTrainedModel):
@@ -131,11 +130,6 @@ class CausalQwenForCausalLM(GraftingMixin, NumberPredictionMixin, CausalQwenPreT
             "a grafted model never resizes its vocabulary matrix: that changes logits in their last bits. "
             "<NUM> has rows of its own"
         )
-
-    @property
-    def value_transform(self) -> ValueTransform:
-        """The map between values and the axis of the value head."""
-        return ValueTransform(**(self.config.value_transform or {}))
 
     def features(
         self,

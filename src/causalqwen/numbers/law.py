@@ -1,0 +1,115 @@
+"""The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from causalqwen.distributions import StableFamily, get_family
+from causalqwen.losses import quantile_crps
+from causalqwen.numbers.transforms import ValueTransform
+
+CRPS_LEVELS = torch.arange(1, 200, dtype=torch.float64) / 200
+"""The 199 levels from which a CRPS is taken where it has no closed form (theory 3.11)."""
+
+WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
+"""The central levels for which a recalibration stores what the raw law needs."""
+
+
+@dataclass(frozen=True)
+class ValueLaw:
+    """t(Y) ~ S(loc, scale) for many rows at once: loc, scale, values and results are float64 tensors [...].
+
+    Args:
+        transform: t.
+        family: the stable law on its axis.
+        value_range: smallest and largest training value, where known.
+        interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None.
+    """
+
+    transform: ValueTransform = ValueTransform()
+    family: str = "cauchy"
+    value_range: tuple[float, float] | None = None
+    interval_levels: tuple[float, ...] | None = None
+
+    @property
+    def law(self) -> StableFamily:
+        return get_family(self.family)
+
+    def _raw_quantile(self, loc: Tensor, scale: Tensor, p: Tensor) -> Tensor:
+        return self.transform.inverse(loc.double() + scale.double() * self.law.quantile(p.double()))
+
+    def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
+        """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`.
+
+        Quantiles go through t exactly. The median is never moved: it is t^-1(loc). ValueError for p outside (0, 1).
+        """
+        p = torch.as_tensor(p, dtype=torch.float64)
+        if not bool(((p > 0) & (p < 1)).all()):
+            raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p.tolist()}")
+        if not raw and self.interval_levels is not None:
+            central = 2 * p - 1
+            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs())
+        return self._raw_quantile(loc, scale, p)
+
+    def _raw_level(self, level: Tensor) -> Tensor:
+        """The central level of the raw law that covers `level` of the validation rows: linear between the fitted ones."""
+        fitted = torch.tensor(self.interval_levels, dtype=torch.float64)
+        position = level * (len(fitted) - 1)
+        left = position.floor().clamp(max=len(fitted) - 2).long()
+        return fitted[left] + (fitted[left + 1] - fitted[left]) * (position - left)
+
+    def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
+        """Central interval that covers `level` in (0, 1); recalibrated where levels were fitted, unless `raw`."""
+        if not 0 < level < 1:
+            raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
+        tail = (1 - level) / 2
+        return self.quantile(loc, scale, tail, raw=raw), self.quantile(loc, scale, 1 - tail, raw=raw)
+
+    def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """P(Y <= value) under the raw law: the probability integral transform of an observation."""
+        return self.law.cdf(self.transform.forward(value), loc.double(), scale.double())
+
+    def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """Log density of the raw law at `value`, per unit of the data: with the Jacobian of t."""
+        density = self.law.log_prob(self.transform.forward(value), loc.double(), scale.double())
+        return density + self.transform.log_jacobian(value)
+
+    def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """CRPS of the raw law at `value`, in the data's units (lower is better).
+
+        Closed form where t is affine. Through a symlog a Cauchy's CRPS in units is infinite: then from 199 quantiles,
+        clipped to the training range widened by its own width (theory 3.11).
+        """
+        if self.transform.is_affine:
+            axis = self.transform.forward(value)
+            return self.law.crps(axis, loc.double(), scale.double()) * self.transform.width
+        return self.quantile_crps(loc, scale, value)
+
+    def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """CRPS from 199 raw quantiles, clipped where a training range is known: the rule that also scores every rival."""
+        quantiles = self._raw_quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS)
+        return quantile_crps(value.double(), self.clip(quantiles), CRPS_LEVELS)
+
+    def clip(self, quantiles: Tensor) -> Tensor:
+        """Quantiles clipped to the training range widened by its own width on both sides, where it is known."""
+        if self.value_range is None:
+            return quantiles
+        low, high = self.value_range
+        return quantiles.clamp(low - (high - low), high + (high - low))
+
+    def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
+        """Raw central levels that cover each wanted level of these validation rows.
+
+        The k-th smallest of n values |2 u - 1| (u the probability integral transforms) with k = ceil((n + 1) level): the
+        split-conformal quantile, so that an interval covers at least `level` of new exchangeable rows on average; 1 is
+        reached only where n rows cannot support the level, and is kept below it so that intervals stay finite.
+        """
+        if values.numel() == 0:
+            raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
+        central = (2 * self.cdf(loc, scale, values) - 1).abs().sort().values
+        rank = torch.ceil((len(central) + 1) * WANTED_LEVELS).long()
+        # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
+        beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
+        levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
+        return tuple(levels.cummax(0).values.tolist())
