@@ -42,7 +42,9 @@ _PROTECTED = "|".join(
         r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b|\b\d{3}-\d{4}\b|\b1[3-9]\d{9}\b",  # phone numbers
         r"\b\d{3}[ ]\d{4}[ ]\d{4}\b",  # 138 0013 8000
         r"\d+(?:-\d+){2,}",  # 64-17-5, 1-800-555-0199
-        r"\b\d+(?:,\d+)*(?:['′]|[a-zA-Z](?![a-zA-Z]))?-[(\[{]*[A-Za-z]\w*(?:-\w+)*",  # 1,2-dichloro, 4-(methyl), 5-year
+        r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)",  # (1r,2s) and (2+) in names of compounds
+        r"\b\d+['′]?(?:,\d+['′]?)*[a-zA-Z]?-(?=[(\[{]*[A-Za-z]|[(\[{]\S*[A-Za-z])[(\[{]*\w+(?:[-,.'′()\[\]{}]+\w+)*",  # 1,2-dichloro,
+        # 2-(2-methoxy)ethanol, 5-year
         rf"[{_LETTER}][\w]*(?:[-.]\d[\w]*)+",  # COVID-19, GPT-4, fig.3
         rf"[{_LETTER}]\w*",  # words, and identifiers that hold digits: x1, fp16, H2O
         r"[#@]\w+",  # #123
@@ -53,7 +55,7 @@ _PROTECTED = "|".join(
 
 _NUMBER = (
     r"(?:(?<![\w)\]}.%°'\"’”])[+-])?"  # a sign stands where no number or word ends just before it
-    r"(?:\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?:\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w)\]}])\.\d+)"
     r"(?:[eE][+-]?\d+)?"
 )
 

@@ -1,0 +1,70 @@
+"""From rows to tokens, values and batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from causalqwen.data.rows import Row, RowError
+from causalqwen.losses import IGNORE_INDEX
+from causalqwen.modeling import CausalQwenProcessor
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row as the model reads it: ids and values of one length."""
+
+    input_ids: list[int]
+    numeric_values: list[float]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def encode_rows(rows: Sequence[Row], processor: CausalQwenProcessor, max_length: int | None = None) -> list[Example]:
+    """Examples of rows, in their order. A prompt row becomes its prompt followed by `<NUM>` with its value.
+
+    Raises RowError for a number in a text that float64 cannot hold, for a text without tokens, and for one longer than
+    `max_length` tokens.
+    """
+    examples = []
+    for row in rows:
+        try:
+            encoded = processor(row.text(processor), prompt=row.kind == "prompt")
+        except ValueError as error:
+            raise RowError(f"{row.place}, field {row.kind}: {error}") from None
+        ids, values = list(encoded["input_ids"]), list(encoded["numeric_values"])
+        if row.kind == "prompt" and row.value is not None:
+            ids.append(processor.num_token_id)
+            values.append(row.value)
+        if not ids:
+            raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
+        if max_length is not None and len(ids) > max_length:
+            raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
+        examples.append(Example(ids, values))
+    return examples
+
+
+def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]:
+    """A batch padded on the right: input_ids, attention_mask, numeric_values, labels [B, S].
+
+    Every token is a label but the first, which nothing predicts, and padding.
+    """
+    length = max(len(example) for example in examples)
+    shape = (len(examples), length)
+    input_ids = torch.full(shape, pad_token_id, dtype=torch.int64)
+    attention_mask = torch.zeros(shape, dtype=torch.int64)
+    numeric_values = torch.zeros(shape, dtype=torch.float64)
+    for row, example in enumerate(examples):
+        input_ids[row, : len(example)] = torch.tensor(example.input_ids)
+        numeric_values[row, : len(example)] = torch.tensor(example.numeric_values, dtype=torch.float64)
+        attention_mask[row, : len(example)] = 1
+    labels = input_ids.masked_fill(attention_mask == 0, IGNORE_INDEX)
+    labels[:, 0] = IGNORE_INDEX
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "numeric_values": numeric_values,
+        "labels": labels,
+    }

@@ -1,0 +1,128 @@
+"""Rows of a data file, checked one by one.
+
+    {"text": "Water boils at 373.15 K."}                       numbers stand inside
+    {"prompt": "The boiling point of water is", "value": 373.15}
+    {"messages": [{"role": "user", "content": "..."}, ...]}    rendered by the backbone's chat template
+
+Other fields of a row are kept and written back by `predict`.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class RowError(ValueError):
+    """A row that cannot be used; the message names the file, the row and the field."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checked row. `place` names it in messages ("train.jsonl, row 3"); `fields` is what the file held."""
+
+    kind: str  # "text", "prompt" or "messages"
+    place: str
+    fields: dict[str, Any]
+
+    @property
+    def value(self) -> float | None:
+        """The known value of a prompt row, if it has one."""
+        return None if self.fields.get("value") is None else float(self.fields["value"])
+
+    def text(self, processor: Any) -> str:
+        """The text of the row without a prompt row's value."""
+        if self.kind == "messages":
+            return processor.apply_chat_template(self.fields["messages"], tokenize=False)
+        return self.fields[self.kind]
+
+
+def read_rows(path: str | os.PathLike, *, values_required: bool = False) -> list[Row]:
+    """All rows of a JSONL file; blank lines are skipped, rows are counted from 1 as lines are.
+
+    Args:
+        values_required: refuse prompt rows without a value (training and evaluation need one).
+
+    Raises:
+        FileNotFoundError: no such file. RowError: the first row that cannot be used, or a file without rows.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    rows = list(_parse(path, values_required))
+    if not rows:
+        raise RowError(f"{path} holds no rows")
+    return rows
+
+
+def _parse(path: Path, values_required: bool) -> Iterator[Row]:
+    with path.open(encoding="utf-8", errors="strict") as file:
+        number = 0
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
+        except UnicodeDecodeError as error:
+            raise RowError(f"{path.name}, row {number + 1}: not UTF-8 text ({error.reason})") from None
+
+
+def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
+    """One row from a line of JSON; RowError names `place` and the field."""
+    try:
+        fields = json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise RowError(f"{place}: not JSON ({error.msg} at character {error.pos})") from None
+    except _NotFiniteError as error:
+        raise RowError(f"{place}: {error} is not a finite number") from None
+    except ValueError:  # Python refuses integers of thousands of digits
+        raise RowError(f"{place}: it holds a number that is too large for float64") from None
+    if not isinstance(fields, dict):
+        raise RowError(f"{place}: expected an object such as {{\"text\": ...}}, found {type(fields).__name__}")
+    kinds = [kind for kind in ("text", "prompt", "messages") if kind in fields]
+    if len(kinds) != 1:
+        found = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
+        raise RowError(f"{place}: expected exactly one of the fields text, prompt and messages; {found}")
+    kind = kinds[0]
+    if kind == "messages":
+        _check_messages(fields["messages"], place)
+    elif not isinstance(fields[kind], str):
+        raise RowError(f"{place}, field {kind}: expected text, found {type(fields[kind]).__name__}")
+    elif not fields[kind].strip():
+        raise RowError(f"{place}, field {kind}: the text is empty")
+    _check_value(fields.get("value"), place)
+    if kind == "prompt" and values_required and fields.get("value") is None:
+        raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
+    return Row(kind, place, fields)
+
+
+class _NotFiniteError(Exception):
+    pass
+
+
+def _refuse_constant(name: str) -> None:
+    raise _NotFiniteError(name)
+
+
+def _check_value(value: Any, place: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowError(f"{place}, field value: expected a number, found {json.dumps(value)[:40]}")
+    try:
+        finite = math.isfinite(float(value))
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise RowError(f"{place}, field value: the number is too large for float64")
+
+
+def _check_messages(messages: Any, place: str) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise RowError(f"{place}, field messages: expected a list of messages with role and content")
+    for index, message in enumerate(messages):
+        complete = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        if not complete:
+            raise RowError(f"{place}, field messages[{index}]: expected text under role and content")
