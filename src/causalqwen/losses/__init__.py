@@ -1,13 +1,14 @@
 """Losses as functions of tensors. Stands on `distributions`."""
 
 from causalqwen.losses.ovr import IGNORE_INDEX, NO_TARGET, check_targets, ovr_log_probs, ovr_loss, reduce_losses
-from causalqwen.losses.total import LossMasks, gate, mean_over_batch, shift_targets
+from causalqwen.losses.total import LossMasks, LossParts, gate, mean_over_batch, shift_targets, total_loss
 from causalqwen.losses.value import cauchy_crps, cauchy_nll, quantile_crps, quantile_loss, value_nll
 
 __all__ = [
     "IGNORE_INDEX",
     "NO_TARGET",
     "LossMasks",
+    "LossParts",
     "cauchy_crps",
     "cauchy_nll",
     "check_targets",
@@ -19,5 +20,6 @@ __all__ = [
     "quantile_loss",
     "reduce_losses",
     "shift_targets",
+    "total_loss",
     "value_nll",
 ]

@@ -59,3 +59,42 @@ def mean_over_batch(total: Tensor, count: Tensor | int | None, local: Tensor) ->
     """total / count, 0 where there is nothing to count; `count` spans the whole accumulated batch, `local` this part."""
     count = local if count is None else torch.as_tensor(count, device=total.device)
     return total / count.clamp(min=1)
+
+
+@dataclass
+class LossParts:
+    """Total, classification and value part, each []."""
+
+    total: Tensor
+    cls: Tensor
+    reg: Tensor
+
+
+def total_loss(
+    masks: LossMasks,
+    rest_loss: Tensor,
+    log_num: Tensor,
+    log_not_num: Tensor,
+    nll: Tensor,
+    num_token_id: int,
+    *,
+    alpha: float = 1.0,
+    detach_gate: bool = True,
+    value_weight: float = 1.0,
+    num_items: Tensor | int | None = None,
+    num_numbers: Tensor | int | None = None,
+) -> LossParts:
+    """L = sum L_cls / n_tokens + lambda sum(gate NLL) / n_numbers, the second part 0 without numbers (theory 3.7).
+
+    Args:
+        rest_loss: [B, S-1], what every token but `<NUM>` adds to L_cls.
+        log_num, log_not_num: [B, S-1], log P_NUM and log(1 - P_NUM), for `<NUM>`'s own term and for the gate.
+        nll: [n], the value's negative log-likelihood where `masks.num_mask` holds, in that order.
+        num_items, num_numbers: counts over the whole accumulated batch; this batch's own by default.
+    """
+    is_num = masks.targets == num_token_id
+    cls = (rest_loss - torch.where(is_num, log_num, log_not_num)).masked_fill(~masks.cls_mask, 0.0).sum()
+    cls = mean_over_batch(cls, num_items, masks.cls_mask.sum())
+    weights = gate(log_num[masks.num_mask].exp(), alpha, detach=detach_gate)
+    reg = mean_over_batch((weights * nll).sum(), num_numbers, masks.num_mask.sum()).to(cls.dtype)
+    return LossParts(cls + value_weight * reg, cls, reg)

@@ -15,18 +15,31 @@ def softplus_inverse(value: float) -> float:
 
 
 class ResidualPerceptron(nn.Module):
-    """Linear, GELU, dropout, linear; the last layer starts at zero, so that the residual starts as nothing."""
+    """Hidden layers with GELU and dropout, then a linear one that starts at zero: the residual starts as nothing."""
 
-    def __init__(self, input_size: int, hidden_size: int, output_size: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, output_size: int, *, layers: int = 1, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.up = nn.Linear(input_size, hidden_size)
+        sizes = [input_size] + [hidden_size] * layers
+        self.hidden = nn.ModuleList(nn.Linear(size, hidden_size) for size in sizes[:-1])
         self.dropout = nn.Dropout(dropout)
-        self.down = nn.Linear(hidden_size, output_size)
-        nn.init.zeros_(self.down.weight)
-        nn.init.zeros_(self.down.bias)
+        self.last = nn.Linear(sizes[-1], output_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Ordinary hidden layers, a last one of zeros."""
+        for layer in self.hidden:
+            nn.init.kaiming_uniform_(layer.weight, a=5**0.5)
+            nn.init.zeros_(layer.bias)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.down(self.dropout(F.gelu(self.up(features.to(self.up.weight.dtype)))))
+        features = features.to(self.last.weight.dtype)
+        for layer in self.hidden:
+            features = self.dropout(F.gelu(layer(features)))
+        return self.last(features)
 
 
 class AbductionNetwork(nn.Module):
@@ -78,13 +91,18 @@ class AbductionNetwork(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of z, scale_U [..., C] in float32 at least, positive."""
-        loc = self.loc_net(features)
         raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
         if self.residual is not None:
-            loc_residual, scale_residual = self.residual(features).chunk(2, dim=-1)
-            loc = loc + loc_residual.to(loc.dtype)
-            raw_scale = raw_scale + scale_residual
-        return loc, raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
+            raw_scale = raw_scale + self.residual(features).chunk(2, dim=-1)[1]
+        scale = raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
+        return self.locate(features), scale
+
+    def locate(self, features: Tensor) -> Tensor:
+        """loc_U [..., C] alone."""
+        loc = self.loc_net(features)
+        if self.residual is not None:
+            loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)
+        return loc
 
 
 class ValueBranch(nn.Module):
@@ -99,9 +117,13 @@ class ValueBranch(nn.Module):
     feature_mean: Tensor
     feature_std: Tensor
 
-    def __init__(self, hidden_size: int, causal_size: int, perceptron_size: int, dropout: float) -> None:
+    def __init__(
+        self, hidden_size: int, causal_size: int, perceptron_size: int, *, layers: int = 1, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.residual = ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, dropout)
+        self.residual = ResidualPerceptron(
+            hidden_size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout
+        )
         self.register_buffer("feature_mean", torch.zeros(hidden_size))
         self.register_buffer("feature_std", torch.ones(hidden_size))
 

@@ -40,7 +40,7 @@ class CausalQwenConfig(PreTrainedConfig):
         free_token_ids: the other rows that no token uses; left out of losses, decisions and samplers.
         causal_size: C; None for the hidden size H.
         start: which of `STARTS` the parameters started from.
-        deep_abduction: a residual two-layer perceptron beside W_loc and W_scale (architecture 2.3.3).
+        deep_abduction: a residual perceptron beside W_loc and W_scale (architecture 2.3.3).
         scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1).
         value_branch: a residual on loc_U and scale_U that only the value head reads.
         score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
@@ -72,6 +72,7 @@ class CausalQwenConfig(PreTrainedConfig):
     scale_activation: Literal["softplus", "exp"] = "softplus"
     value_branch: bool = True
     value_branch_hidden_size: int = 512
+    value_branch_layers: int = 2
     value_branch_dropout: float = 0.3
 
     score_scale: Literal["equal", "documents"] = "equal"

@@ -7,16 +7,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
-from causalqwen.distributions import upcast
-from causalqwen.kernels import linear_ovr_loss
-from causalqwen.losses import NO_TARGET, gate, mean_over_batch, ovr_log_probs, ovr_loss, shift_targets, value_nll
-from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
+from causalqwen.decoding import BoundDecoding, CausalDecoding
+from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.grafting import GraftingMixin
+from causalqwen.modeling.heads import HeadsMixin
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -38,7 +36,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        if isinstance(module, AbductionNetwork | ActionNetwork):
+        if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron):
             module.reset_parameters()
         if isinstance(module, ActionNetwork):
             module.reset_buffers()
@@ -52,7 +50,9 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.feature_std.fill_(1.0)
 
 
-class CausalQwenForCausalLM(GraftingMixin, NumberPredictionMixin, CausalQwenPreTrainedModel, CausalGenerationMixin):
+class CausalQwenForCausalLM(
+    HeadsMixin, GraftingMixin, NumberPredictionMixin, CausalQwenPreTrainedModel, CausalGenerationMixin
+):
     """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
 
     `backbone` is the unmodified causal language model: `model.backbone(input_ids)` is what it was before. Where a text
@@ -77,7 +77,11 @@ class CausalQwenForCausalLM(GraftingMixin, NumberPredictionMixin, CausalQwenPreT
         self.value_branch = None
         if config.value_branch:
             self.value_branch = ValueBranch(
-                config.hidden_size, size, config.value_branch_hidden_size, config.value_branch_dropout
+                config.hidden_size,
+                size,
+                config.value_branch_hidden_size,
+                layers=config.value_branch_layers,
+                dropout=config.value_branch_dropout,
             )
         self.action = ActionNetwork(
             size,
@@ -203,8 +207,10 @@ class CausalQwenForCausalLM(GraftingMixin, NumberPredictionMixin, CausalQwenPreT
             kept = slice(-logits_to_keep, None) if logits_to_keep else slice(None)
         bound, positions = None, None
         if causal_decoding is not None:
-            bound = self._bind(causal_decoding, features)
-            positions = self._positions(features, attention_mask, position_ids, past_key_values)[:, kept]
+            bound = causal_decoding
+            if isinstance(bound, CausalDecoding):
+                bound = BoundDecoding.bind(bound, features.shape[0], self.config.causal_size, features.device)
+            positions = token_positions(features, attention_mask, position_ids, past_key_values)[:, kept]
         result = self.heads(
             features[:, kept],
             labels=labels,
@@ -222,143 +228,15 @@ class CausalQwenForCausalLM(GraftingMixin, NumberPredictionMixin, CausalQwenPreT
         result.attentions = outputs.get("attentions")
         return result
 
-    def heads(
-        self,
-        features: Tensor,
-        *,
-        labels: Tensor | None = None,
-        numeric_labels: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        output_ovr: bool = False,
-        skip_logits: bool = False,
-        causal_decoding: BoundDecoding | None = None,
-        positions: Tensor | None = None,
-        rest_loss: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        num_numbers_in_batch: Tensor | int | None = None,
-    ) -> CausalQwenOutput:
-        """Everything after the backbone, from features z [B, S, H]; arguments as in `forward`.
 
-        rest_loss: [B, S-1], the part of L_cls that every token but `<NUM>` contributes, where it is known already
-            (features kept on disk, see `training.features`); it is not computed again then.
-        """
-        action, lm_head = self.action, self.get_output_embeddings()
-        loc_U, scale_U = self.abduction(features)
-        value_loc_U, value_scale_U = loc_U, scale_U
-        if self.value_branch is not None:
-            value_loc_U, value_scale_U = self.value_branch(features, loc_U, scale_U)
-        if causal_decoding is None:
-            loc, scale = loc_U, action.law.add(scale_U, action.noise)
-            value_loc, value_scale = value_loc_U, action.value_law.add(value_scale_U, action.noise)
-        else:
-            of_tokens, of_values = self._readers(causal_decoding.plan)
-            loc, scale = causal_decoding.situate(upcast(loc_U), scale_U, action.noise, positions, of_tokens)
-            loc = loc.to(loc_U.dtype)
-            value_loc, value_scale = causal_decoding.situate(
-                upcast(value_loc_U), value_scale_U, action.noise, positions, of_values
-            )
-        loc_Y, scale_Y = action.value(value_loc, value_scale)
-        thresholds = action.thresholds(features)
-        log_num, log_not_num = ovr_log_probs(
-            action.num_loc(loc, lm_head), action.num_scale(scale, lm_head), thresholds.squeeze(-1), family=action.law.name
-        )
-        result = CausalQwenOutput(
-            loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp()
-        )
-        if not skip_logits:
-            result.logits = action.score_loc(loc, lm_head)
-        if causal_decoding is not None and causal_decoding.scores_as_logits:
-            scales = action.score_scale_of(scale, lm_head)
-            result.logits = decision_scores(
-                result.logits, scales, thresholds, decision=causal_decoding.plan.decision
-            )
-        if output_ovr:
-            self._add_ovr(result, action.score_loc(loc, lm_head) if skip_logits else result.logits, action.score_scale_of(scale, lm_head), thresholds)
-        if labels is None:
-            return result
-
-        masks = shift_targets(labels, numeric_labels, attention_mask, self.config.num_token_id)
-        is_num = masks.targets == self.config.num_token_id
-        if rest_loss is None:
-            rest_loss = self._rest_loss(result.logits, loc, scale, thresholds, masks, is_num)
-        of_num = -torch.where(is_num, log_num[:, :-1], log_not_num[:, :-1])
-        cls_total = (rest_loss + of_num).masked_fill(~masks.cls_mask, 0.0).sum()
-        result.loss_cls = mean_over_batch(cls_total, num_items_in_batch, masks.cls_mask.sum())
-
-        keep = masks.num_mask
-        transform = self.value_transform
-        targets = transform.forward(masks.values[keep])
-        nll = value_nll(targets, loc_Y[:, :-1][keep], scale_Y[:, :-1][keep], family=action.value_law.name)
-        weights = gate(result.num_prob[:, :-1][keep], self.config.gate_alpha, detach=self.config.gate_detach)
-        result.loss_reg = mean_over_batch((weights * nll).sum(), num_numbers_in_batch, keep.sum()).to(cls_total.dtype)
-        result.loss = result.loss_cls + self.config.value_loss_weight * result.loss_reg
-        return result
-
-    def _rest_loss(self, logits, loc, scale, thresholds, masks, is_num) -> Tensor:
-        """L_cls without `<NUM>`'s own term [B, S-1]: from the scores where there are any, else by vocabulary blocks."""
-        action, lm_head = self.action, self.get_output_embeddings()
-        mask = action.vocabulary_mask[: action.rows].clone()
-        if not action.num_appended:
-            mask[self.config.num_token_id] = False
-        targets = masks.targets.masked_fill(is_num, NO_TARGET)
-        if logits is not None:
-            scales = action.score_scale_of(scale[:, :-1], lm_head)
-            return ovr_loss(
-                logits[:, :-1, : action.rows],
-                scales[..., : action.rows],
-                targets,
-                thresholds[:, :-1],
-                family=action.law.name,
-                vocabulary_mask=mask,
-                reduction="none",
-            )
-        if action.score_scale == "equal":
-            scale = action.num_scale(scale, lm_head)
-        losses = linear_ovr_loss(
-            loc[:, :-1].flatten(0, 1),
-            scale[:, :-1].flatten(0, 1),
-            lm_head.weight,
-            lm_head.bias,
-            thresholds[:, :-1].flatten(0, 1),
-            targets.flatten(),
-            family=action.law.name,
-            vocabulary_mask=mask,
-            reduction="none",
-        )
-        return losses.view(targets.shape)
-
-    def _add_ovr(self, result: CausalQwenOutput, logits: Tensor, scales: Tensor, thresholds: Tensor) -> None:
-        mask = self.action.vocabulary_mask
-        log_p, _ = ovr_log_probs(upcast(logits), scales, thresholds, family=self.action.law.name)
-        result.scale_S = scales.expand(logits.shape)
-        result.ovr_probs = log_p.exp().masked_fill(~mask, 0.0)
-        result.decisions = decide(decision_scores(logits, scales, thresholds, vocabulary_mask=mask))
-
-    # ---- decoding ----------------------------------------------------------------------------------------------------
-
-    def _bind(self, plan: CausalDecoding | BoundDecoding, features: Tensor) -> BoundDecoding:
-        if isinstance(plan, BoundDecoding):
-            return plan
-        return BoundDecoding.bind(plan, features.shape[0], self.config.causal_size, features.device)
-
-    def _readers(self, plan: CausalDecoding) -> tuple[QuantileReader, QuantileReader]:
-        """How tokens and values read e1 and e2 under this plan (theory 3.9)."""
-        config, action = self.config, self.action
-        if plan.central_mass is not None:
-            mass = plan.central_mass
-            return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
-        of_tokens = QuantileReader(action.law, config.central_mass, config.temperature_unit)
-        return of_tokens, QuantileReader(action.value_law)
-
-    @staticmethod
-    def _positions(
-        features: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
-    ) -> Tensor:
-        """Index of each token among the real tokens of its row, int64 [B, S]."""
-        rows, length = features.shape[:2]
-        if position_ids is not None:
-            return position_ids.expand(rows, -1)[:, -length:]
-        if attention_mask is not None and attention_mask.dim() == 2:
-            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        start = past.get_seq_length() - length if past is not None else 0
-        return torch.arange(start, start + length, device=features.device).expand(rows, -1)
+def token_positions(
+    features: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
+) -> Tensor:
+    """Index of each token among the real tokens of its row, int64 [B, S], from whatever the caller knows."""
+    rows, length = features.shape[:2]
+    if position_ids is not None:
+        return position_ids.expand(rows, -1)[:, -length:]
+    if attention_mask is not None and attention_mask.dim() == 2:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+    start = past.get_seq_length() - length if past is not None else 0
+    return torch.arange(start, start + length, device=features.device).expand(rows, -1)

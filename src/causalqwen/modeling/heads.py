@@ -1,0 +1,212 @@
+"""Everything after the backbone: from features z to laws, decisions and losses."""
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
+from causalqwen.distributions import upcast
+from causalqwen.kernels import linear_ovr_loss
+from causalqwen.losses import (
+    NO_TARGET,
+    LossMasks,
+    LossParts,
+    ovr_log_probs,
+    ovr_loss,
+    shift_targets,
+    total_loss,
+    value_nll,
+)
+from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
+from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.outputs import CausalQwenOutput
+
+
+class HeadsMixin:
+    """The heads of a grafted model."""
+
+    config: CausalQwenConfig
+    abduction: AbductionNetwork
+    value_branch: ValueBranch | None
+    action: ActionNetwork
+
+    def heads(
+        self,
+        features: Tensor,
+        *,
+        labels: Tensor | None = None,
+        numeric_labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        output_ovr: bool = False,
+        skip_logits: bool = False,
+        causal_decoding: BoundDecoding | None = None,
+        positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_numbers_in_batch: Tensor | int | None = None,
+    ) -> CausalQwenOutput:
+        """Laws of scores and values from features z [B, S, H]; arguments as in `forward`.
+
+        positions: int64 [B, S], needed by `causal_decoding`: the index of each token among the real tokens of its row.
+        """
+        action, lm_head = self.action, self.get_output_embeddings()
+        loc_U, scale_U = self.abduction(features)
+        loc, scale = self.situate(loc_U, scale_U, causal_decoding, positions)
+        loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, causal_decoding, positions)
+        thresholds = action.thresholds(features)
+        log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, lm_head), thresholds.squeeze(-1))
+        result = CausalQwenOutput(
+            loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp()
+        )
+        if not skip_logits:
+            result.logits = action.score_loc(loc, lm_head)
+        if output_ovr:
+            logits = action.score_loc(loc, lm_head) if skip_logits else result.logits
+            self._add_ovr(result, logits, action.score_scale_of(scale, lm_head), thresholds)
+        if causal_decoding is not None and causal_decoding.scores_as_logits:
+            scales, rule = action.score_scale_of(scale, lm_head), causal_decoding.plan.decision
+            result.logits = decision_scores(result.logits, scales, thresholds, decision=rule)
+        if labels is None:
+            return result
+
+        masks = shift_targets(labels, numeric_labels, attention_mask, self.config.num_token_id)
+        parts = self.losses(
+            masks,
+            self.rest_loss(result.logits, loc[:, :-1], scale[:, :-1], thresholds[:, :-1], masks.targets),
+            log_num[:, :-1],
+            log_not_num[:, :-1],
+            loc_Y[:, :-1][masks.num_mask],
+            scale_Y[:, :-1][masks.num_mask],
+            num_items_in_batch,
+            num_numbers_in_batch,
+        )
+        result.loss, result.loss_cls, result.loss_reg = parts.total, parts.cls, parts.reg
+        return result
+
+    # ---- parts, which training on kept features calls one by one ------------------------------------------------------
+
+    def situate(
+        self, loc_U: Tensor, scale_U: Tensor, bound: BoundDecoding | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The law of U' that the tokens see: noise added to the scale, or what a plan's draws leave (theory 3.9)."""
+        if bound is None:
+            return loc_U, self.action.law.add(scale_U, self.action.noise)
+        loc, scale = bound.situate(
+            upcast(loc_U), scale_U, self.action.noise, positions, self._readers(bound.plan)[0]
+        )
+        return loc.to(loc_U.dtype), scale
+
+    def value_parameters(
+        self,
+        features: Tensor,
+        loc_U: Tensor,
+        scale_U: Tensor,
+        bound: BoundDecoding | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(loc_Y, scale_Y) [...] on the value axis, from features [..., H] and the law of U [..., C] there."""
+        loc, scale = loc_U, scale_U
+        if self.value_branch is not None:
+            loc, scale = self.value_branch(features, loc_U, scale_U)
+        if bound is None:
+            scale = self.action.value_law.add(scale, self.action.noise)
+        else:
+            loc, scale = bound.situate(upcast(loc), scale, self.action.noise, positions, self._readers(bound.plan)[1])
+        return self.action.value(loc, scale)
+
+    def num_log_probs(self, loc: Tensor, num_scale: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """log P_NUM and log(1 - P_NUM) [...], from loc_U [..., C], the scale of `<NUM>`'s score and its threshold [...]."""
+        num_loc = self.action.num_loc(loc, self.get_output_embeddings())
+        return ovr_log_probs(num_loc, num_scale, thresholds, family=self.action.law.name)
+
+    def rest_loss(
+        self, logits: Tensor | None, loc: Tensor, scale: Tensor, thresholds: Tensor, targets: Tensor
+    ) -> Tensor:
+        """What every token but `<NUM>` adds to L_cls [B, S-1]; all arguments but logits are shifted already.
+
+        From the scores [B, S, V'] where there are any, else block by block of the vocabulary.
+        """
+        action, lm_head = self.action, self.get_output_embeddings()
+        mask = action.vocabulary_mask[: action.rows].clone()
+        if not action.num_appended:
+            mask[self.config.num_token_id] = False
+        targets = targets.masked_fill(targets == self.config.num_token_id, NO_TARGET)
+        if logits is not None:
+            return ovr_loss(
+                logits[:, :-1, : action.rows],
+                action.score_scale_of(scale, lm_head)[..., : action.rows],
+                targets,
+                thresholds,
+                family=action.law.name,
+                vocabulary_mask=mask,
+                reduction="none",
+            )
+        if action.score_scale == "equal":
+            scale = action.num_scale(scale, lm_head)  # the common one
+        losses = linear_ovr_loss(
+            loc.flatten(0, 1),
+            scale.flatten(0, 1),
+            lm_head.weight,
+            lm_head.bias,
+            thresholds.flatten(0, 1),
+            targets.flatten(),
+            family=action.law.name,
+            vocabulary_mask=mask,
+            reduction="none",
+        )
+        return losses.view(targets.shape)
+
+    def losses(
+        self,
+        masks: LossMasks,
+        rest_loss: Tensor,
+        log_num: Tensor,
+        log_not_num: Tensor,
+        loc_Y: Tensor,
+        scale_Y: Tensor,
+        num_items: Tensor | int | None = None,
+        num_numbers: Tensor | int | None = None,
+    ) -> LossParts:
+        """`total_loss` under this model's settings; loc_Y, scale_Y [n] where `masks.num_mask` holds."""
+        targets = self.value_transform.forward(masks.values[masks.num_mask])
+        return total_loss(
+            masks,
+            rest_loss,
+            log_num,
+            log_not_num,
+            value_nll(targets, loc_Y, scale_Y, family=self.config.value_family),
+            self.config.num_token_id,
+            alpha=self.config.gate_alpha,
+            detach_gate=self.config.gate_detach,
+            value_weight=self.config.value_loss_weight,
+            num_items=num_items,
+            num_numbers=num_numbers,
+        )
+
+    @torch.no_grad()
+    def decide(self, loc: Tensor, scale: Tensor, thresholds: Tensor, positions_at_once: int = 256) -> Tensor:
+        """The `standard` decisions int64 [...] from the law of U' [..., C], some positions at a time."""
+        action, lm_head = self.action, self.get_output_embeddings()
+        columns = [t.reshape(-1, t.shape[-1]).split(positions_at_once) for t in (loc, scale, thresholds)]
+        decisions = []
+        for loc_part, scale_part, threshold_part in zip(*columns, strict=True):
+            scores = action.score_loc(loc_part, lm_head)
+            scales = action.score_scale_of(scale_part, lm_head)
+            scores = decision_scores(scores, scales, threshold_part, vocabulary_mask=action.vocabulary_mask)
+            decisions.append(decide(scores))
+        return torch.cat(decisions).view(loc.shape[:-1])
+
+    def _add_ovr(self, result: CausalQwenOutput, logits: Tensor, scales: Tensor, thresholds: Tensor) -> None:
+        mask = self.action.vocabulary_mask
+        log_p, _ = ovr_log_probs(upcast(logits), scales, thresholds, family=self.action.law.name)
+        result.scale_S = scales.expand(logits.shape)
+        result.ovr_probs = log_p.exp().masked_fill(~mask, 0.0)
+        result.decisions = decide(decision_scores(logits, scales, thresholds, vocabulary_mask=mask))
+
+    def _readers(self, plan: CausalDecoding) -> tuple[QuantileReader, QuantileReader]:
+        """How tokens and values read e1 and e2 under this plan (theory 3.9)."""
+        config, action = self.config, self.action
+        if plan.central_mass is not None:
+            mass = plan.central_mass
+            return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
+        of_tokens = QuantileReader(action.law, config.central_mass, config.temperature_unit)
+        return of_tokens, QuantileReader(action.value_law)

@@ -1,0 +1,244 @@
+"""What a frozen backbone says about every token of a data set, computed once.
+
+While the backbone stands still, each position needs from it: the features z that the heads read, and how the rest of the
+vocabulary fares there (its share of L_cls, its best score). With those kept on disk, an epoch costs the heads alone, and
+its loss and accuracy are still those of the whole vocabulary.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from causalqwen.data import Example, collate
+from causalqwen.decoding import decision_scores
+from causalqwen.distributions import upcast
+from causalqwen.modeling import CausalQwenForCausalLM
+
+FORMAT = 1
+_TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
+"""Parameters that the facts do not depend on: those that training on kept features may change."""
+
+_NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
+
+
+@dataclass
+class TokenFacts:
+    """Facts on N positions; each predicts the next token, `targets`, and its value where that is `<NUM>`.
+
+    "Rest" is every token but `<NUM>`, rows that no token uses left out.
+
+    features: z [N, H]. targets: int32 ids. values: float64, NaN off `<NUM>`.
+    rest_loss: what the rest adds to L_cls. rest_prob_sum: its sum of P_k. rest_log_p: log P of the target (0 on `<NUM>`).
+    target_logit: the target's score (0 on `<NUM>`). log_partition, rest_log_partition: log sum exp of the backbone's
+        scores over all rows of its matrix, and over the rest.
+    rival_score, rival_id: the best decision score of the rest, and whose it is. backbone_id: the backbone's argmax.
+    num_scale, threshold: scale of `<NUM>`'s score, and C + c(z).
+    """
+
+    features: np.ndarray
+    targets: np.ndarray
+    values: np.ndarray
+    rest_loss: np.ndarray
+    rest_prob_sum: np.ndarray
+    rest_log_p: np.ndarray
+    target_logit: np.ndarray
+    log_partition: np.ndarray
+    rest_log_partition: np.ndarray
+    rival_score: np.ndarray
+    rival_id: np.ndarray
+    backbone_id: np.ndarray
+    num_scale: np.ndarray
+    threshold: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: slice) -> "TokenFacts":
+        return TokenFacts(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
+
+    def tensor(self, name: str) -> Tensor:
+        """One column as a tensor of its own."""
+        return torch.from_numpy(np.array(getattr(self, name)))
+
+
+_DTYPES = {"targets": np.int32, "rival_id": np.int32, "backbone_id": np.int32, "values": np.float64}
+
+
+@torch.no_grad()
+def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], positions_at_once: int = 256) -> TokenFacts:
+    """Facts on all positions of a few examples (one padded batch), in their order."""
+    config, action, lm_head = model.config, model.action, model.get_output_embeddings()
+    batch = collate(examples, model.processor.tokenizer.pad_token_id)
+    batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+    labels = batch.pop("labels")
+    hidden = model.features(**batch).last_hidden_state
+    keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
+    z, targets = hidden[:, :-1][keep], labels[:, 1:][keep]
+    is_num = targets == config.num_token_id
+    values = torch.where(is_num, batch["numeric_values"][:, 1:][keep], torch.nan)
+    used = action.vocabulary_mask[: action.rows].clone()
+    if not action.num_appended:
+        used[config.num_token_id] = False
+    without = None if bool(used.all()) else ~used
+    columns: dict[str, list[Tensor]] = {field.name: [] for field in dataclasses.fields(TokenFacts)}
+    for part in torch.arange(len(z), device=z.device).split(positions_at_once):
+        loc, scale = model.situate(*model.abduction(z[part]))
+        thresholds = action.thresholds(z[part])
+        scores = upcast(lm_head(loc))
+        scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
+        log_not_p = action.law.log_cdf(thresholds, scores, scales)
+        target, numbers = targets[part].masked_fill(is_num[part], 0).unsqueeze(-1), is_num[part]
+        target_logit, log_not_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_not_p))
+        target_scale = scales.expand_as(scores).gather(-1, target).squeeze(-1)
+        log_p_target = action.law.log_sf(thresholds.squeeze(-1), target_logit, target_scale)
+        log_partition = scores.logsumexp(-1)
+        backbone_id = scores.argmax(-1)
+        if without is not None:
+            log_not_p = log_not_p.masked_fill(without, 0.0)
+        decisions = decision_scores(scores, scales, thresholds, vocabulary_mask=None if without is None else used)
+        best = decisions.max(-1)
+        made = {
+            "features": upcast(z[part]),
+            "targets": targets[part],
+            "values": values[part],
+            "rest_loss": -log_not_p.sum(-1) - (log_p_target - log_not_target).masked_fill(numbers, 0.0),
+            "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
+            "rest_log_p": log_p_target.masked_fill(numbers, 0.0),
+            "target_logit": target_logit.masked_fill(numbers, 0.0),
+            "log_partition": log_partition,
+            "rest_log_partition": (
+                log_partition if without is None else scores.masked_fill(without, -torch.inf).logsumexp(-1)
+            ),
+            "rival_score": best.values,
+            "rival_id": best.indices,
+            "backbone_id": backbone_id,
+            "num_scale": action.num_scale(scale, lm_head),
+            "threshold": thresholds.squeeze(-1),
+        }
+        for name, tensor in made.items():
+            columns[name].append(tensor.cpu())
+    return TokenFacts(
+        *(torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items())
+    )
+
+
+def batches_by_length(examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:
+    """Indices of examples of similar lengths, together about `tokens` tokens with their padding; every one once."""
+    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * len(examples[index]) > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def stream_facts(
+    model: CausalQwenForCausalLM, examples: Sequence[Example], *, tokens: int = 1024, title: str = "reading"
+) -> Iterator[tuple[list[int], TokenFacts]]:
+    """Facts batch by batch, with the indices of the examples that each holds; progress on stderr."""
+    with tqdm(total=sum(len(example) for example in examples), desc=title, unit="tok", leave=False) as bar:
+        for indices in batches_by_length(examples, tokens):
+            chosen = [examples[index] for index in indices]
+            yield indices, token_facts(model, chosen)
+            bar.update(sum(len(example) for example in chosen))
+
+
+class FactStore:
+    """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1]."""
+
+    def __init__(self, folder: Path) -> None:
+        arrays = {
+            field.name: np.load(folder / f"{field.name}.npy", mmap_mode="r") for field in dataclasses.fields(TokenFacts)
+        }
+        self.folder = folder
+        self.facts = TokenFacts(**arrays)
+        self.offsets = np.load(folder / "offsets.npy")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> TokenFacts:
+        return self.facts[self.offsets[index] : self.offsets[index + 1]]
+
+    def blocks(self, positions: int = 8192) -> Iterator[TokenFacts]:
+        """All positions, some at a time."""
+        for start in range(0, len(self.facts), positions):
+            yield self.facts[start : start + positions]
+
+    @classmethod
+    def build(
+        cls, model: CausalQwenForCausalLM, examples: Sequence[Example], root: Path, *, title: str = "reading"
+    ) -> "FactStore":
+        """The facts of `examples` under `model`: found in `root` under their key, or computed and put there.
+
+        The folder is named after a hash of the weights that the facts depend on, the settings and the data, so that it
+        is never used for anything else. It appears by rename, complete.
+        """
+        folder = Path(root) / f"features-{facts_key(model, examples)[:24]}"
+        if folder.is_dir():
+            return cls(folder)
+        part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        lengths = np.array([len(example) - 1 for example in examples])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        arrays = {}
+        for field in dataclasses.fields(TokenFacts):
+            shape = (int(offsets[-1]), model.config.hidden_size) if field.name == "features" else (int(offsets[-1]),)
+            dtype = _DTYPES.get(field.name, np.float32)
+            arrays[field.name] = np.lib.format.open_memmap(part / f"{field.name}.npy", "w+", dtype=dtype, shape=shape)
+        was_training = model.training
+        model.eval()
+        try:
+            for indices, facts in stream_facts(model, examples, title=title):
+                ends = np.cumsum(lengths[indices])
+                for index, end in zip(indices, ends, strict=True):
+                    rows = slice(int(end - lengths[index]), int(end))
+                    for name, array in arrays.items():
+                        array[offsets[index] : offsets[index + 1]] = getattr(facts, name)[rows]
+            for array in arrays.values():
+                array.flush()
+            np.save(part / "offsets.npy", offsets)
+            (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
+            part.rename(folder)
+        finally:
+            model.train(was_training)
+            shutil.rmtree(part, ignore_errors=True)
+        return cls(folder)
+
+
+def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
+    """SHA-256 over everything that the facts depend on: weights, settings, tokens and values."""
+    config = model.config
+    digest = hashlib.sha256()
+    settings = {
+        "format": FORMAT,
+        "num_token_id": config.num_token_id,
+        "free_token_ids": config.free_token_ids,
+        "score_scale": config.score_scale,
+        "family": config.vocabulary_family,
+        "scale_activation": config.scale_activation,
+        "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
+    }
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if not name.startswith(_TRAINED):
+            digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for example in examples:
+        digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
+        digest.update(np.array(example.numeric_values, dtype=np.float64).tobytes())
+    return digest.hexdigest()

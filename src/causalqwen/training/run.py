@@ -1,0 +1,286 @@
+"""A training run: fit what is fitted, train the stages, recalibrate, save."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import EarlyStoppingCallback, TrainingArguments
+
+from causalqwen.data import Example, collate
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import ValueTransform
+from causalqwen.training.features import FactStore, stream_facts
+from causalqwen.training.scores import score_tokens
+from causalqwen.training.settings import LoraStage, TrainSettings, ValueStage
+from causalqwen.training.trainer import (
+    CausalTrainer,
+    FactRows,
+    MetricsFile,
+    TrainedForCausalLM,
+    collate_facts,
+    last_checkpoint,
+)
+
+WORK = "work"
+METRICS = "metrics.jsonl"
+
+
+class ExampleRows(torch.utils.data.Dataset):
+    """Examples for a data loader."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+def train(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings | None = None,
+    *,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Train `model` in place and save it to `output`, whose files appear by rename at the end.
+
+    Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
+    `resume=True` and the same settings, and then gives the same curve.
+
+    Returns:
+        the scores on the evaluation rows after the last stage (`score_tokens`, metrics only; empty without such rows).
+
+    Raises:
+        ValueError: training rows without a number; an output that already holds a model or an unfinished run
+            (without `resume`), or another run's work (with it).
+    """
+    settings = settings or TrainSettings()
+    output = Path(output)
+    work = output / WORK
+    _open_work(output, work, settings, resume)
+    values = _known_values(model, train_examples)
+    if settings.value_transform != "keep":
+        transform = ValueTransform.fit(settings.value_transform, values)
+        model.config.value_transform = transform.to_dict()
+        model.config.value_range = [values.min().item(), values.max().item()]
+    model.config.interval_levels = None
+    if settings.values is not None:
+        _train_values(model, train_examples, eval_examples, output, settings)
+    if settings.lora is not None:
+        _train_lora(model, train_examples, eval_examples, output, settings)
+    model.requires_grad_(True).eval()
+    metrics: dict[str, Any] = {}
+    if eval_examples:
+        scores = score_tokens(model, _eval_blocks(model, eval_examples, work))
+        found = scores["values"]
+        if settings.recalibrate and len(found["value"]):
+            levels = model.value_law.fit_interval_levels(found["loc"], found["scale"], found["value"])
+            model.config.interval_levels = list(levels)
+            scores = score_tokens(model, _eval_blocks(model, eval_examples, work))
+        metrics = scores["metrics"]
+    save_by_rename(model, output, work)
+    return metrics
+
+
+def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> torch.Tensor:
+    num_id = model.config.num_token_id
+    # The first token is never predicted, so a number that stands there is no target.
+    values = [
+        value
+        for example in examples
+        for token, value in zip(example.input_ids[1:], example.numeric_values[1:], strict=True)
+        if token == num_id
+    ]
+    if not values:
+        raise ValueError("the training rows hold no number to learn from")
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:
+    described = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    note = work / "settings.json"
+    if (output / "config.json").exists():
+        raise ValueError(f"{output} already holds a model; choose another output")
+    if resume and note.exists() and note.read_text(encoding="utf-8") != described:
+        raise ValueError(f"{work} belongs to a run with other settings; it cannot be resumed with these")
+    if not resume and note.exists():
+        raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
+    work.mkdir(parents=True, exist_ok=True)
+    note.write_text(described, encoding="utf-8")
+
+
+def _eval_blocks(model: CausalQwenForCausalLM, examples: Sequence[Example], work: Path) -> Any:
+    """Facts of the evaluation rows: kept ones where they fit the model as it is now, else computed on the way."""
+    if not _backbone_is_trained(model):
+        return FactStore.build(model, examples, work, title="evaluation rows").blocks()
+    return (facts for _, facts in stream_facts(model, examples, title="evaluating"))
+
+
+def _backbone_is_trained(model: CausalQwenForCausalLM) -> bool:
+    return any(isinstance(module, BaseTunerLayer) for module in model.backbone.modules())
+
+
+# ---- stage 1 ---------------------------------------------------------------------------------------------------------
+
+
+def _train_values(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings,
+) -> None:
+    work = output / WORK
+    train_store = FactStore.build(model, train_examples, work, title="training rows")
+    if eval_examples:
+        FactStore.build(model, eval_examples, work, title="evaluation rows")
+    _fit_standardization(model, train_store)
+    model.requires_grad_(False)
+    for part in (model.value_branch, model.action.value_head):
+        if part is not None:
+            part.requires_grad_(True)
+    model.action.num_row.requires_grad_(True)
+    model.action.num_bias.requires_grad_(True)
+    _run_stage(
+        "values",
+        settings.values,
+        TrainedForCausalLM(model),
+        FactRows(train_store),
+        collate_facts,
+        eval_examples,
+        output,
+        settings,
+    )
+
+
+def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
+    """Mean and standard deviation of the features that precede numbers, for the value branch."""
+    if model.value_branch is None:
+        return
+    number = store.facts.targets == model.config.num_token_id
+    features = torch.from_numpy(store.facts.features[number]).double()
+    std, mean = torch.std_mean(features, dim=0)
+    std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
+    model.value_branch.feature_mean.copy_(mean)
+    model.value_branch.feature_std.copy_(std)
+
+
+# ---- stage 2 ---------------------------------------------------------------------------------------------------------
+
+
+def _train_lora(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings,
+) -> None:
+    stage = settings.lora
+    model.requires_grad_(False)
+    torch.manual_seed(settings.seed)
+    config = LoraConfig(
+        r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
+    )
+    inject_adapter_in_model(config, model.backbone)
+    for part in (model.value_branch, model.action.value_head, model.numeric_embedding):
+        if part is not None:
+            part.requires_grad_(True)
+    model.action.num_row.requires_grad_(True)
+    model.action.num_bias.requires_grad_(True)
+    pad = model.processor.tokenizer.pad_token_id
+    _run_stage(
+        "lora",
+        stage,
+        TrainedForCausalLM(model, whole_vocabulary=stage.whole_vocabulary),
+        ExampleRows(train_examples),
+        lambda examples: collate(examples, pad),
+        eval_examples,
+        output,
+        settings,
+    )
+    merge_adapters(model.backbone)
+
+
+def merge_adapters(module: torch.nn.Module) -> None:
+    """Add every adapter of PEFT into the layer that it wraps, and leave plain layers."""
+    for name, child in module.named_children():
+        if isinstance(child, BaseTunerLayer):
+            child.merge()
+            setattr(module, name, child.get_base_layer())
+        else:
+            merge_adapters(child)
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def _run_stage(
+    name: str,
+    stage: ValueStage | LoraStage,
+    trained: TrainedForCausalLM,
+    dataset: torch.utils.data.Dataset,
+    collator: Any,
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings,
+) -> None:
+    model, work = trained.model, output / WORK
+    updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
+    every = max(1, updates // settings.evaluations)
+    arguments = TrainingArguments(
+        output_dir=str(work / name),
+        num_train_epochs=stage.epochs,
+        per_device_train_batch_size=stage.batch_size,
+        gradient_accumulation_steps=stage.accumulation,
+        learning_rate=stage.learning_rate,
+        weight_decay=stage.weight_decay,
+        lr_scheduler_type="cosine",
+        warmup_steps=stage.warmup,
+        logging_steps=settings.logging_steps,
+        eval_strategy="steps" if eval_examples else "no",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=bool(eval_examples),
+        metric_for_best_model="eval_reg_loss" if eval_examples else None,
+        greater_is_better=False,
+        report_to=list(settings.report_to),
+        seed=settings.seed,
+        data_seed=settings.seed,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        use_cpu=model.device.type == "cpu",
+    )
+    callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
+    trainer = CausalTrainer(
+        model=trained,
+        args=arguments,
+        train_dataset=dataset,
+        eval_dataset=eval_examples or None,
+        data_collator=collator,
+        callbacks=callbacks,
+        scorer=lambda: score_tokens(model, _eval_blocks(model, eval_examples, work)),
+        metrics_file=MetricsFile(output / METRICS, name),
+    )
+    checkpoint = last_checkpoint(work / name)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def save_by_rename(model: CausalQwenForCausalLM, output: Path, work: Path) -> None:
+    """Save into `work`, then move file by file; `config.json`, without which nothing loads, comes last."""
+    saved = work / "saved"
+    model.save_pretrained(saved)
+    for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
+        file.replace(output / file.name)
+    saved.rmdir()

@@ -1,0 +1,145 @@
+"""The documents' metrics (overview 5), always under the `standard` decision, from facts and the current heads."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causalqwen.losses import ovr_log_probs, value_nll
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import ValueLaw
+from causalqwen.training.features import TokenFacts
+
+LEVELS = (0.5, 0.8, 0.9)
+"""Central levels at which coverage is reported."""
+
+_STATISTICS_SAMPLE = 200_000
+
+
+@torch.no_grad()
+def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> dict[str, Any]:
+    """Scores of the model over facts: language, numbers found, values, and the state of U.
+
+    Returns:
+        `metrics`: loss, cls_loss, reg_loss, accuracy, num_precision, num_recall, num_f1, ovr_sum_median; on positions
+        whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the normalised P_k (ovr_nll) and
+        of the backbone (backbone_nll); backbone_agreement, how often the decision is the backbone's argmax; and, where
+        there are numbers, those of `score_values`.
+        `dist`: mean, median, std and iqr of loc_U and scale_U, and the median sum of P_k, keys as in overview 5.4.
+        `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals.
+    """
+    was_training = model.training
+    model.eval()
+    columns: dict[str, list[Tensor]] = {}
+    for facts in blocks:
+        for name, tensor in _score_block(model, facts).items():
+            columns.setdefault(name, []).append(tensor)
+    model.train(was_training)
+    column = {name: torch.cat(parts) for name, parts in columns.items()}
+    positions = len(column["cls_loss"])
+    if positions == 0:
+        raise ValueError("nothing to score: no token of these rows follows another")
+    metrics = {
+        "cls_loss": column["cls_loss"].double().mean().item(),
+        "accuracy": column["right"].double().mean().item(),
+        "ovr_sum_median": column["prob_sum"].median().item(),
+        **_number_detection(column["is_num"], column["decided_num"]),
+    }
+    words = ~column["is_num"]
+    if bool(words.any()):
+        for name in ("softmax_nll", "ovr_nll", "backbone_nll"):
+            metrics[name] = column[name][words].double().mean().item()
+        metrics["backbone_agreement"] = column["agrees"].double().mean().item()
+    values = {name: column[name].double() for name in ("loc", "scale", "value")}
+    nll = 0.0
+    if len(values["value"]):
+        metrics |= score_values(model.value_law, values["loc"], values["scale"], values["value"])
+        axis = model.value_transform.forward(values["value"])
+        nll = value_nll(axis, values["loc"], values["scale"], family=model.config.value_family).mean().item()
+    metrics["reg_loss"] = nll
+    metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * nll
+    dist = {}
+    for name in ("U_loc", "U_scale"):
+        dist |= {f"{name}_{key}": number for key, number in _statistics(column[name]).items()}
+    dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
+    return {"metrics": metrics, "dist": dist, "values": values}
+
+
+def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
+    action, num_id = model.action, model.config.num_token_id
+    features = facts.tensor("features").to(model.device, model.abduction.loc_net.weight.dtype)
+    column = {name: facts.tensor(name) for name in facts.__dataclass_fields__ if name != "features"}
+    loc_U, scale_U = model.abduction(features)
+    num_loc = action.num_loc(loc_U, model.get_output_embeddings()).cpu()
+    log_num, log_not_num = ovr_log_probs(
+        num_loc, column["num_scale"], column["threshold"], family=action.law.name
+    )
+    is_num = column["targets"] == num_id
+    # With one scale for all, scores compare as they are; else as (loc - C) / scale (decoding.rules).
+    num_score = num_loc if action.score_scale == "equal" else (num_loc - column["threshold"]) / column["num_scale"]
+    ahead = (num_score > column["rival_score"]) | ((num_score == column["rival_score"]) & (num_id < column["rival_id"]))
+    decision = torch.where(ahead, num_id, column["rival_id"])
+    prob_sum = column["rest_prob_sum"] + log_num.exp()
+    numbers = is_num & column["values"].isfinite()
+    loc_Y, scale_Y = model.value_parameters(features[numbers], loc_U[numbers], scale_U[numbers])
+    step = max(1, loc_U.numel() // 50_000)
+    return {
+        "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
+        "right": decision == column["targets"],
+        "is_num": is_num,
+        "decided_num": ahead,
+        "agrees": decision == column["backbone_id"],
+        "prob_sum": prob_sum,
+        "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_loc) - column["target_logit"],
+        "backbone_nll": column["log_partition"] - column["target_logit"],
+        "ovr_nll": prob_sum.log() - column["rest_log_p"],
+        "loc": loc_Y.cpu(),
+        "scale": scale_Y.cpu(),
+        "value": column["values"][numbers],
+        "U_loc": loc_U.flatten()[::step].float().cpu(),
+        "U_scale": scale_U.flatten()[::step].float().cpu(),
+    }
+
+
+def score_values(law: ValueLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
+    """Scores of predicted values (theory 3.11), float64 [n] each, in the data's units.
+
+    mae and median_error of the median; log_score, the mean log density (higher is better); crps (lower is better, see
+    `ValueLaw.crps`) and quantile_crps (from 199 clipped quantiles, the rule for every rival); coverage of central
+    intervals, recalibrated where the law is, and coverage_raw; pit_mean, the mean probability integral transform.
+    """
+    error = (law.quantile(loc, scale, 0.5) - values).abs()
+
+    def coverage(raw: bool) -> dict[str, float]:
+        found = {}
+        for level in LEVELS:
+            low, high = law.interval(loc, scale, level, raw=raw)
+            found[str(level)] = ((low <= values) & (values <= high)).double().mean().item()
+        return found
+
+    return {
+        "mae": error.mean().item(),
+        "median_error": error.median().item(),
+        "log_score": law.log_prob(loc, scale, values).mean().item(),
+        "crps": law.crps(loc, scale, values).mean().item(),
+        "quantile_crps": law.quantile_crps(loc, scale, values).mean().item(),
+        "pit_mean": law.cdf(loc, scale, values).mean().item(),
+        "coverage": coverage(raw=False),
+        "coverage_raw": coverage(raw=True),
+    }
+
+
+def _number_detection(is_num: Tensor, decided: Tensor) -> dict[str, float]:
+    """Precision, recall and F1 of deciding for `<NUM>`; 0 where a ratio has nothing to count."""
+    both = (is_num & decided).sum().item()
+    precision = both / max(decided.sum().item(), 1)
+    recall = both / max(is_num.sum().item(), 1)
+    f1 = 2 * precision * recall / max(precision + recall, 1e-12)
+    return {"num_precision": precision, "num_recall": recall, "num_f1": f1}
+
+
+def _statistics(sample: Tensor) -> dict[str, float]:
+    sample = sample[:: 1 + len(sample) // _STATISTICS_SAMPLE].double()
+    low, median, high = torch.quantile(sample, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    return {"mean": sample.mean().item(), "median": median, "std": sample.std().item(), "iqr": high - low}

@@ -1,0 +1,133 @@
+"""Settings of a training run, from a YAML file or keywords."""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class ValueStage:
+    """Stage 1: the value branch, the value head and `<NUM>`'s own row and threshold, on features kept on disk.
+
+    The backbone and everything that text reads stay frozen: a text without numbers stays as it was, bit for bit.
+
+    Args:
+        epochs: passes over the kept features. batch_size: rows per step. accumulation: steps per update.
+        learning_rate: peak of a warm-up and cosine schedule. weight_decay: of the branch's matrices.
+        patience: stop after so many evaluations without a better value likelihood on the evaluation rows (0: never);
+            the best state is kept.
+    """
+
+    epochs: int = 40
+    batch_size: int = 64
+    accumulation: int = 1
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    warmup: float = 0.1
+    patience: int = 0
+
+
+@dataclass(frozen=True)
+class LoraStage:
+    """Stage 2: LoRA adapters in the backbone beside all that stage 1 trains, and `<NUM>`'s input row and direction.
+
+    Args:
+        rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
+        whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone, because L_cls pulls a
+            pretrained language towards its frequent words (theory 4).
+    """
+
+    epochs: int = 1
+    batch_size: int = 16
+    accumulation: int = 1
+    learning_rate: float = 2e-4
+    weight_decay: float = 0.0
+    warmup: float = 0.05
+    patience: int = 0
+    rank: int = 8
+    alpha: int = 16
+    dropout: float = 0.05
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    whole_vocabulary: bool = False
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """A run: what to fit before, which stages to train, what to report.
+
+    Args:
+        value_transform: "affine" or "symlog", fitted to the training values, or "identity"; "keep" for the model's own.
+        values: stage 1, or None to leave it out. lora: stage 2, or None.
+        recalibrate: fit the intervals' levels on the evaluation rows at the end.
+        logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
+            a checkpoint written, from which a killed run can be resumed.
+        report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
+    """
+
+    seed: int = 0
+    value_transform: str = "affine"
+    values: ValueStage | None = field(default_factory=ValueStage)
+    lora: LoraStage | None = None
+    recalibrate: bool = True
+    logging_steps: int = 20
+    evaluations: int = 10
+    report_to: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.value_transform not in ("affine", "symlog", "identity", "keep"):
+            raise ValueError(
+                f"value_transform {self.value_transform!r} is not one of affine, symlog, identity and keep"
+            )
+        if self.values is None and self.lora is None:
+            raise ValueError("nothing to train: both stages are left out")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> "TrainSettings":
+        """Settings from a YAML file; ValueError names an unknown key and what it may have meant."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is not a file")
+        try:
+            given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path.name} is not YAML: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"{path.name}: expected keys and values")
+        return cls.from_dict(given, path.name)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any], place: str = "settings") -> "TrainSettings":
+        """Settings from nested dictionaries, as a YAML file holds them."""
+        given = dict(given)
+        for name, stage in (("values", ValueStage), ("lora", LoraStage)):
+            if isinstance(given.get(name), dict):
+                given[name] = _build(stage, given[name], f"{place}, {name}")
+            elif given.get(name) is True:
+                given[name] = stage()
+            elif given.get(name) is False:
+                given[name] = None
+        return _build(cls, given, place)
+
+
+def _build(kind: type, given: dict[str, Any], place: str) -> Any:
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    for name, value in given.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+            raise ValueError(f"{place}: unknown setting {name}{hint}")
+        default = known[name].default
+        if isinstance(default, tuple):
+            given = given | {name: tuple([value] if isinstance(value, str) else value)}
+        elif isinstance(default, float) and isinstance(value, int | str):
+            try:  # YAML reads 2e-4 as text
+                given = given | {name: float(value)}
+            except ValueError:
+                raise ValueError(f"{place}: {name} must be a number, got {value!r}") from None
+        elif isinstance(default, int) and not isinstance(default, bool) and not isinstance(value, int):
+            raise ValueError(f"{place}: {name} must be a whole number, got {value!r}")
+    return kind(**given)

@@ -1,0 +1,293 @@
+"""transformers' Trainer for a grafted model: two counts in the loss, the documents' metrics, small checkpoints."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.trainer_callback import ProgressCallback
+from transformers.utils import ModelOutput
+
+from causalqwen.losses import IGNORE_INDEX, shift_targets
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training.features import FactStore, TokenFacts
+
+WEIGHTS = "model.safetensors"
+
+
+class TrainedForCausalLM(nn.Module):
+    """What a stage trains, as the model that a Trainer sees. Shares the modules of `model`.
+
+    Rows come as tokens, or as kept facts, and then nothing of the backbone runs; the losses are the same.
+
+    Args:
+        whole_vocabulary: take the rest of the vocabulary into L_cls where rows come as tokens; else `<NUM>`'s own term
+            alone. Kept facts hold the rest as numbers.
+    """
+
+    accepts_loss_kwargs = True
+
+    def __init__(self, model: CausalQwenForCausalLM, whole_vocabulary: bool = True) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+        self.whole_vocabulary = whole_vocabulary
+
+    def forward(
+        self,
+        labels: Tensor,
+        facts: dict[str, Tensor] | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        numeric_values: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_numbers_in_batch: Tensor | int | None = None,
+    ) -> ModelOutput:
+        """Losses of rows [B, S], and the decisions [B, S-1] under `standard`.
+
+        Args:
+            facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
+            labels, numeric_values, input_ids, attention_mask: [B, S].
+        """
+        model, num_id = self.model, self.config.num_token_id
+        masks = shift_targets(labels, numeric_values, attention_mask, num_id)
+        if facts is not None:
+            features, thresholds, num_scale = facts["features"], facts["threshold"], facts["num_scale"]
+            rest_loss, loc_U = facts["rest_loss"], model.abduction.locate(features)
+            num_score = model.action.num_loc(loc_U.detach(), model.get_output_embeddings()).detach()
+            if model.action.score_scale != "equal":
+                num_score = (num_score - thresholds) / num_scale
+            decisions = torch.where(num_score > facts["rival_score"], num_id, facts["rival_id"].long())
+        else:
+            hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
+            features = hidden[:, :-1]
+            loc_U, scale_U = model.abduction(features)
+            loc, scale = model.situate(loc_U, scale_U)
+            thresholds = model.action.thresholds(features)
+            rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
+            if self.whole_vocabulary:
+                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets)
+            decisions = model.decide(loc, scale, thresholds)
+            num_scale = model.action.num_scale(scale, model.get_output_embeddings())
+            thresholds = thresholds.squeeze(-1)
+        log_num, log_not_num = model.num_log_probs(loc_U, num_scale, thresholds)
+        at_numbers = features[masks.num_mask]
+        loc_Y, scale_Y = model.value_parameters(at_numbers, *model.abduction(at_numbers))
+        parts = model.losses(
+            masks, rest_loss, log_num, log_not_num, loc_Y, scale_Y, num_items_in_batch, num_numbers_in_batch
+        )
+        return ModelOutput(loss=parts.total, loss_cls=parts.cls, loss_reg=parts.reg, decisions=decisions)
+
+
+class FactRows(torch.utils.data.Dataset):
+    """Rows of a `FactStore` for a data loader."""
+
+    def __init__(self, store: FactStore) -> None:
+        self.store = store
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> TokenFacts:
+        return self.store[index]
+
+
+def collate_facts(rows: Sequence[TokenFacts]) -> dict[str, Any]:
+    """A padded batch for `TrainedForCausalLM`; labels stand one place later than the positions that predict them."""
+    length = max(len(row) for row in rows)
+
+    def padded(name: str, fill: float) -> Tensor:
+        columns = [row.tensor(name) for row in rows]
+        batch = torch.full((len(rows), length, *columns[0].shape[1:]), fill, dtype=columns[0].dtype)
+        for index, column in enumerate(columns):
+            batch[index, : len(column)] = column
+        return batch
+
+    # Padding: a scale of 1 keeps the logarithms finite there; no label makes it count.
+    fills = {"features": 0.0, "rest_loss": 0.0, "threshold": 0.0, "num_scale": 1.0, "rival_score": 0.0, "rival_id": 0}
+    first = torch.full((len(rows), 1), IGNORE_INDEX)
+    return {
+        "labels": torch.cat([first, padded("targets", IGNORE_INDEX).long()], dim=1),
+        "numeric_values": torch.cat([first.double(), padded("values", torch.nan)], dim=1),
+        "facts": {name: padded(name, fill) for name, fill in fills.items()},
+    }
+
+
+class QuietProgress(ProgressCallback):
+    """transformers' progress bar on stderr, with the loss beside it instead of records printed between."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.4g}")
+
+
+class MetricsFile(TrainerCallback):
+    """One JSON object per record in `metrics.jsonl`: step, epoch, and train/*, eval/*, dist/* (overview 5)."""
+
+    def __init__(self, path: Path, stage: str) -> None:
+        self.path, self.stage = path, stage
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Drop records of this stage that lie behind the step where it resumes."""
+        if not self.path.exists():
+            return
+        records = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        kept = [r for r in records if r["stage"] != self.stage or r["step"] <= state.global_step]
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        part.replace(self.path)
+
+    def record(self, step: int, epoch: float | None, metrics: dict[str, float]) -> None:
+        line = {"stage": self.stage, "step": step, "epoch": epoch, **metrics}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class CausalTrainer(Trainer):
+    """Trainer whose loss is divided by tokens and by numbers of the whole accumulated batch.
+
+    Args (beyond transformers'):
+        scorer: returns the metrics and dist of `score_tokens` for the evaluation rows.
+        metrics_file: where records go beside the trackers.
+    """
+
+    def __init__(self, *args: Any, scorer: Callable[[], dict[str, Any]], metrics_file: MetricsFile, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.remove_callback(ProgressCallback)
+        self.add_callback(QuietProgress())
+        self.add_callback(metrics_file)
+        self.scorer = scorer
+        self.metrics_file = metrics_file
+        self._window: dict[str, float] = {}
+        self._steps_logged = 0
+
+    # ---- loss --------------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, Tensor | int | None]:
+        """transformers' accumulated batch, and the number of its numbers in each part of it."""
+        samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        num_id = self.model.config.num_token_id
+        count = 0
+        for sample in samples:
+            count += ((sample["labels"] == num_id) & sample["numeric_values"].isfinite())[:, 1:].sum()
+        for sample in samples:
+            sample["num_numbers_in_batch"] = torch.as_tensor(count)
+        return samples, num_items
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(
+            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
+        window = self._window
+        window["cls_loss_mean"] = window.get("cls_loss_mean", 0.0) + outputs["loss_cls"].item()
+        window["reg_loss_effective"] = window.get("reg_loss_effective", 0.0) + outputs["loss_reg"].item()
+        targets = inputs["labels"][:, 1:]
+        counted = targets != IGNORE_INDEX
+        window["right"] = window.get("right", 0) + ((outputs["decisions"] == targets) & counted).sum().item()
+        window["counted"] = window.get("counted", 0) + counted.sum().item()
+        return (loss, outputs) if return_outputs else loss
+
+    # ---- metrics -----------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the documents' names to a training record, and keep every record in the JSONL file."""
+        if "loss" in logs and self._window:
+            steps = max(self.state.global_step - self._steps_logged, 1)
+            self._steps_logged = self.state.global_step
+            window, self._window = self._window, {}
+            logs = logs | {
+                "total_loss": logs["loss"],
+                "cls_loss_mean": window["cls_loss_mean"] / steps,
+                "reg_loss_effective": window["reg_loss_effective"] / steps,
+                "accuracy": window["right"] / max(window["counted"], 1),
+            }
+        super().log(logs, start_time)
+        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
+        numbers.pop("epoch", None)
+        named = {
+            f"eval/{key[5:]}" if key.startswith("eval_") else f"train/{key}": value for key, value in numbers.items()
+        }
+        self.metrics_file.record(self.state.global_step, self.state.epoch, named)
+
+    def log_dist(self, dist: dict[str, float]) -> None:
+        """dist/* to the file and to every tracker, whose own callbacks know only train/ and eval/."""
+        named = {f"dist/{key}": value for key, value in dist.items()}
+        step = self.state.global_step
+        self.metrics_file.record(step, self.state.epoch, named)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+                for key, value in named.items():
+                    callback.tb_writer.add_scalar(key, value, step)
+            elif isinstance(callback, WandbCallback) and callback._initialized:
+                callback._wandb.log({**named, "train/global_step": step})
+            elif isinstance(callback, TrackioCallback) and callback._initialized:
+                callback._trackio.log(named, step=step)
+
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        """eval/* under the standard decision, and dist/*, on the evaluation rows."""
+        scores = self.scorer()
+        metrics = {}
+        for key, value in scores["metrics"].items():
+            if isinstance(value, dict):
+                metrics |= {f"{metric_key_prefix}_{key}_{level}": share for level, share in value.items()}
+            else:
+                name = {"mae": "reg_mae", "median_error": "reg_mdae"}.get(key, key)
+                metrics[f"{metric_key_prefix}_{name}"] = value
+        self.log(metrics)
+        self.log_dist(scores["dist"])
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
+        return [n for n, p in model.named_parameters() if p.dim() > 1 and (".residual." in n or ".lora_" in n)]
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """The trained parameters alone: everything else is in the model that the run started from."""
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        trained = {n: p.detach().cpu().contiguous() for n, p in self.model.named_parameters() if p.requires_grad}
+        part = folder / f"{WEIGHTS}.part"
+        save_file(trained, part, metadata={"format": "pt"})
+        part.replace(folder / WEIGHTS)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        self._load_trained(Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        self._load_trained(Path(self.state.best_model_checkpoint))
+
+    def _load_trained(self, folder: Path) -> None:
+        parameters = dict(self.model.named_parameters())
+        kept = load_file(folder / WEIGHTS)
+        expected = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        if kept.keys() != expected:
+            raise ValueError(f"{folder} was written by another stage or configuration: its parameters do not fit")
+        with torch.no_grad():
+            for name, tensor in kept.items():
+                parameters[name].copy_(tensor)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The latest checkpoint in `folder` that was written to its end, or None."""
+    found = []
+    for candidate in folder.glob("checkpoint-*"):
+        try:
+            json.loads((candidate / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        found.append(candidate)
+    return max(found, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+
+
