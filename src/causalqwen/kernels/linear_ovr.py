@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causalqwen.distributions import StableFamily, get_family, upcast
+from causalqwen.distributions import SCALE_FLOOR, StableFamily, get_family, upcast
 from causalqwen.losses import IGNORE_INDEX, check_targets, ovr_loss, reduce_losses
 
 
@@ -53,7 +53,7 @@ def linear_ovr_loss(
         if scale.dim() == 1:
             score_scale = scale.unsqueeze(-1)
         else:
-            score_scale = law.linear_scale(upcast(scale), upcast(weight))
+            score_scale = law.linear_scale(upcast(scale), upcast(weight)).clamp(min=SCALE_FLOOR)
         return ovr_loss(
             F.linear(loc, weight, bias),
             score_scale,
@@ -137,7 +137,7 @@ def _one_pass(
         rows = weight[block]
         leaves = [F.linear(loc, rows, None if bias is None else bias[block]).to(wide)]
         if own_scale:
-            leaves.append(law.linear_scale(scale.to(wide), rows.to(wide)))
+            leaves.append(law.linear_scale(scale.to(wide), rows.to(wide)).clamp(min=SCALE_FLOOR))
         else:
             leaves.append(scale.to(wide).unsqueeze(-1))
         leaves.append(thresholds[block] if thresholds.dim() == 1 else thresholds)
@@ -170,7 +170,7 @@ def _add_scale_gradients(gradients, of_scale, scale, rows, block, law) -> None:
     """Chain of_scale [N, v] through scale_S = (|W|^a scale^a)^(1/a) to scale [N, C] and to the rows of W [v, C]."""
     leaves = [t.detach().requires_grad_(g is not None) for t, g in ((scale, gradients[1]), (rows, gradients[2]))]
     with torch.enable_grad():
-        scales = law.linear_scale(*leaves)
+        scales = law.linear_scale(*leaves).clamp(min=SCALE_FLOOR)
     made = iter(torch.autograd.grad(scales, [leaf for leaf in leaves if leaf.requires_grad], of_scale))
     if gradients[1] is not None:
         gradients[1] += next(made)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from causalqwen.distributions import get_family, upcast
+from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
 
 
 class ActionNetwork(nn.Module):
@@ -159,7 +159,7 @@ class ActionNetwork(nn.Module):
         head = self._head(lm_head)
         if self.score_scale == "equal":
             return self._scale_of_row(scale, self.largest_weight(head)).unsqueeze(-1)
-        scales = self.law.linear_scale(upcast(scale), upcast(head.weight))
+        scales = self.law.linear_scale(upcast(scale), upcast(head.weight)).clamp(min=SCALE_FLOOR)
         if self.num_token_id is None:
             return scales
         of_number = self.num_scale(scale, head)
@@ -174,7 +174,8 @@ class ActionNetwork(nn.Module):
         return self._scale_of_row(scale, self.largest_weight(head) if self.score_scale == "equal" else self._num_row(head))
 
     def _scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
-        return self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype)).squeeze(-1)
+        scales = self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype))
+        return scales.squeeze(-1).clamp(min=SCALE_FLOOR)
 
     def largest_weight(self, lm_head: nn.Module | None = None) -> Tensor:
         """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32. Kept until the weight changes."""
@@ -202,4 +203,4 @@ class ActionNetwork(nn.Module):
         value_loc, value_scale = self.value_law.linear(
             upcast(loc), upcast(scale), upcast(head.weight), upcast(head.bias)
         )
-        return value_loc.squeeze(-1), value_scale.squeeze(-1)
+        return value_loc.squeeze(-1), value_scale.squeeze(-1).clamp(min=SCALE_FLOOR)

@@ -115,7 +115,8 @@ class CausalGenerationMixin(GenerationMixin):
                 settings["temperature"] = causal_decoding.temperature
         else:
             _refuse_sampling(generation_config, kwargs)
-            settings |= {"do_sample": False, "num_beams": 1}
+            # Sampling, for several sequences per prompt; `_get_logits_processor` and `_sample` take the chance out of it.
+            settings |= {"do_sample": True, "num_beams": 1}
             kwargs["causal_decoding"] = causal_decoding
         if generation_config is None:
             kwargs |= settings
@@ -200,8 +201,12 @@ class CausalGenerationMixin(GenerationMixin):
         values.copy_(values[beam_idx.to(values.device)])
         return past_key_values
 
-    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(*args, **kwargs)
+    def _get_logits_processor(self, generation_config: GenerationConfig, **kwargs: Any) -> LogitsProcessorList:
+        """transformers' processors; none of its samplers' under a causal plan, and no row that no token uses."""
+        if (kwargs.get("model_kwargs") or {}).get("causal_decoding") is not None:
+            generation_config = copy.copy(generation_config)
+            generation_config.do_sample = False
+        processors = super()._get_logits_processor(generation_config=generation_config, **kwargs)
         if self.config.free_token_ids:
             processors.insert(0, MaskFreeRows(self.action.vocabulary_mask))
         return processors
@@ -225,11 +230,12 @@ class CausalGenerationMixin(GenerationMixin):
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, scores_as_logits=True
             )
         race = None
-        if generation_config.do_sample and self.config.num_token_appended:
-            race = RaceSampler()
-            logits_processor = LogitsProcessorList([*logits_processor, race])
+        if generation_config.do_sample and (plan is not None or self.config.num_token_appended):
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False
+            if plan is None:
+                race = RaceSampler()
+                logits_processor = LogitsProcessorList([*logits_processor, race])
         prompt_values = model_kwargs["numeric_values"]
         result = super()._sample(
             input_ids,

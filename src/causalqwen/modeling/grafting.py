@@ -1,12 +1,13 @@
 """Grafting: the configuration and the start values of a new model over a backbone."""
 
+import math
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.distributions import get_family
-from causalqwen.modeling.backbones import check_graftable, free_rows, resolve_backbone
+from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
 
@@ -20,8 +21,9 @@ _PROBE = (
 FAITHFUL_SCALE = 1.0
 """scale_S of a faithful start, in logits."""
 
-FAITHFUL_MASS, FAITHFUL_SPREAD = 0.8, 1.9
-"""Central mass of the draws, and the standard deviation in logits that a drawn individual gives a typical score at T = 1."""
+FAITHFUL_MASS, FAITHFUL_SPREAD = 0.8, math.pi / 6**0.5
+"""Central mass of the draws, and the standard deviation in logits that a drawn individual gives a typical score at T = 1:
+that of the Gumbel noise by which a softmax sampler at temperature 1 can be written."""
 
 
 class GraftingMixin:
@@ -65,6 +67,7 @@ class GraftingMixin:
             _refuse_encoders(AutoConfig.from_pretrained(path), name)
             backbone = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto")
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
+        align_parameters(backbone)
         check_graftable(backbone, name)
 
         free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
@@ -107,12 +110,13 @@ def faithful_start(
 
     threshold: the median log-partition on a few lines of text: P_k > 1/2 then means "more likely than not" there.
     initial_scale = initial_noise: such that scale_S = m . (scale_U + |b_noise|) = 1 logit.
-    temperature_unit: such that an individual drawn at temperature 1 moves a typical score by 1.9 logits (a softmax
-    sampler's own noise moves it by 1.28).
+    temperature_unit: such that an individual drawn at temperature 1 moves a typical score as much as the noise of a
+    softmax sampler at temperature 1 does.
     """
     law = get_family(family)
     weight = backbone.get_output_embeddings().weight
-    ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"].to(backbone.device)
+    limit = getattr(backbone.config, "max_position_embeddings", None) or 512
+    ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"][:, :limit].to(backbone.device)
     log_partition = backbone(input_ids=ids, use_cache=False).logits.float().logsumexp(-1)
     used = torch.ones(weight.shape[0], dtype=torch.bool, device=weight.device)
     used[[index for index in free[1:] if index < len(used)]] = False
@@ -133,16 +137,17 @@ def faithful_start(
 
 @torch.no_grad()
 def start_number_rows(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Start `<NUM>`'s rows where it has no row of the matrix: the mean digit going in, the mean token coming out.
+    """Start `<NUM>`'s rows where it has no row of the matrix: the digit 5 going in, the mean token coming out.
 
-    The mean of all rows scores the mean of all scores, which is never above the largest one: `<NUM>` decides nothing
-    until it is trained. On a row of the matrix `<NUM>` starts as what that row is.
+    Of single digits, and their mean, the embedding of 5 leaves the words after a number most likely (experiments 1). The
+    mean of all rows scores the mean of all scores, which is never above the largest one: `<NUM>` decides nothing until it
+    is trained. On a row of the matrix `<NUM>` starts as what that row is.
     """
     if not model.config.num_token_appended:
         return
     head = model.get_output_embeddings()
-    digits = sorted({tokenizer(digit, add_special_tokens=False)["input_ids"][-1] for digit in "0123456789"})
-    model.numeric_embedding.row.copy_(model.get_input_embeddings().weight[digits].float().mean(0))
+    digit = tokenizer("5", add_special_tokens=False)["input_ids"][-1]
+    model.numeric_embedding.row.copy_(model.get_input_embeddings().weight[digit].float())
     model.action.num_row.copy_(head.weight.float().mean(0))
     if head.bias is not None:
         model.action.num_bias.copy_(head.bias.float().mean())

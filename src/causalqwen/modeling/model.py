@@ -10,6 +10,7 @@ from transformers.utils import can_return_tuple
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
@@ -42,9 +43,10 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.reset_buffers()
         if isinstance(module, NumericEmbedding):
             torch.nn.init.zeros_(module.row)
-            torch.nn.init.normal_(module.direction, std=self.config.hidden_size**-0.5)
+            length = self.config.initial_direction
+            torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
             if self.config.normalize_direction:
-                module.direction /= module.direction.norm()
+                module.direction *= length / module.direction.norm()
         if isinstance(module, ValueBranch):
             module.feature_mean.zero_()
             module.feature_std.fill_(1.0)
@@ -108,6 +110,13 @@ class CausalQwenForCausalLM(
     @processor.setter
     def processor(self, processor: CausalQwenProcessor) -> None:
         self._processor = processor
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """transformers' `from_pretrained`; outputs are those of the saved model, bit for bit."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        align_parameters(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """transformers' `save_pretrained` (safetensors), and the processor beside the weights."""

@@ -269,7 +269,7 @@ def _rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[str]]]:
     ids, mask, values = encoding["input_ids"], encoding["attention_mask"], encoding["numeric_values"]
     if isinstance(ids, Tensor):
         ids, mask, values = ids.tolist(), mask.tolist(), values.tolist()
-    elif ids and not isinstance(ids[0], list):
+    elif not ids or not isinstance(ids[0], list):
         ids, mask, values = [ids], [mask], [values]
     real = [[index for index, one in enumerate(row) if one] for row in mask]
     pick = [[[row[i] for i in keep] for row, keep in zip(rows, real, strict=True)] for rows in (ids, values)]

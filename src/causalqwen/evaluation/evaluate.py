@@ -1,0 +1,67 @@
+"""Scores of a model on a file of rows, beside its rivals'."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from causalqwen.data import Example
+from causalqwen.evaluation.rivals import NumberTable, score_rivals
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training import FactStore, score_tokens
+
+
+def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example], store: FactStore) -> NumberTable:
+    """Every number that the facts predict, in their order: the text before it, the features there, its value."""
+    prompts, places = [], []
+    num_id = model.config.num_token_id
+    for index, example in enumerate(examples):
+        for position, token in enumerate(example.input_ids[1:]):
+            if token == num_id:
+                end = position + 1
+                prompts.append(model.processor.decode(example.input_ids[:end], example.numeric_values[:end]))
+                places.append(store.offsets[index] + position)
+    return NumberTable(prompts, np.array(store.facts.features[places]), np.array(store.facts.values[places]))
+
+
+def evaluate(
+    model: CausalQwenForCausalLM,
+    examples: Sequence[Example],
+    work: Path,
+    *,
+    train_examples: Sequence[Example] = (),
+    validation_examples: Sequence[Example] = (),
+) -> dict[str, Any]:
+    """Scores on `examples`, and those of the rivals fitted on `train_examples` (their spread on the validation ones).
+
+    Returns:
+        `metrics`: what `metrics.json` holds: those of `score_tokens`, and `rivals` where there are training rows.
+        `values`: loc, scale and value of every number, for plots.
+    """
+    store = FactStore.build(model, examples, work, title="rows to score")
+    scores = score_tokens(model, store.blocks())
+    metrics = dict(scores["metrics"])
+    if train_examples and validation_examples:
+        tables = [
+            number_table(model, part, FactStore.build(model, part, work, title="rows of the rivals"))
+            for part in (train_examples, validation_examples)
+        ]
+        metrics["rivals"] = score_rivals(*tables, number_table(model, examples, store), model.value_law)
+    return {"metrics": metrics, "values": scores["values"]}
+
+
+def write_metrics(path: Path, metrics: dict[str, Any]) -> None:
+    """metrics.json, by rename."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def interval_columns(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], level: float) -> np.ndarray:
+    """Median, low and high end of the central interval of each number, [n, 3], in the data's units."""
+    law = model.value_law
+    low, high = law.interval(values["loc"], values["scale"], level)
+    return torch.stack([law.quantile(values["loc"], values["scale"], 0.5), low, high], dim=1).numpy()

@@ -1,0 +1,102 @@
+"""Pictures as SVG text."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+_MAIN, _SECOND, _THIRD, _GREY = "#1f5fa8", "#c2571a", "#3c8d5a", "#8a8f98"
+
+plt.rcParams.update(
+    {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#e6e8eb",
+        "axes.edgecolor": _GREY,
+        "figure.dpi": 96,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "causalqwen",
+    }
+)
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as an <svg> element; the figure is closed."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, level: float, seed: int = 0) -> str:
+    """Medians against observations, with intervals. values [n]; columns [n, 3]: median, low, high end.
+
+    All medians are drawn; the intervals of 60 numbers, chosen at random, because more would hide each other.
+    """
+    figure, axis = plt.subplots(figsize=(6.2, 5.2))
+    inside = (columns[:, 1] <= values) & (values <= columns[:, 2])
+    for mask, colour, label in ((inside, _MAIN, "inside its interval"), (~inside, _SECOND, "outside")):
+        axis.scatter(values[mask], columns[mask, 0], s=9, color=colour, alpha=0.65, linewidths=0, label=label)
+    shown = np.random.default_rng(seed).permutation(len(values))[:60]
+    axis.vlines(values[shown], columns[shown, 1], columns[shown, 2], color=_GREY, lw=0.8, alpha=0.6)
+    low, high = np.quantile(values, [0.01, 0.97])
+    margin = 0.25 * (high - low)
+    axis.plot([low - margin, high + margin], [low - margin, high + margin], color="black", lw=0.8)
+    axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+    hidden = int(((values < low - margin) | (values > high + margin)).sum())
+    axis.set_xlabel(f"observed, {unit}" + (f" ({hidden} of {len(values)} numbers lie outside the frame)" if hidden else ""))
+    axis.set_ylabel(f"predicted median, {unit}, and {level:.0%} interval")
+    axis.legend(frameon=False, loc="upper left")
+    return as_svg(figure)
+
+
+def calibration(central: np.ndarray, raw_levels: Sequence[float] | None) -> str:
+    """Coverage against nominal level, raw and recalibrated, and the distribution of |2 u - 1|.
+
+    central: |2 u - 1| of each held-out number, u its probability integral transform. raw_levels: the raw level that
+    stands for each of 0%, 1%, ..., 100%, where intervals were recalibrated.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.6))
+    wanted = np.linspace(0, 1, 101)
+    raw = np.searchsorted(np.sort(central), wanted, side="right") / len(central)
+    left.plot([0, 1], [0, 1], color="black", lw=0.8)
+    left.plot(wanted, raw, color=_SECOND, label="raw")
+    if raw_levels is not None:
+        fitted = np.searchsorted(np.sort(central), np.asarray(raw_levels), side="right") / len(central)
+        left.plot(wanted, fitted, color=_MAIN, label="recalibrated on validation rows")
+    left.set(xlabel="nominal level of the central interval", ylabel="held-out numbers inside", xlim=(0, 1), ylim=(0, 1))
+    left.legend(frameon=False, loc="upper left")
+    right.hist(central, bins=20, range=(0, 1), density=True, color=_SECOND, alpha=0.75)
+    right.axhline(1.0, color="black", lw=0.8)
+    right.set(xlabel="raw central level that just reaches the observation", ylabel="density (1 if calibrated)")
+    figure.tight_layout()
+    return as_svg(figure)
+
+
+def training_curves(records: Sequence[dict[str, Any]]) -> str:
+    """Loss of the value head, and what was decided right, over the updates; from the records of `metrics.jsonl`."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4))
+    panels = (
+        (axes[0], "value: negative log-likelihood", (("train/reg_loss_effective", _GREY, "training"),
+                                                    ("eval/reg_loss", _MAIN, "validation"))),
+        (axes[1], "share of decisions", (("eval/accuracy", _MAIN, "right token"), ("eval/num_f1", _SECOND, "F1 of <NUM>"),
+                                         ("eval/coverage_raw_0.9", _THIRD, "inside the raw 90% interval"))),
+    )  # fmt: skip
+    for axis, title, curves in panels:
+        for key, colour, label in curves:
+            points = [(record["step"], record[key]) for record in records if key in record]
+            if points:
+                axis.plot(*zip(*points, strict=True), color=colour, label=label)
+        axis.set(xlabel="updates", title=title)
+        axis.legend(frameon=False)
+    figure.tight_layout()
+    return as_svg(figure)

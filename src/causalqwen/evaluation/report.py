@@ -1,0 +1,105 @@
+"""The report: one self-contained HTML page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+
+from causalqwen.decoding import CausalDecoding
+from causalqwen.evaluation import figures
+from causalqwen.evaluation.evaluate import interval_columns
+from causalqwen.modeling import CausalQwenForCausalLM
+
+NAMES = {
+    "constant": "median of the training values",
+    "constant_cauchy": "one Cauchy for all training values",
+    "ridge": "ridge on the same features",
+    "gradient_boosting": "gradient boosting on character n-grams",
+}
+HEADS = ["median error", "mean error", "CRPS", "log score", "inside 50%", "inside 80%", "inside 90%"]
+
+
+def table_rows(metrics: dict[str, Any], name: str = "CausalQwen") -> list[dict[str, Any]]:
+    """Rows of the comparison: the model, and its rivals where there are any."""
+    rows = [{"name": name, "own": True, "cells": _cells(metrics)}]
+    for key, scores in metrics.get("rivals", {}).items():
+        rows.append({"name": NAMES.get(key, key), "own": False, "cells": _cells(scores)})
+    return rows
+
+
+def _cells(scores: dict[str, Any]) -> list[str]:
+    numbers = [f"{scores[key]:.3g}" for key in ("median_error", "mae", "quantile_crps")]
+    numbers.append(f"{scores['log_score']:.2f}" if "log_score" in scores else "–")
+    return numbers + [f"{100 * scores['coverage'][level]:.0f}%" for level in ("0.5", "0.8", "0.9")]
+
+
+def value_figures(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
+    """Scatter and calibration of held-out numbers, as SVG."""
+    observed = values["value"].numpy()
+    central = (2 * model.value_law.cdf(values["loc"], values["scale"], values["value"]) - 1).abs().numpy()
+    return {
+        "scatter": figures.predicted_against_true(observed, interval_columns(model, values, 0.9), unit, 0.9),
+        "calibration": figures.calibration(central, model.config.interval_levels),
+    }
+
+
+def example_rows(
+    model: CausalQwenForCausalLM, prompts: list[str], values: dict[str, torch.Tensor], count: int = 12, seed: int = 0
+) -> list[dict[str, str]]:
+    """Held-out numbers taken at random, so that the page shows ordinary ones."""
+    columns = interval_columns(model, values, 0.9)
+    chosen = np.random.default_rng(seed).permutation(len(prompts))[:count]
+    return [
+        {"prompt": prompts[i]} | dict(zip(("value", "median", "low", "high"), (f"{x:.4g}" for x in row), strict=True))
+        for i, row in ((i, (values["value"][i].item(), *columns[i])) for i in chosen)
+    ]
+
+
+def individual_texts(
+    model: CausalQwenForCausalLM,
+    prompt: str,
+    number_prompt: str,
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5),
+    max_new_tokens: int = 40,
+) -> dict[str, Any]:
+    """One prompt's text and another's number: with nothing drawn, from five individuals, and from five noises."""
+    processor = model.processor
+
+    def run(preset: str) -> list[dict[str, Any]]:
+        plan = CausalDecoding.preset(preset, seed=list(seeds))
+        inputs = processor([prompt] * len(seeds), prompt=True, return_tensors="pt").to(model.device)
+        made = model.generate(**inputs, max_new_tokens=max_new_tokens, causal_decoding=plan)
+        texts = processor.batch_decode(made.sequences, made.numeric_values, skip_special_tokens=True)
+        inputs = processor([number_prompt] * len(seeds), prompt=True, return_tensors="pt").to(model.device)
+        parameters = model(**inputs, causal_decoding=plan, logits_to_keep=1).loc_Y[:, 0]
+        values = model.value_transform.inverse(parameters.detach()).tolist()
+        return [
+            {"seed": seed, "text": text[len(prompt) :].strip(), "value": f"{value:.4g}"}
+            for seed, text, value in zip(seeds, texts, values, strict=True)
+        ]
+
+    return {
+        "prompt": prompt,
+        "number_prompt": number_prompt,
+        "standard": run("standard")[0],
+        "texts": list(zip(run("shared-individual"), run("shared-noise"), strict=True)),
+    }
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; none where it is missing."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_report(path: Path, **content: Any) -> None:
+    """Render the page; it appears by rename. Unset parts of the template are left out."""
+    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    page = jinja2.Environment(autoescape=True).from_string(template).render(heads=HEADS, **content)
+    part = path.with_name(path.name + ".part")
+    part.write_text(page, encoding="utf-8")
+    part.replace(path)

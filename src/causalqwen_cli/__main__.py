@@ -1,0 +1,3 @@
+from causalqwen_cli.app import main
+
+main()

@@ -1,0 +1,294 @@
+"""`causalqwen`: graft, train, predict, generate, evaluate, demo, doctor."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Numbers with honest uncertainty and individuals who last, grafted onto a pretrained language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
+Model = Annotated[Path, typer.Option("--model", help="Folder of a grafted model.")]
+Device = Annotated[str, typer.Option(help="Torch device, or auto for an accelerator where there is one.")]
+
+
+def say(message: str) -> None:
+    """A line of progress, on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def show(result: dict[str, Any], text: str, as_json: bool) -> None:
+    """The result on stdout: as JSON, or as text for people."""
+    print(json.dumps(result, ensure_ascii=False) if as_json else text, flush=True)
+
+
+def command(function: Callable) -> Callable:
+    """Register a command: quiet libraries, and one line on stderr with exit status 1 for a mistake of the user's."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        try:
+            function(*args, **kwargs)
+        except (ValueError, OSError, ImportError, RuntimeError) as error:
+            message = str(error).strip() or type(error).__name__
+            print(f"causalqwen: {message}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    return app.command()(guarded)
+
+
+@command
+def graft(
+    backbone: Annotated[str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
+    output: Annotated[Path, typer.Option(help="Folder for the grafted model; appears complete.")],
+    start: Annotated[str, typer.Option(help="Start values: faithful, documents or minimal.")] = "faithful",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ... (default: as stored).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Graft a number channel and an individual onto a pretrained decoder."""
+    _refuse_existing(output)
+    import torch
+
+    from causalqwen import CausalQwenForCausalLM
+    from causalqwen.data.texts import speech_paragraphs
+    from causalqwen.evaluation import compare_with_backbone
+
+    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
+    say(f"grafting {backbone}")
+    model = CausalQwenForCausalLM.from_backbone(backbone, dtype=getattr(torch, dtype) if dtype else None, start=start)
+    check = compare_with_backbone(model, speech_paragraphs(numbers=False)[:4])
+    own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("backbone."))
+    save_model(model, output)
+    config = model.config
+    where = "behind the matrix" if config.num_token_appended else "on a free row"
+    result = {
+        "model": str(output),
+        "num_token_id": config.num_token_id,
+        "free_rows": len(config.free_token_ids) + (not config.num_token_appended),
+        "parameters": own,
+        "start": start,
+        **check,
+    }
+    text = (
+        f"{output}: <NUM> is token {config.num_token_id} ({where}), {own:,} new parameters; on {check['tokens']} tokens the "
+        f"logits equal the backbone's to the last bit on {check['identical_logits']}, the decision on "
+        f"{check['agreement']:.1%}"
+    )
+    show(result, text, as_json)
+
+
+def save_model(model: Any, output: Path) -> None:
+    """Save beside the target and rename."""
+    part = output.with_name(f"{output.name}.part-{os.getpid()}")
+    model.save_pretrained(part)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part.rename(output)
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} exists already; choose another output")
+    if output.exists():
+        output.rmdir()
+
+
+@command
+def train(
+    model: Model,
+    train: Annotated[Path, typer.Option("--train", help="JSONL rows to train on.")],
+    output: Annotated[Path, typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way.")],
+    evaluation: Annotated[Path | None, typer.Option("--eval", help="JSONL rows to choose and recalibrate by.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
+    resume: Annotated[bool, typer.Option(help="Take up a killed run in the same output.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train the number channel (stage 1), and adapters in the backbone where the settings ask for them (stage 2)."""
+    from causalqwen.data import encode_rows, read_rows
+    from causalqwen.modeling.loading import load_model
+    from causalqwen.training import TrainSettings
+    from causalqwen.training import train as run
+
+    settings = TrainSettings.from_yaml(config) if config else TrainSettings()
+    rows = read_rows(train, values_required=True)
+    eval_rows = read_rows(evaluation, values_required=True) if evaluation else []
+    loaded = load_model(model, device)
+    limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    examples = [encode_rows(part, loaded.processor, limit) for part in (rows, eval_rows)]
+    metrics = run(loaded, *examples, output, settings, resume=resume)
+    text = f"{output}: trained on {len(rows)} rows"
+    if metrics:
+        text += f"; validation rows: {_figures(metrics)}"
+    show({"model": str(output), "metrics": metrics}, text, as_json)
+
+
+def _figures(metrics: dict[str, Any]) -> str:
+    keys = ("median_error", "mae", "crps", "log_score", "num_f1", "accuracy", "backbone_agreement")
+    return ", ".join(f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics)
+
+
+@command
+def predict(
+    model: Model,
+    input: Annotated[Path, typer.Option(help="JSONL rows: prompts, or texts whose numbers are predicted.")],
+    output: Annotated[Path, typer.Option(help="JSONL file: each row with its predictions; appears complete.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 32,
+    raw: Annotated[bool, typer.Option(help="Intervals of the model's own law, without recalibration.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Predict numbers as distributions, row by row."""
+    from causalqwen.data import read_rows
+    from causalqwen.evaluation import predict_rows, write_jsonl
+    from causalqwen.modeling.loading import load_model
+
+    rows = read_rows(input)
+    loaded = load_model(model, device)
+    count = write_jsonl(output, predict_rows(loaded, rows, batch_size=batch_size, raw=raw))
+    show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
+
+
+@command
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")],
+    preset: Annotated[str, typer.Option(help="standard, causal, noise, shared-individual, shared-noise, individual-only, "
+                                             "persona or softmax.")] = "standard",
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="Multiplies whatever is drawn.")] = 1.0,
+    central_mass: Annotated[float | None, typer.Option(help="Draw from the central mass of each law.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only with the preset softmax.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only with the preset softmax.")] = None,
+    individual: Annotated[Path | None, typer.Option(help="File of an individual who speaks.")] = None,
+    save_individual: Annotated[Path | None, typer.Option(help="Keep the individual that the seed draws.")] = None,
+    chat: Annotated[bool, typer.Option(help="The prompt is a user's message; use the backbone's chat template.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text: deterministically, or by an individual and a noise (the text comes word by word)."""
+    from causalqwen import CausalDecoding, Individual, NumberTextStreamer
+    from causalqwen.modeling.loading import load_model
+
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    plan = CausalDecoding.preset(preset, seed=seed, temperature=temperature, central_mass=central_mass)
+    samplers = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+    if individual is not None:
+        plan = CausalDecoding.preset(
+            preset, seed=seed, temperature=temperature, central_mass=central_mass, individual=Individual.load(individual)
+        )
+    loaded = load_model(model, device)
+    processor = loaded.processor
+    if save_individual is not None:
+        if seed is None:
+            raise ValueError("--save-individual keeps the individual of a seed: give --seed")
+        Individual.from_seed(seed, loaded.config.causal_size).save(save_individual)
+    text = prompt
+    if chat:
+        messages = [{"role": "user", "content": prompt}]
+        text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    inputs = processor(text, prompt=not chat, return_tensors="pt").to(loaded.device)
+    streamer = None if as_json else NumberTextStreamer(processor, skip_prompt=chat, skip_special_tokens=True)
+    result = loaded.generate(
+        **inputs, causal_decoding=plan, max_new_tokens=max_new_tokens, streamer=streamer, **samplers
+    )
+    if not as_json:
+        return
+    start = inputs["input_ids"].shape[1]
+    new_ids, new_values = result.sequences[0, start:], result.numeric_values[0, start:]
+    numbers = new_values[new_ids == loaded.config.num_token_id].tolist()
+    written = processor.decode(result.sequences[0], result.numeric_values[0], skip_special_tokens=True)
+    show({"prompt": prompt, "preset": preset, "seed": seed, "text": written, "numbers": numbers}, "", True)
+
+
+@command
+def evaluate(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="JSONL rows to score on.")],
+    output: Annotated[Path, typer.Option(help="Folder for metrics.json and report.html.")],
+    train: Annotated[Path | None, typer.Option("--train", help="Rows to fit the rivals on.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Rows that give the rivals their spread.")] = None,
+    unit: Annotated[str, typer.Option(help="Unit of the values, for the axes.")] = "units of the data",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on rows, beside rivals fitted on the training rows, with a report."""
+    from causalqwen.data import encode_rows, read_rows
+    from causalqwen.evaluation.evaluate import evaluate as score
+    from causalqwen.evaluation.evaluate import write_metrics
+    from causalqwen.evaluation.report import table_rows, value_figures, write_report
+    from causalqwen.modeling.loading import load_model
+
+    if (train is None) != (validation is None):
+        raise ValueError("rivals need both --train and --validation")
+    files = [path for path in (data, train, validation) if path is not None]
+    rows = [read_rows(path, values_required=True) for path in files]
+    loaded = load_model(model, device)
+    limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    examples = [encode_rows(part, loaded.processor, limit) for part in rows]
+    rivals = {"train_examples": examples[1], "validation_examples": examples[2]} if train else {}
+    result = score(loaded, examples[0], output / "work", **rivals)
+    metrics, values = result["metrics"], result["values"]
+    write_metrics(output / "metrics.json", metrics)
+    pictures = value_figures(loaded, values, unit) if len(values["value"]) else {}
+    write_report(
+        output / "report.html",
+        title=f"{model.name} on {data.name}",
+        lead=f"{len(rows[0]):,} rows, {len(values['value']):,} numbers.",
+        facts=[_figures(metrics)],
+        rows=table_rows(metrics) if len(values["value"]) else [],
+        table_note="In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and "
+        "CRPS, higher for the log score.",
+        footer="Made by `causalqwen evaluate`.",
+        **pictures,
+    )
+    show({"output": str(output), "metrics": metrics}, f"{_figures(metrics)}\n{output / 'report.html'}", as_json)
+
+
+@command
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the data, the model and the report.")] = Path("runs/demo"),
+    backbone: Annotated[str, typer.Option(help="Backbone to graft.")] = "smollm2-135m",
+    as_json: AsJson = False,
+) -> None:
+    """Boiling points on a real language model: graft, train, score, generate, report (minutes on two cores)."""
+    from causalqwen.evaluation.demo import run_demo, summary
+
+    metrics = run_demo(output, backbone, say=say)
+    report = output / "report.html"
+    text = f"{summary(metrics)}\nThe report is in {report.resolve()}"
+    show({"report": str(report), "metrics": metrics}, text, as_json)
+
+
+@command
+def doctor(
+    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What is installed, what is missing, and what to do about it."""
+    from causalqwen_cli.doctor import examine
+
+    report = examine(fetch, say)
+    lines = [f"{'ok     ' if check['ok'] else 'MISSING'} {check['what']}: {check['found']}" for check in report["checks"]]
+    show(report, "\n".join(lines), as_json)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,52 @@
+"""What the doctor looks at."""
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.19", "safetensors": "0.5", "gguf": "0.10"}
+_OPTIONAL = {"chemicals": "for the demo: pip install causalqwen[demo]"}
+
+
+def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Checks as {what, found, ok}; `ok` is whether everything that is needed is there."""
+    checks = [_check("python", platform.python_version(), sys.version_info >= (3, 11))]
+    for name, least in _NEEDED.items():
+        version = _version(name)
+        good = version is not None and _as_tuple(version) >= _as_tuple(least)
+        checks.append(_check(name, version or f"not installed, {least} or later is needed", good))
+    checks += [_check(f"{name} (optional)", _version(name) or hint, True) for name, hint in _OPTIONAL.items()]
+    if all(check["ok"] for check in checks):
+        checks += _checks_with_torch(fetch, say)
+    return {"ok": all(check["ok"] for check in checks), "checks": checks}
+
+
+def _checks_with_torch(fetch: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    import torch
+
+    from causalqwen.modeling.backbones import default_backbone_path, fetch_default_backbone
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    path = default_backbone_path()
+    if fetch:
+        fetch_default_backbone(say)
+    there = (path / "model.safetensors").is_file() and (path / "config.json").is_file()
+    found = str(path) if there else f"not in {path}; fetch it with `causalqwen doctor --fetch`"
+    return [_check("device", device, True), _check("default backbone", found, there)]
+
+
+def _check(what: str, found: str, ok: bool) -> dict[str, Any]:
+    return {"what": what, "found": found, "ok": ok}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _as_tuple(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())

@@ -1,0 +1,414 @@
+"""Generation through transformers' `generate`, on tiny backbones."""
+
+import itertools
+
+import pytest
+import torch
+from conftest import graft_tiny
+from scipy import stats
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
+
+from causalqwen import PRESETS, CausalDecoding, Individual, NumberTextIteratorStreamer, NumberTextStreamer
+from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores
+from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
+from causalqwen.modeling.generation import RaceSampler
+from causalqwen.numbers import round_significant
+
+PROMPTS = ["It is 5 and then", "A new year", "They say that -3.5 of the people who came here went on to count 1,000 more"]
+MODES = list(itertools.product(("marginal", "token", "sequence"), ("marginal", "token", "sequence", "off")))
+
+
+def encode(model, prompts):
+    return model.processor(prompts, padding=True, padding_side="left", return_tensors="pt")
+
+
+@pytest.fixture
+def talker(tiny_tokenizer):
+    """A tiny model that often decides for `<NUM>`."""
+    return eager(graft_tiny("llama", tiny_tokenizer))
+
+
+def eager(model):
+    """Raise `<NUM>` so that it is decided for every few tokens, and give values some size."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        model.action.num_row.normal_(std=0.6)
+        model.action.num_bias += 3.5
+    model.config.value_transform = {"kind": "affine", "center": 40.0, "width": 7.0}
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
+    """The slow obvious loop: no cache, no batch, the law written out at every step (theory 3.9)."""
+    inputs = model.processor(prompt, return_tensors="pt")
+    ids, values = inputs["input_ids"], inputs["numeric_values"]
+    action, head, law = model.action, model.get_output_embeddings(), model.action.law
+    seed = torch.tensor([plan.seed])
+    margins = []
+    for _ in range(new_tokens):
+        with torch.no_grad():
+            z = model.features(ids, numeric_values=values).last_hidden_state[:, -1]
+            loc, scale = model.abduction(z)
+            value_loc, value_scale = model.value_branch(z, loc, scale)
+            position = ids.shape[1] - 1
+            spread = {"value": [], "token": []}
+            for mode, stream, size in (
+                (plan.individual, INDIVIDUAL_STREAM, (scale, value_scale)),
+                (plan.noise, NOISE_STREAM, (action.noise, action.noise)),
+            ):
+                if mode == "marginal":
+                    spread["token"].append(size[0].expand_as(scale))
+                    spread["value"].append(size[1].expand_as(scale))
+                elif mode != "off":
+                    e = uniform_draws(seed, stream, WHOLE_TEXT if mode == "sequence" else position, loc.shape[-1])
+                    if plan.central_mass is None:
+                        mass, unit = model.config.central_mass, model.config.temperature_unit
+                        of_token, of_value = unit * law.quantile(0.5 + mass * (e - 0.5)), law.quantile(e)
+                    else:
+                        of_token = of_value = law.quantile(0.5 + plan.central_mass * (e - 0.5))
+                    loc = loc + plan.temperature * size[0] * of_token.float()
+                    value_loc = value_loc + plan.temperature * size[1] * of_value.float()
+            left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
+            scores = decision_scores(
+                action.score_loc(loc, head),
+                action.score_scale_of(left, head),
+                action.thresholds(z),
+                decision=plan.decision,
+                vocabulary_mask=action.vocabulary_mask,
+            )[0]
+            token = decide(scores)
+            best = scores.topk(2).values
+            margins.append((best[0] - best[1]).item())
+            value, _ = action.value(value_loc, torch.ones_like(value_scale))
+            value = round_significant(model.value_transform.inverse(value), model.config.value_digits)
+        ids = torch.cat([ids, token.view(1, 1)], dim=1)
+        shown = value.view(1, 1) if token == model.config.num_token_id else torch.zeros(1, 1, dtype=torch.float64)
+        values = torch.cat([values, shown], dim=1)
+    return ids[0], values[0], margins
+
+
+@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize(("individual", "noise"), MODES)
+def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale):
+    model = eager(graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale, start="minimal", initial_scale=0.02,
+                             initial_noise=0.01))  # fmt: skip
+    plan = CausalDecoding(individual=individual, noise=noise, temperature=0.8, central_mass=0.9, seed=11)
+    ids, values, margins = step_by_step(model, PROMPTS[0], plan, 16)
+    made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=16, causal_decoding=plan)
+    assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
+    assert torch.equal(made.sequences[0], ids)
+    torch.testing.assert_close(made.numeric_values[0], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n != "softmax"])
+def test_presets_decide_as_the_slow_loop_and_write_numbers(talker, name):
+    plan = CausalDecoding.preset(name, seed=5)
+    ids, values, _ = step_by_step(talker, PROMPTS[1], plan, 20)
+    made = talker.generate(**encode(talker, PROMPTS[1:2]), max_new_tokens=20, causal_decoding=plan)
+    assert torch.equal(made.sequences[0], ids)
+    torch.testing.assert_close(made.numeric_values[0], values, rtol=1e-5, atol=1e-6)
+    is_num = ids == talker.config.num_token_id
+    assert is_num.any() and (values[~is_num] == 0).all() and (values[is_num] != 0).all()
+    text = talker.processor.decode(made.sequences[0], made.numeric_values[0])
+    assert "<NUM>" not in text
+
+
+def test_a_generated_value_is_read_back_by_the_next_step(talker):
+    plan = CausalDecoding.preset("standard")
+    made = talker.generate(**encode(talker, PROMPTS[1:2]), max_new_tokens=20, causal_decoding=plan)
+    place = (made.sequences[0] == talker.config.num_token_id).nonzero()[0].item()
+    after = made.sequences[:, : place + 1]
+    with torch.no_grad():
+        right = talker(after, numeric_values=made.numeric_values[:, : place + 1]).logits[0, -1]
+        without = talker(after).logits[0, -1]
+    assert not torch.allclose(right, without)
+    assert right.argmax() == made.sequences[0, place + 1]
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n != "softmax"])
+def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_after_a_reload(talker, name, tmp_path):
+    plan = CausalDecoding.preset(name, seed=[7, 8, 9])
+    together = talker.generate(**encode(talker, PROMPTS), max_new_tokens=12, causal_decoding=plan)
+    talker.save_pretrained(tmp_path)
+    again = type(talker).from_pretrained(tmp_path)
+    for row, prompt in enumerate(PROMPTS):
+        own = CausalDecoding.preset(name, seed=7 + row)
+        for model in (talker, again):
+            alone = model.generate(**encode(model, [prompt]), max_new_tokens=12, causal_decoding=own)
+            assert torch.equal(alone.sequences[0, -12:], together.sequences[row, -12:])
+            torch.testing.assert_close(
+                alone.numeric_values[0, -12:], together.numeric_values[row, -12:], rtol=1e-4, atol=1e-4
+            )
+
+
+def test_returned_sequence_j_uses_the_seed_plus_j(talker):
+    inputs = encode(talker, PROMPTS[:2])
+    plan = CausalDecoding.preset("causal", seed=20)
+    made = talker.generate(**inputs, max_new_tokens=10, num_return_sequences=3, causal_decoding=plan)
+    assert made.sequences.shape[0] == 6
+    for copy in range(3):
+        own = talker.generate(**inputs, max_new_tokens=10, causal_decoding=CausalDecoding.preset("causal", seed=20 + copy))
+        assert torch.equal(made.sequences[copy::3], own.sequences)
+
+
+def test_without_a_seed_torchs_generator_decides(talker):
+    plan, texts = CausalDecoding.preset("causal"), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        texts.append(talker.generate(**encode(talker, PROMPTS[:1]), max_new_tokens=10, causal_decoding=plan).sequences)
+    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
+
+
+def test_temperature_zero_draws_nothing_but_keeps_the_scale():
+    """The documents call T = 0 the non-sampling mode, but its scale lacks the noise (inference 3)."""
+    law = get_family("cauchy")
+    plan = CausalDecoding.preset("noise", temperature=0.0, seed=1)
+    loc, scale, noise = torch.randn(1, 1, 4), torch.rand(1, 1, 4), torch.full((4,), 0.3)
+    bound = BoundDecoding.bind(plan, 1, 4, torch.device("cpu"))
+    made_loc, made_scale = bound.situate(loc, scale, noise, torch.zeros(1, 1, dtype=torch.long), QuantileReader(law))
+    assert torch.equal(made_loc, loc) and torch.equal(made_scale, scale)
+    assert not torch.equal(made_scale, law.add(scale, noise.expand_as(scale)))
+
+
+def test_central_mass_limits_the_draws():
+    law = get_family("cauchy")
+    e = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    assert QuantileReader(law, 0.8)(e).abs().max() <= law.quantile(torch.tensor(0.9, dtype=torch.float64))
+    whole = QuantileReader(law)(e)
+    assert stats.kstest(QuantileReader(law, 1.0)(uniform_draws(torch.tensor([1]), 1, 0, 5000)[0]).numpy(), "cauchy").pvalue > 0.01
+    assert whole.abs().max() > 100
+
+
+# ---- individuals -----------------------------------------------------------------------------------------------------
+
+
+def test_an_individual_can_be_kept_and_given_to_another_prompt(talker, tmp_path):
+    size = talker.config.causal_size
+    drawn = talker.generate(
+        **encode(talker, PROMPTS[:1]), max_new_tokens=12, causal_decoding=CausalDecoding.preset("shared-individual", seed=4)
+    )
+    individual = Individual.from_seed(4, size)
+    individual.save(tmp_path / "someone.safetensors")
+    kept = Individual.load(tmp_path / "someone.safetensors")
+    assert torch.equal(kept.factor, individual.factor) and kept.name == "seed 4" and "32 coordinates" in str(kept)
+    given = CausalDecoding(individual=kept)
+    for prompt in PROMPTS[:2]:
+        by_object = talker.generate(**encode(talker, [prompt]), max_new_tokens=12, causal_decoding=given)
+        by_seed = talker.generate(
+            **encode(talker, [prompt]), max_new_tokens=12, causal_decoding=CausalDecoding.preset("shared-individual", seed=4)
+        )
+        assert torch.equal(by_object.sequences, by_seed.sequences)
+    assert torch.equal(drawn.sequences, talker.generate(
+        **encode(talker, PROMPTS[:1]), max_new_tokens=12, causal_decoding=given).sequences)  # fmt: skip
+    two = CausalDecoding(individual=[kept, Individual.from_seed(5, size)])
+    made = talker.generate(**encode(talker, PROMPTS[:2]), max_new_tokens=12, causal_decoding=two)
+    assert torch.equal(made.sequences[0, -12:], drawn.sequences[0, -12:])
+
+
+def test_individuals_that_do_not_fit_are_refused(talker, tmp_path):
+    inputs = encode(talker, PROMPTS[:2])
+    with pytest.raises(ValueError, match="does not fit a model whose causal size is 32"):
+        talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=Individual.from_seed(1, 8)))
+    with pytest.raises(ValueError, match="3 individuals for 2 prompts"):
+        three = [Individual.from_seed(1, 32)] * 3
+        talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=three))
+    with pytest.raises(ValueError, match="3 seeds for 2 prompts"):
+        talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding.preset("causal", seed=[1, 2, 3]))
+    for bad in (torch.tensor([0.0, 0.5]), torch.rand(2, 2)):
+        with pytest.raises(ValueError, match="individual"):
+            Individual(bad)
+    (tmp_path / "x").write_text("nothing")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        Individual.load(tmp_path / "x")
+
+
+# ---- transformers' own generation --------------------------------------------------------------------------------------
+
+
+def test_greedy_search_on_text_is_the_backbones(tiny, family):
+    tiny.generation_config.eos_token_id = None
+    inputs = encode(tiny, PROMPTS[1:2])
+    plain = {k: v for k, v in inputs.items() if k != "numeric_values"}
+    theirs = tiny.backbone.generate(**plain, max_new_tokens=20, do_sample=False, eos_token_id=None,
+                                    suppress_tokens=tiny.config.free_token_ids or None)  # fmt: skip
+    ours = tiny.generate(**inputs, max_new_tokens=20, do_sample=False)
+    standard = tiny.generate(**inputs, max_new_tokens=20, causal_decoding=CausalDecoding.preset("standard"))
+    if tiny.config.num_token_id in theirs:  # a random backbone may choose the row that has become <NUM>
+        end = (theirs[0] == tiny.config.num_token_id).nonzero()[0].item() + 1
+        theirs, ours, standard.sequences = theirs[:, :end], ours[:, :end], standard.sequences[:, :end]
+    assert torch.equal(ours, theirs) and torch.equal(standard.sequences, theirs)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("sampler", [{"top_k": 20}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8, "temperature": 0.7}])
+def test_softmax_draws_the_backbones_own_tokens(tiny_llama, rows, sampler):
+    """`<NUM>` stands behind the matrix here, and still the draws of the backbone are not disturbed."""
+    tiny_llama.generation_config.eos_token_id = None
+    with torch.no_grad():
+        tiny_llama.action.num_bias -= 30.0  # text without numbers
+    inputs = encode(tiny_llama, ["A new year", "We, the people", "Yes"][:rows])
+    plain = {k: v for k, v in inputs.items() if k != "numeric_values"}
+    torch.manual_seed(7)
+    theirs = tiny_llama.backbone.generate(**plain, max_new_tokens=16, do_sample=True, eos_token_id=None, **sampler)
+    plan = CausalDecoding.preset("softmax", seed=7)
+    state = torch.get_rng_state()
+    ours = tiny_llama.generate(**inputs, max_new_tokens=16, causal_decoding=plan, output_scores=True, **sampler)
+    assert torch.equal(ours.sequences, theirs)
+    assert torch.equal(torch.get_rng_state(), state), "a seeded plan must leave torch's generator alone"
+    assert len(ours.scores) == 16 and not torch.isnan(ours.scores[0]).any()
+    torch.manual_seed(7)
+    assert torch.equal(tiny_llama.generate(**inputs, max_new_tokens=16, do_sample=True, **sampler), theirs)
+
+
+def test_the_race_draws_num_with_its_softmax_probability():
+    torch.manual_seed(0)
+    logits = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])  # the last column is <NUM>
+    drawn = RaceSampler()(None, logits.expand(100_000, -1)).argmax(-1)
+    counts = torch.bincount(drawn, minlength=5).double()
+    expected = logits.double().softmax(-1) * len(drawn)
+    assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
+
+
+def test_beam_search_carries_the_values_of_its_beams(talker):
+    inputs = encode(talker, PROMPTS)
+    made = talker.generate(**inputs, max_new_tokens=12, num_beams=4, num_return_sequences=2, do_sample=False,
+                           return_dict_in_generate=True)  # fmt: skip
+    assert made.sequences.shape == made.numeric_values.shape and made.sequences.shape[0] == 6
+    is_num = made.sequences == talker.config.num_token_id
+    assert is_num.any() and (made.numeric_values[~is_num] == 0).all()
+    for row in range(6):  # every generated value is what the model predicts after the tokens and values before it
+        prompt = inputs["input_ids"][row // 2]
+        pad = int((inputs["attention_mask"][row // 2] == 0).sum())
+        ids, values = made.sequences[row, pad:], made.numeric_values[row, pad:]
+        with torch.no_grad():
+            out = talker(ids[None], numeric_values=values[None])
+        predicted = round_significant(talker.value_transform.inverse(out.loc_Y[0]), 6)
+        for place in is_num[row, pad:].nonzero().flatten().tolist():
+            if place >= len(prompt) - pad:
+                assert values[place].item() == pytest.approx(predicted[place - 1].item(), rel=1e-4)
+    assert torch.equal(talker.generate(**inputs, max_new_tokens=12, num_beams=4, do_sample=False), made.sequences[::2])
+    with pytest.raises(ValueError, match="leave use_cache on"):
+        talker.generate(**inputs, max_new_tokens=4, num_beams=2, use_cache=False)
+
+
+def test_generation_without_a_cache_and_with_a_static_one_is_the_same(talker):
+    inputs = encode(talker, PROMPTS)
+    plan = CausalDecoding.preset("persona", seed=3)
+    made = talker.generate(**inputs, max_new_tokens=10, causal_decoding=plan)
+    for setting in ({"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}):
+        other = talker.generate(**inputs, max_new_tokens=10, causal_decoding=plan, **setting)
+        assert torch.equal(other.sequences, made.sequences), setting
+        torch.testing.assert_close(other.numeric_values, made.numeric_values, rtol=1e-4, atol=1e-4)
+
+
+def test_streamers_write_numbers_as_they_come(talker, capsys):
+    plan = CausalDecoding.preset("standard")
+    prompt = "It is 1,272 and"
+    inputs = encode(talker, [prompt])
+    made = talker.generate(**inputs, max_new_tokens=12, causal_decoding=plan,
+                           streamer=NumberTextStreamer(talker.processor))  # fmt: skip
+    text = talker.processor.decode(made.sequences[0], made.numeric_values[0])
+    assert capsys.readouterr().out.rstrip("\n") == text.replace("1,272", "1272")
+    queue = NumberTextIteratorStreamer(talker.processor, skip_prompt=True)
+    talker.generate(**inputs, max_new_tokens=12, causal_decoding=plan, streamer=queue)
+    assert "".join(queue) == text[len(prompt) :]
+    talker.generate(**inputs, max_new_tokens=4, streamer=TextStreamer(talker.processor))
+    assert "<NUM>" in capsys.readouterr().out
+
+
+def test_stop_strings_and_stopping_criteria_end_a_text(talker):
+    inputs = encode(talker, PROMPTS[1:2])
+    plan = CausalDecoding.preset("standard")
+    whole = talker.generate(**inputs, max_new_tokens=20, causal_decoding=plan)
+    start = inputs["input_ids"].shape[1]
+    word = next(
+        t for t in (talker.processor.tokenizer.decode([i]) for i in whole.sequences[0, start + 4 :].tolist()
+                    if i != talker.config.num_token_id) if t.isalpha()
+    )  # fmt: skip
+    cut = talker.generate(**inputs, max_new_tokens=20, causal_decoding=plan, stop_strings=[word],
+                          tokenizer=talker.processor)  # fmt: skip
+    assert cut.sequences.shape[1] < whole.sequences.shape[1]
+    assert torch.equal(cut.sequences, whole.sequences[:, : cut.sequences.shape[1]])
+
+    class AfterFive(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] >= start + 5)
+
+    criteria = StoppingCriteriaList([AfterFive()])
+    five = talker.generate(**inputs, max_new_tokens=20, causal_decoding=plan, stopping_criteria=criteria)
+    assert five.sequences.shape[1] == start + 5
+
+
+def test_chat_prompts_generate(talker):
+    messages = [{"role": "user", "content": "How much is 5?"}]
+    inputs = talker.processor.apply_chat_template(
+        [messages], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+    )
+    made = talker.generate(**inputs, max_new_tokens=5, causal_decoding=CausalDecoding.preset("causal", seed=1))
+    assert made.sequences.shape[1] == inputs["input_ids"].shape[1] + 5
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument", [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"num_beams": 2}, {"min_p": 0.1}]
+)
+def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument):
+    inputs = encode(talker, PROMPTS[:1])
+    name = next(iter(argument))
+    with pytest.raises(ValueError, match=f"{name} belong to transformers' samplers"):
+        talker.generate(**inputs, causal_decoding=CausalDecoding.preset("causal"), max_new_tokens=2, **argument)
+    if name in ("do_sample", "num_beams"):
+        config = GenerationConfig(max_new_tokens=2, **argument)
+        with pytest.raises(ValueError, match=name):
+            talker.generate(**inputs, generation_config=config, causal_decoding=CausalDecoding.preset("causal"))
+
+
+def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
+    talker.generation_config.update(do_sample=True, temperature=0.7, top_p=0.8)
+    plan = CausalDecoding.preset("standard")
+    one, other = (talker.generate(**encode(talker, PROMPTS), max_new_tokens=6, causal_decoding=plan) for _ in range(2))
+    assert torch.equal(one.sequences, other.sequences)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"individual": "everybody"}, "unknown individual mode"),
+        ({"noise": "loud"}, "unknown noise mode"),
+        ({"decision": "coin"}, "unknown decision"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"central_mass": 0.0}, "central mass"),
+        ({"decision": "softmax", "noise": "token"}, "draws neither"),
+    ],
+)
+def test_impossible_plans_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CausalDecoding(**arguments)
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(ValueError, match="unknown preset 'casual'; known presets: standard, causal"):
+        CausalDecoding.preset("casual")
+
+
+def test_bad_prompts_are_refused(talker):
+    ids = torch.full((1, 300), 5)
+    with pytest.raises(ValueError, match="300 tokens, but the context of this model holds 256"):
+        talker.generate(ids)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        talker.generate(ids[:, :0])
+    inputs = encode(talker, PROMPTS[:1])
+    with pytest.raises(ValueError, match="they must agree"):
+        talker.generate(inputs["input_ids"], numeric_values=inputs["numeric_values"][:, 1:])
+    inputs["numeric_values"][inputs["numeric_values"] != 0] = torch.inf
+    with pytest.raises(ValueError, match=r"row 0: the number at position \d+ is not finite"):
+        talker.generate(**inputs)
+    with pytest.raises(ValueError, match="prefill_chunk_size"):
+        talker.generate(inputs["input_ids"], prefill_chunk_size=2)
+    with pytest.raises(ValueError, match="one seed, not one per row"):
+        talker.generate(inputs["input_ids"], causal_decoding=CausalDecoding.preset("softmax", seed=[1]))
+    with pytest.raises(ValueError, match="generation mode"):
+        talker.generate(inputs["input_ids"], prompt_lookup_num_tokens=2)

@@ -1,0 +1,166 @@
+"""OvR, value and total losses against hand arithmetic and their definitions."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from causalqwen import cauchy_crps, cauchy_nll, linear_ovr_loss, ovr_loss
+from causalqwen.losses import NO_TARGET, gate, quantile_crps, shift_targets, total_loss
+
+
+def by_definition(loc: Tensor, scale: Tensor, target: int, threshold: float) -> float:
+    """The documents' formula, term by term, in float64."""
+    total = 0.0
+    for k, (m, s) in enumerate(zip(loc.tolist(), scale.tolist(), strict=True)):
+        p = 0.5 + math.atan((m - threshold) / s) / math.pi
+        total -= math.log(p) if k == target else math.log(1 - p)
+    return total
+
+
+def test_ovr_loss_is_the_documents_formula():
+    torch.manual_seed(0)
+    loc, scale = torch.randn(7, dtype=torch.float64) * 3, torch.rand(7, dtype=torch.float64) + 0.1
+    for target in range(7):
+        ours = ovr_loss(loc[None], scale[None], torch.tensor([target]), 0.7)
+        assert ours.item() == pytest.approx(by_definition(loc, scale, target, 0.7), rel=1e-12)
+
+
+def test_ovr_loss_masks_reduces_and_refuses():
+    loc, scale = torch.randn(2, 3, 5), torch.rand(2, 3, 1) + 0.1
+    targets = torch.tensor([[0, -100, 4], [NO_TARGET, 1, -100]])
+    mask = torch.tensor([True, True, False, True, True])
+    each = ovr_loss(loc, scale, targets, vocabulary_mask=mask, reduction="none")
+    assert each[0, 1] == 0 and each[1, 2] == 0
+    kept = ovr_loss(loc[..., mask], scale, torch.tensor([[0, -100, 3], [NO_TARGET, 1, -100]]), reduction="none")
+    torch.testing.assert_close(each, kept)
+    torch.testing.assert_close(ovr_loss(loc, scale, targets, vocabulary_mask=mask), each.sum() / 4)
+    torch.testing.assert_close(ovr_loss(loc, scale, targets, vocabulary_mask=mask, reduction="sum"), each.sum())
+    with pytest.raises(ValueError, match="target 2 is a row"):
+        ovr_loss(loc, scale, torch.full((2, 3), 2), vocabulary_mask=mask)
+    with pytest.raises(ValueError, match="outside the vocabulary of 5 rows"):
+        ovr_loss(loc, scale, torch.full((2, 3), 5))
+    with pytest.raises(ValueError, match="unknown reduction"):
+        ovr_loss(loc, scale, targets.clamp(min=0), reduction="median")
+
+
+def test_ovr_loss_is_not_convex():
+    """Foundations, theorem 3.2, claims that it is; a midpoint lies above the chord for a target far below its threshold."""
+    def loss(loc):
+        return ovr_loss(torch.tensor([[loc]], dtype=torch.float64), torch.ones(1, 1).double(), torch.tensor([0])).item()
+
+    assert loss(-6.0) > (loss(-10.0) + loss(-2.0)) / 2
+
+
+@pytest.mark.parametrize("family", ["cauchy", "gaussian"])
+@pytest.mark.parametrize("shape", [(5, 8, 13), (1, 4, 3), (12, 6, 100)])
+@pytest.mark.parametrize("own_scale", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_linear_ovr_loss_is_its_reference_in_values_and_gradients(family, shape, own_scale, reduction):
+    positions, size, vocabulary = shape
+    torch.manual_seed(1)
+    targets = torch.randint(vocabulary, (positions,))
+    targets[0] = NO_TARGET
+    if positions > 2:
+        targets[1] = -100
+    mask = torch.ones(vocabulary, dtype=torch.bool)
+    mask[vocabulary - 1] = False
+    targets[targets == vocabulary - 1] = 0
+
+    def run(impl: str, thresholds_kind: str) -> tuple[Tensor, list[Tensor]]:
+        torch.manual_seed(2)
+        scale = torch.rand(positions, size) + 0.2 if own_scale else torch.rand(positions) + 0.2
+        thresholds = {"one": torch.tensor(0.3), "token": torch.randn(vocabulary), "position": torch.randn(positions, 1)}
+        leaves = [
+            torch.randn(positions, size), scale, torch.randn(vocabulary, size), torch.randn(vocabulary),
+            thresholds[thresholds_kind],
+        ]  # fmt: skip
+        leaves = [leaf.double().requires_grad_(True) for leaf in leaves]
+        loss = linear_ovr_loss(
+            *leaves, targets, family=family, vocabulary_mask=mask, reduction=reduction, chunk_size=4, impl=impl
+        )
+        weights = torch.linspace(0.5, 2.0, positions).double() if reduction == "none" else 1.0
+        (loss * weights).sum().backward()
+        return loss.detach(), [leaf.grad for leaf in leaves]
+
+    for kind in ("one", "token", "position"):
+        fast, fast_gradients = run("chunked", kind)
+        slow, slow_gradients = run("reference", kind)
+        torch.testing.assert_close(fast, slow)
+        for a, b in zip(fast_gradients, slow_gradients, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_linear_ovr_loss_leaves_out_what_needs_no_gradient():
+    loc = torch.randn(3, 4, requires_grad=True)
+    weight = torch.randn(9, 4)
+    loss = linear_ovr_loss(loc, torch.ones(3), weight, None, 0.0, torch.tensor([1, 2, 3]))
+    loss.backward()
+    assert loc.grad is not None and weight.grad is None
+    with pytest.raises(ValueError, match="unknown impl"):
+        linear_ovr_loss(loc, torch.ones(3), weight, None, 0.0, torch.tensor([1, 2, 3]), impl="magic")
+
+
+@given(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4), st.floats(1e-3, 1e3))
+def test_cauchy_nll_is_its_formula(value, loc, scale):
+    value, loc, scale = (torch.tensor(x, dtype=torch.float64) for x in (value, loc, scale))
+    expected = torch.log(torch.pi * scale) + torch.log(1 + ((value - loc) / scale) ** 2)
+    torch.testing.assert_close(cauchy_nll(value, loc, scale), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_value_loss_can_be_negative():
+    """Foundations, theorem 3.3, claims a lower bound of 0 for the gated loss."""
+    assert cauchy_nll(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(0.01)) < 0
+
+
+def test_quantile_crps_approaches_the_closed_form():
+    levels = torch.arange(1, 20_000, dtype=torch.float64) / 20_000
+    loc, scale, value = (torch.tensor(x, dtype=torch.float64) for x in (1.0, 2.0, 4.0))
+    quantiles = loc + scale * torch.tan(torch.pi * (levels - 0.5))
+    assert quantile_crps(value, quantiles, levels).item() == pytest.approx(
+        cauchy_crps(value, loc, scale).item(), rel=2e-3
+    )
+
+
+def test_gate_opens_with_alpha_and_carries_no_gradient_unless_asked():
+    prob = torch.tensor([0.0, 0.25, 1.0], requires_grad=True)
+    assert gate(prob, 0.2).tolist() == pytest.approx([0.2, 0.4, 1.0])
+    assert not gate(prob, 0.2).requires_grad
+    gate(prob, 0.2, detach=False).sum().backward()
+    assert prob.grad.tolist() == pytest.approx([0.8] * 3)
+    with pytest.raises(ValueError, match="alpha"):
+        gate(prob, 1.5)
+
+
+def test_masks_follow_labels_padding_and_unknown_values():
+    num = 9
+    labels = torch.tensor([[1, num, 3, num, num], [1, num, 5, -100, -100]])
+    values = torch.tensor([[0.0, 2.5, 0.0, torch.nan, 4.0], [0.0, 1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    masks = shift_targets(labels, values, mask, num)
+    assert masks.cls_mask.tolist() == [[True] * 4, [True, False, False, False]]
+    assert masks.num_mask.tolist() == [[True, False, False, True], [True, False, False, False]]
+    assert masks.values[masks.num_mask].tolist() == [2.5, 4.0, 1.0]
+    assert masks.targets[1].tolist() == [num, -100, -100, -100]
+
+
+def test_total_loss_counts_tokens_and_numbers_over_the_whole_batch():
+    num = 9
+    masks = shift_targets(
+        torch.tensor([[1, num, 3]]), torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64), None, num
+    )
+    log_num = torch.log(torch.tensor([[0.5, 0.25]]))
+    log_not_num = torch.log(torch.tensor([[0.5, 0.75]]))
+    rest, nll = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
+    parts = total_loss(masks, rest, log_num, log_not_num, nll, num, alpha=0.5, value_weight=2.0)
+    cls = (1.0 + math.log(2) + 2.0 - math.log(0.75)) / 2
+    assert parts.cls.item() == pytest.approx(cls)
+    assert parts.reg.item() == pytest.approx((0.5 + 0.5 * 0.5) * 3.0)
+    assert parts.total.item() == pytest.approx(cls + 2 * parts.reg.item())
+    shared = total_loss(masks, rest, log_num, log_not_num, nll, num, num_items=8, num_numbers=4)
+    assert shared.cls.item() == pytest.approx(cls * 2 / 8) and shared.reg.item() == pytest.approx(3.0 / 4)
+    none = shift_targets(torch.tensor([[1, 2, 3]]), None, None, num)
+    assert total_loss(none, rest, log_num, log_not_num, nll[:0], num).reg == 0
