@@ -42,7 +42,7 @@ class TokenFacts:
     target_logit: the target's score (0 on `<NUM>`). log_partition, rest_log_partition: log sum exp of the backbone's
         scores over all rows of its matrix, and over the rest.
     rival_score, rival_id: the best decision score of the rest, and whose it is. backbone_id: the backbone's argmax.
-    num_scale, threshold: scale of `<NUM>`'s score, and C + c(z).
+    num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     """
 
     features: np.ndarray
@@ -130,6 +130,25 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     return TokenFacts(
         *(torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items())
     )
+
+
+def number_terms(
+    model: CausalQwenForCausalLM, features: Tensor, num_scale: Tensor, thresholds: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `<NUM>` makes of kept facts under the current heads, all [...]: loc_U, log P, log(1 - P), decision score.
+
+    features: [..., H]; num_scale, thresholds: [...]. Under the documents' scale, `<NUM>`'s own scale follows its row, and
+    is computed anew. Decision scores compare with `rival_score`.
+    """
+    action = model.action
+    loc_U = model.abduction.locate(features)
+    if action.score_scale != "equal":
+        num_scale = action.num_scale(model.situate(*model.abduction(features))[1], model.get_output_embeddings())
+    log_num, log_not_num = model.num_log_probs(loc_U, num_scale, thresholds)
+    score = action.num_loc(loc_U, model.get_output_embeddings())
+    if action.score_scale != "equal":
+        score = (score - thresholds) / num_scale
+    return loc_U, log_num, log_not_num, score
 
 
 def batches_by_length(examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:

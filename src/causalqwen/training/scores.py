@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.losses import ovr_log_probs, value_nll
+from causalqwen.losses import value_nll
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
-from causalqwen.training.features import TokenFacts
+from causalqwen.training.features import TokenFacts, number_terms
 
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which coverage is reported."""
@@ -67,21 +67,19 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> 
 
 
 def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
-    action, num_id = model.action, model.config.num_token_id
+    num_id = model.config.num_token_id
     features = facts.tensor("features").to(model.device, model.abduction.loc_net.weight.dtype)
     column = {name: facts.tensor(name) for name in facts.__dataclass_fields__ if name != "features"}
-    loc_U, scale_U = model.abduction(features)
-    num_loc = action.num_loc(loc_U, model.get_output_embeddings()).cpu()
-    log_num, log_not_num = ovr_log_probs(
-        num_loc, column["num_scale"], column["threshold"], family=action.law.name
-    )
+    kept = (column[name].to(model.device) for name in ("num_scale", "threshold"))
+    loc_U, *terms = number_terms(model, features, *kept)
+    log_num, log_not_num, num_score = (term.cpu() for term in terms)
+    num_logit = model.action.num_loc(loc_U, model.get_output_embeddings()).cpu()
     is_num = column["targets"] == num_id
-    # With one scale for all, scores compare as they are; else as (loc - C) / scale (decoding.rules).
-    num_score = num_loc if action.score_scale == "equal" else (num_loc - column["threshold"]) / column["num_scale"]
     ahead = (num_score > column["rival_score"]) | ((num_score == column["rival_score"]) & (num_id < column["rival_id"]))
     decision = torch.where(ahead, num_id, column["rival_id"])
     prob_sum = column["rest_prob_sum"] + log_num.exp()
     numbers = is_num & column["values"].isfinite()
+    _, scale_U = model.abduction(features)
     loc_Y, scale_Y = model.value_parameters(features[numbers], loc_U[numbers], scale_U[numbers])
     step = max(1, loc_U.numel() // 50_000)
     return {
@@ -91,7 +89,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "decided_num": ahead,
         "agrees": decision == column["backbone_id"],
         "prob_sum": prob_sum,
-        "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_loc) - column["target_logit"],
+        "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
         "backbone_nll": column["log_partition"] - column["target_logit"],
         "ovr_nll": prob_sum.log() - column["rest_log_p"],
         "loc": loc_Y.cpu(),

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training.features import FactStore, TokenFacts
+from causalqwen.training.features import FactStore, TokenFacts, number_terms
 
 WEIGHTS = "model.safetensors"
 
@@ -57,12 +57,9 @@ class TrainedForCausalLM(nn.Module):
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_values, attention_mask, num_id)
         if facts is not None:
-            features, thresholds, num_scale = facts["features"], facts["threshold"], facts["num_scale"]
-            rest_loss, loc_U = facts["rest_loss"], model.abduction.locate(features)
-            num_score = model.action.num_loc(loc_U.detach(), model.get_output_embeddings()).detach()
-            if model.action.score_scale != "equal":
-                num_score = (num_score - thresholds) / num_scale
-            decisions = torch.where(num_score > facts["rival_score"], num_id, facts["rival_id"].long())
+            features, rest_loss = facts["features"], facts["rest_loss"]
+            _, log_num, log_not_num, score = number_terms(model, features, facts["num_scale"], facts["threshold"])
+            decisions = torch.where(score.detach() > facts["rival_score"], num_id, facts["rival_id"].long())
         else:
             hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
             features = hidden[:, :-1]
@@ -74,8 +71,7 @@ class TrainedForCausalLM(nn.Module):
                 rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets)
             decisions = model.decide(loc, scale, thresholds)
             num_scale = model.action.num_scale(scale, model.get_output_embeddings())
-            thresholds = thresholds.squeeze(-1)
-        log_num, log_not_num = model.num_log_probs(loc_U, num_scale, thresholds)
+            log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
         at_numbers = features[masks.num_mask]
         loc_Y, scale_Y = model.value_parameters(at_numbers, *model.abduction(at_numbers))
         parts = model.losses(

@@ -1,0 +1,131 @@
+"""On the real default backbone (SmolLM2-135M-Instruct): what a graft leaves, and what it can be taught."""
+
+import pytest
+import torch
+
+from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
+from causalqwen.data import encode_rows, read_rows
+from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.texts import speech_paragraphs
+from causalqwen.evaluation import compare_with_backbone
+from causalqwen.training import TrainSettings, ValueStage, train
+
+pytestmark = pytest.mark.backbone
+
+PROMPTS = ["The capital of France is", "Long ago, in a village by the sea,", "My favourite"]
+
+
+def encode(model, prompts):
+    return model.processor(prompts, padding=True, padding_side="left", return_tensors="pt")
+
+
+@pytest.fixture(scope="module")
+def trained(smollm2, tmp_path_factory) -> CausalQwenForCausalLM:
+    """A second graft, trained on a few boiling points."""
+    folder = tmp_path_factory.mktemp("trained")
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+    parts = split_by_compound(boiling_points(), {"train": 240, "validation": 60})
+    for name, records in parts.items():
+        write_sentences(folder / f"{name}.jsonl", records)
+    rows = [encode_rows(read_rows(folder / f"{name}.jsonl"), model.processor) for name in parts]
+    model.metrics = train(model, *rows, folder / "model", TrainSettings(values=ValueStage(epochs=25, batch_size=16)))
+    model.folder = folder / "model"
+    return model
+
+
+def test_two_thousand_tokens_of_text_are_untouched_before_and_after_stage_one(smollm2, trained):
+    paragraphs = speech_paragraphs(numbers=False)[:24]
+    for model in (smollm2, trained):
+        compared = compare_with_backbone(model, paragraphs)
+        assert compared["tokens"] > 2000
+        assert compared["identical_logits"] == compared["tokens"]
+        assert compared["agreement"] == 1.0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_logits_are_the_backbones_in_padded_batches(smollm2, side):
+    inputs = smollm2.processor(PROMPTS, padding=True, padding_side=side, return_tensors="pt")
+    with torch.no_grad():
+        theirs = smollm2.backbone(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        assert torch.equal(smollm2(**inputs).logits[..., :-1], theirs)
+
+
+def test_a_few_sentences_teach_where_numbers_stand_and_how_large_they_are(trained):
+    assert trained.metrics["num_f1"] > 0.97
+    assert trained.metrics["median_error"] < 65
+    assert trained.metrics["reg_loss"] < 2.6  # one Cauchy for all has ln(4 pi), about 2.53, on these rows 2.6 and more
+
+
+def test_a_reload_gives_bit_equal_outputs(trained):
+    loaded = CausalQwenForCausalLM.from_pretrained(trained.folder)
+    inputs = encode(trained, ["The boiling point of water (H2O) is 373.15 K, of ethanol (C2H6O) it is"])
+    with torch.no_grad():
+        before, after = trained(**inputs, output_ovr=True), loaded(**inputs, output_ovr=True)
+    for name in ("logits", "loc_Y", "scale_Y", "ovr_probs", "decisions"):
+        assert torch.equal(before[name], after[name]), name
+    assert trained.predict_number("The boiling point of water (H2O) is")[0] == (
+        loaded.predict_number("The boiling point of water (H2O) is")[0]
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_writes_text_and_is_reproducible(trained, name):
+    plan = CausalDecoding.preset(name, seed=7)
+    made = [trained.generate(**encode(trained, PROMPTS), max_new_tokens=12, causal_decoding=plan) for _ in range(2)]
+    assert torch.equal(made[0].sequences, made[1].sequences)
+    texts = trained.processor.batch_decode(made[0].sequences, made[0].numeric_values, skip_special_tokens=True)
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        assert text.startswith(prompt)
+
+
+def test_draws_are_the_same_alone_and_in_a_padded_batch(trained):
+    """Tokens are equal up to the first step whose two best scores are closer than 1e-3."""
+    for name in ("causal", "persona"):
+        together = trained.generate(
+            **encode(trained, PROMPTS), max_new_tokens=12, causal_decoding=CausalDecoding.preset(name, seed=[1, 2, 3]),
+            output_scores=True,
+        )  # fmt: skip
+        for row, prompt in enumerate(PROMPTS):
+            plan = CausalDecoding.preset(name, seed=1 + row)
+            alone = trained.generate(**encode(trained, [prompt]), max_new_tokens=12, causal_decoding=plan)
+            best = [step[row].topk(2).values for step in together.scores]
+            sure = next((i for i, (a, b) in enumerate(best) if a - b < 1e-3), 12)
+            assert sure >= 1
+            assert torch.equal(alone.sequences[0, -12:][:sure], together.sequences[row, -12:][:sure])
+
+
+@pytest.mark.parametrize("sampler", [{"top_k": 50}, {"top_p": 0.9}])
+def test_softmax_gives_the_backbones_own_tokens(trained, sampler):
+    inputs = encode(trained, PROMPTS)
+    plain = {key: tensor for key, tensor in inputs.items() if key != "numeric_values"}
+    torch.manual_seed(7)
+    theirs = trained.backbone.generate(**plain, max_new_tokens=20, do_sample=True, **sampler)
+    ours = trained.generate(
+        **inputs, max_new_tokens=20, causal_decoding=CausalDecoding.preset("softmax", seed=7), **sampler
+    )
+    assert torch.equal(ours.sequences, theirs)
+
+
+def test_standard_is_the_backbones_greedy_text(trained):
+    inputs = encode(trained, PROMPTS[:1])
+    plain = {key: tensor for key, tensor in inputs.items() if key != "numeric_values"}
+    theirs = trained.backbone.generate(**plain, max_new_tokens=20, do_sample=False)
+    ours = trained.generate(**inputs, max_new_tokens=20, causal_decoding=CausalDecoding.preset("standard"))
+    assert torch.equal(ours.sequences, theirs)
+
+
+def test_a_prompt_about_boiling_points_is_answered_with_a_number(trained):
+    inputs = encode(trained, ["The boiling point of toluene (C7H8) is"])
+    made = trained.generate(**inputs, max_new_tokens=1, causal_decoding=CausalDecoding.preset("standard"))
+    assert made.sequences[0, -1] == trained.config.num_token_id
+    value = made.numeric_values[0, -1].item()
+    assert 200 < value < 700
+    text = trained.processor.decode(made.sequences[0], made.numeric_values[0])
+    assert text == f"The boiling point of toluene (C7H8) is {value:g}"
+
+
+def test_documents_start_disagrees_with_the_backbone_as_measured():
+    """At the documents' start values the OvR decision is hardly ever the backbone's (experiments 2)."""
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", start="documents")
+    compared = compare_with_backbone(model, speech_paragraphs(numbers=False)[:2])
+    assert compared["agreement"] < 0.05 and compared["identical_logits"] == compared["tokens"]

@@ -1,0 +1,109 @@
+"""Rows of files, examples, batches, and the boiling points."""
+
+import json
+
+import pytest
+import torch
+
+from causalqwen import CausalQwenProcessor
+from causalqwen.data import RowError, collate, encode_rows, parse_row, read_rows
+from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.texts import speech_paragraphs
+from causalqwen.numbers import find_numbers
+
+BAD_ROWS = [
+    ("not json", r"not JSON \(Expecting value at character 0\)"),
+    ('{"text": "a"', "not JSON"),
+    ("[1]", "expected an object .* found list"),
+    ("{}", "exactly one of the fields text, prompt and messages; found no fields"),
+    ('{"texts": "a"}', "found texts"),
+    ('{"text": "a", "prompt": "b"}', "found text, prompt"),
+    ('{"text": 5}', "field text: expected text, found int"),
+    ('{"text": "  "}', "field text: the text is empty"),
+    ('{"prompt": "a", "value": "5"}', 'field value: expected a number, found "5"'),
+    ('{"prompt": "a", "value": true}', "field value: expected a number, found true"),
+    ('{"prompt": "a", "value": NaN}', "NaN is not a finite number"),
+    ('{"prompt": "a", "value": -Infinity}', "-Infinity is not a finite number"),
+    ('{"prompt": "a", "value": 1e400}', "field value: the number is too large for float64"),
+    ('{"prompt": "a", "value": ' + "9" * 400 + "}", "field value: the number is too large for float64"),
+    ('{"prompt": "a", "value": ' + "9" * 5000 + "}", "too large for float64"),
+    ('{"messages": []}', "field messages: expected a list"),
+    ('{"messages": [{"role": "user"}]}', r"field messages\[0\]: expected text under role and content"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_ROWS)
+def test_a_bad_row_is_named_with_its_field(line, message, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "fine"}\n\n' + line + "\n")
+    with pytest.raises(RowError, match=f"^rows.jsonl, row 3.*{message}"):
+        read_rows(path)
+
+
+def test_bad_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        read_rows(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(RowError, match="holds no rows"):
+        read_rows(tmp_path / "empty.jsonl")
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    with pytest.raises(RowError, match="not UTF-8"):
+        read_rows(tmp_path / "bytes.jsonl")
+    (tmp_path / "prompt.jsonl").write_text('{"prompt": "a"}\n')
+    assert read_rows(tmp_path / "prompt.jsonl")[0].value is None
+    with pytest.raises(RowError, match="row 1, field value: a prompt needs the value"):
+        read_rows(tmp_path / "prompt.jsonl", values_required=True)
+
+
+@pytest.fixture(scope="module")
+def processor(tiny_tokenizer) -> CausalQwenProcessor:
+    return CausalQwenProcessor(tiny_tokenizer)
+
+
+def test_each_kind_of_row_becomes_an_example(processor):
+    rows = [
+        parse_row('{"text": "It is 5.", "id": 3}', "a"),
+        parse_row('{"prompt": "It is ", "value": 5}', "b"),
+        parse_row('{"messages": [{"role": "user", "content": "5?"}]}', "c"),
+    ]
+    text, prompt, chat = encode_rows(rows, processor)
+    assert processor.decode(text.input_ids, text.numeric_values) == "It is 5."
+    assert prompt.input_ids == text.input_ids[: len(prompt)] and prompt.numeric_values[-1] == 5.0
+    assert processor.num_token_id in chat.input_ids
+    assert rows[0].fields["id"] == 3
+    batch = collate([text, prompt], pad_token_id=2)
+    assert batch["labels"][:, 0].tolist() == [-100, -100]
+    assert batch["labels"][1, len(prompt) :].eq(-100).all() and batch["attention_mask"][1].sum() == len(prompt)
+    assert batch["numeric_values"].dtype == torch.float64
+
+
+def test_rows_that_do_not_fit_are_named(processor):
+    with pytest.raises(RowError, match="^a: .* tokens, but the context of this model holds 4"):
+        encode_rows([parse_row('{"text": "It is a long text."}', "a")], processor, max_length=4)
+    with pytest.raises(RowError, match="^a, field text: the number 1e999 at characters 6-11 is too large"):
+        encode_rows([parse_row('{"text": "It is 1e999"}', "a")], processor)
+
+
+def test_boiling_points_are_one_number_each_and_split_by_compound(tmp_path):
+    records = boiling_points()
+    assert len(records) > 11_000 and len({r["name"] for r in records}) == len(records)
+    kelvin = [r["kelvin"] for r in records]
+    assert min(kelvin) < 5 and max(kelvin) > 5000
+    parts = split_by_compound(records, {"train": 300, "test": 200})
+    skeletons = [{r["skeleton"] for r in part} for part in parts.values()]
+    assert not skeletons[0] & skeletons[1]
+    assert abs(len(parts["train"]) - 300) < 5 and abs(len(parts["test"]) - 200) < 5
+    assert split_by_compound(records[::-1], {"train": 300, "test": 200}) == parts
+    write_sentences(tmp_path / "a.jsonl", parts["test"])
+    for row, record in zip(read_rows(tmp_path / "a.jsonl"), parts["test"], strict=True):
+        (number,) = find_numbers(row.fields["text"])
+        assert number.value == pytest.approx(record["kelvin"], rel=1e-7)
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(ValueError, match="records asked for"):
+        split_by_compound(records, {"train": 10**6})
+
+
+def test_the_speech_has_paragraphs_with_and_without_numbers():
+    with_numbers, without = speech_paragraphs(), speech_paragraphs(numbers=False)
+    assert len(without) < len(with_numbers) and not any(find_numbers(p) for p in without)
+    assert json.dumps(without[0])

@@ -1,0 +1,140 @@
+"""Rivals, predictions, pictures and the report."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import graft_tiny
+from scipy import stats
+
+from causalqwen.data import RowError, encode_rows, parse_row
+from causalqwen.evaluation import evaluate, predict_rows, write_jsonl, write_metrics
+from causalqwen.evaluation.figures import training_curves
+from causalqwen.evaluation.report import individual_texts, table_rows, value_figures, write_report
+from causalqwen.evaluation.rivals import RIVALS, NumberTable, score_rivals
+from causalqwen.numbers import ValueLaw
+from causalqwen.training import FactStore, TrainSettings, ValueStage, train
+
+
+def table(count: int, seed: int) -> NumberTable:
+    """A number that follows linearly from the first feature, with noise, and nothing in the text."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, 5)).astype(np.float32)
+    values = 100 + 10 * features[:, 0].astype(np.float64) + rng.normal(size=count)
+    return NumberTable([f"row number {i} is" for i in range(count)], features, values)
+
+
+def test_rivals_are_scored_by_their_own_spread():
+    law = ValueLaw(value_range=(60.0, 140.0))
+    scores = score_rivals(table(400, 0), table(300, 1), table(500, 2), law)
+    assert set(scores) == {*RIVALS, "constant_cauchy"}
+    assert scores["ridge"]["median_error"] == pytest.approx(stats.norm.ppf(0.75), rel=0.15)
+    assert scores["ridge"]["crps"] == pytest.approx(1 / np.sqrt(np.pi), rel=0.15)  # of a standard normal
+    assert scores["constant"]["crps"] > 5 * scores["ridge"]["crps"]
+    for name in RIVALS:
+        for level, share in scores[name]["coverage"].items():
+            assert share == pytest.approx(float(level), abs=0.08)
+        assert np.isfinite(scores[name]["log_score"])
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_tokenizer, tmp_path_factory):
+    model = graft_tiny("llama", tiny_tokenizer)
+    texts = [f"The {'long' if i % 2 else 'short'} one is {50 + 40 * (i % 2) + i % 5} in all." for i in range(60)]
+    examples = encode_rows([parse_row(json.dumps({"text": t}), "x") for t in texts], model.processor)
+    folder = tmp_path_factory.mktemp("trained")
+    settings = TrainSettings(values=ValueStage(epochs=10, batch_size=8), logging_steps=5, evaluations=2)
+    train(model, examples[:40], examples[40:], folder, settings)
+    return model, examples, folder
+
+
+def test_evaluate_scores_the_model_beside_its_rivals(trained, tmp_path):
+    model, examples, _ = trained
+    result = evaluate(model, examples[40:], tmp_path, train_examples=examples[:40], validation_examples=examples[40:])
+    metrics = result["metrics"]
+    keys = {
+        "crps", "log_score", "mae", "median_error", "coverage", "num_f1", "accuracy", "ovr_sum_median",
+        "backbone_agreement", "softmax_nll", "backbone_nll", "ovr_nll", "rivals",
+    }  # fmt: skip
+    assert keys <= metrics.keys() and set(metrics["coverage"]) == {"0.5", "0.8", "0.9"}
+    assert {"constant", "ridge", "gradient_boosting"} <= metrics["rivals"].keys()
+    assert len(result["values"]["value"]) == 20
+    write_metrics(tmp_path / "metrics.json", metrics)
+    assert json.loads((tmp_path / "metrics.json").read_text())["crps"] == metrics["crps"]
+    assert "rivals" not in evaluate(model, examples[40:], tmp_path)["metrics"]
+
+
+def test_the_report_is_one_self_contained_page(trained, tmp_path):
+    model, examples, folder = trained
+    result = evaluate(model, examples[40:], tmp_path, train_examples=examples[:40], validation_examples=examples[40:])
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    texts = individual_texts(model, "The long one", "The long one is", max_new_tokens=4)
+    assert len(texts["texts"]) == 5 and all(len(pair) == 2 for pair in texts["texts"])
+    path = tmp_path / "report.html"
+    write_report(
+        path, title="A <title>", rows=table_rows(result["metrics"]), curves=training_curves(records), **texts,
+        **value_figures(model, result["values"], "K"),
+    )  # fmt: skip
+    page = path.read_text()
+    assert page.count("<svg") == 3 and "A &lt;title&gt;" in page and "ridge on the same features" in page
+    for outside in ('src="http', 'href="http', "<script", "url("):
+        assert outside not in page.replace('url(#', "")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_predictions_are_written_row_by_row(trained, tmp_path):
+    model, _, _ = trained
+    rows = [
+        parse_row('{"prompt": "The long one is", "value": 91, "id": "a"}', "r1"),
+        parse_row('{"prompt": "The short one is "}', "r2"),
+        parse_row('{"text": "7 or so. The long one is 90 and the short one is 50."}', "r3"),
+        parse_row('{"text": "no number"}', "r4"),
+        parse_row('{"messages": [{"role": "user", "content": "Is it 5?"}]}', "r5"),
+    ]
+    path = tmp_path / "out.jsonl"
+    assert write_jsonl(path, predict_rows(model, rows, batch_size=2)) == 5
+    one, two, three, four, five = (json.loads(line) for line in path.read_text().splitlines())
+    (expected,) = model.predict_number("The long one is")
+    assert one["id"] == "a" and one["median"] == pytest.approx(expected.median, rel=1e-5)
+    assert set(one["intervals"]) == {"0.5", "0.8", "0.9"} and one["crps"] == pytest.approx(expected.crps(91), rel=1e-4)
+    assert one["log_prob"] == pytest.approx(expected.log_prob(91), rel=1e-4) and 0 < one["num_prob"] < 1
+    assert "crps" not in two and two["median"] == pytest.approx(model.predict_number("The short one is")[0].median)
+    assert [n["value"] for n in three["numbers"]] == [7, 90, 50] and three["numbers"][0]["median"] is None
+    of_text = three["numbers"][1]
+    whole = model.predict_number("7 or so. The long one is")[0]
+    assert of_text["median"] == pytest.approx(whole.median, rel=1e-4) and of_text["crps"] > 0
+    assert four["numbers"] == [] and five["numbers"][0]["value"] == 5
+    raw = next(predict_rows(model, rows[:1], raw=True))
+    assert raw["intervals"]["0.9"] == pytest.approx(list(expected.interval(0.9, raw=True)), rel=1e-4)
+
+
+def test_a_bad_row_stops_before_anything_is_written(trained, tmp_path):
+    model, _, _ = trained
+    rows = [parse_row('{"prompt": "fine"}', "r1"), parse_row('{"text": "is 1e999"}', "r2")]
+    with pytest.raises(RowError, match="^r2, field text"):
+        write_jsonl(tmp_path / "out.jsonl", predict_rows(model, rows))
+    assert list(tmp_path.iterdir()) == []
+
+    def fails_later():
+        yield {"a": 1}
+        raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError):
+        write_jsonl(tmp_path / "out.jsonl", fails_later())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):
+    from causalqwen.evaluation.evaluate import number_table
+
+    model, examples, _ = trained
+    store = FactStore.build(model, examples[:5], tmp_path)
+    made = number_table(model, examples[:5], store)
+    assert made.prompts[1] == "The long one is" and made.values.tolist() == [50, 91, 52, 93, 54]
+    inputs = model.processor(made.prompts[1], return_tensors="pt")
+    with torch.no_grad():
+        z = model.features(**inputs).last_hidden_state[0, -1]
+    torch.testing.assert_close(torch.from_numpy(made.features[1]), z, rtol=1e-3, atol=1e-4)
+    assert dataclasses.is_dataclass(made)
