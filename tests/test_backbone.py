@@ -63,8 +63,9 @@ def test_a_reload_gives_bit_equal_outputs(trained):
         before, after = trained(**inputs, output_ovr=True), loaded(**inputs, output_ovr=True)
     for name in ("logits", "loc_Y", "scale_Y", "ovr_probs", "decisions"):
         assert torch.equal(before[name], after[name]), name
-    assert trained.predict_number("The boiling point of water (H2O) is")[0] == (
-        loaded.predict_number("The boiling point of water (H2O) is")[0]
+    assert (
+        trained.predict_number("The boiling point of water (H2O) is")[0]
+        == (loaded.predict_number("The boiling point of water (H2O) is")[0])
     )
 
 

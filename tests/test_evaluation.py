@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import graft_tiny
 from scipy import stats
 
 from causalqwen.data import RowError, encode_rows, parse_row
@@ -16,6 +15,7 @@ from causalqwen.evaluation.report import individual_texts, table_rows, value_fig
 from causalqwen.evaluation.rivals import RIVALS, NumberTable, score_rivals
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
+from conftest import graft_tiny
 
 
 def table(count: int, seed: int) -> NumberTable:
@@ -80,7 +80,7 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     page = path.read_text()
     assert page.count("<svg") == 3 and "A &lt;title&gt;" in page and "ridge on the same features" in page
     for outside in ('src="http', 'href="http', "<script", "url("):
-        assert outside not in page.replace('url(#', "")
+        assert outside not in page.replace("url(#", "")
     assert not list(tmp_path.glob("*.part"))
 
 

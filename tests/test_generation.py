@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from conftest import graft_tiny
 from scipy import stats
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
 
@@ -13,8 +12,13 @@ from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
 from causalqwen.modeling.generation import RaceSampler
 from causalqwen.numbers import round_significant
+from conftest import graft_tiny
 
-PROMPTS = ["It is 5 and then", "A new year", "They say that -3.5 of the people who came here went on to count 1,000 more"]
+PROMPTS = [
+    "It is 5 and then",
+    "A new year",
+    "They say that -3.5 of the people who came here went on to count 1,000 more",
+]
 MODES = list(itertools.product(("marginal", "token", "sequence"), ("marginal", "token", "sequence", "off")))
 
 
@@ -148,7 +152,9 @@ def test_returned_sequence_j_uses_the_seed_plus_j(talker):
     made = talker.generate(**inputs, max_new_tokens=10, num_return_sequences=3, causal_decoding=plan)
     assert made.sequences.shape[0] == 6
     for copy in range(3):
-        own = talker.generate(**inputs, max_new_tokens=10, causal_decoding=CausalDecoding.preset("causal", seed=20 + copy))
+        own = talker.generate(
+            **inputs, max_new_tokens=10, causal_decoding=CausalDecoding.preset("causal", seed=20 + copy)
+        )
         assert torch.equal(made.sequences[copy::3], own.sequences)
 
 
@@ -176,7 +182,10 @@ def test_central_mass_limits_the_draws():
     e = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     assert QuantileReader(law, 0.8)(e).abs().max() <= law.quantile(torch.tensor(0.9, dtype=torch.float64))
     whole = QuantileReader(law)(e)
-    assert stats.kstest(QuantileReader(law, 1.0)(uniform_draws(torch.tensor([1]), 1, 0, 5000)[0]).numpy(), "cauchy").pvalue > 0.01
+    assert (
+        stats.kstest(QuantileReader(law, 1.0)(uniform_draws(torch.tensor([1]), 1, 0, 5000)[0]).numpy(), "cauchy").pvalue
+        > 0.01
+    )
     assert whole.abs().max() > 100
 
 
@@ -186,7 +195,9 @@ def test_central_mass_limits_the_draws():
 def test_an_individual_can_be_kept_and_given_to_another_prompt(talker, tmp_path):
     size = talker.config.causal_size
     drawn = talker.generate(
-        **encode(talker, PROMPTS[:1]), max_new_tokens=12, causal_decoding=CausalDecoding.preset("shared-individual", seed=4)
+        **encode(talker, PROMPTS[:1]),
+        max_new_tokens=12,
+        causal_decoding=CausalDecoding.preset("shared-individual", seed=4),
     )
     individual = Individual.from_seed(4, size)
     individual.save(tmp_path / "someone.safetensors")
@@ -196,7 +207,9 @@ def test_an_individual_can_be_kept_and_given_to_another_prompt(talker, tmp_path)
     for prompt in PROMPTS[:2]:
         by_object = talker.generate(**encode(talker, [prompt]), max_new_tokens=12, causal_decoding=given)
         by_seed = talker.generate(
-            **encode(talker, [prompt]), max_new_tokens=12, causal_decoding=CausalDecoding.preset("shared-individual", seed=4)
+            **encode(talker, [prompt]),
+            max_new_tokens=12,
+            causal_decoding=CausalDecoding.preset("shared-individual", seed=4),
         )
         assert torch.equal(by_object.sequences, by_seed.sequences)
     assert torch.equal(drawn.sequences, talker.generate(
@@ -209,9 +222,11 @@ def test_an_individual_can_be_kept_and_given_to_another_prompt(talker, tmp_path)
 def test_individuals_that_do_not_fit_are_refused(talker, tmp_path):
     inputs = encode(talker, PROMPTS[:2])
     with pytest.raises(ValueError, match="does not fit a model whose causal size is 32"):
-        talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=Individual.from_seed(1, 8)))
+        talker.generate(
+            **inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=Individual.from_seed(1, 8))
+        )
+    three = [Individual.from_seed(1, 32)] * 3
     with pytest.raises(ValueError, match="3 individuals for 2 prompts"):
-        three = [Individual.from_seed(1, 32)] * 3
         talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=three))
     with pytest.raises(ValueError, match="3 seeds for 2 prompts"):
         talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding.preset("causal", seed=[1, 2, 3]))
@@ -223,7 +238,7 @@ def test_individuals_that_do_not_fit_are_refused(talker, tmp_path):
         Individual.load(tmp_path / "x")
 
 
-# ---- transformers' own generation --------------------------------------------------------------------------------------
+# ---- transformers' own generation ------------------------------------------------------------------------------------
 
 
 def test_greedy_search_on_text_is_the_backbones(tiny, family):
@@ -353,7 +368,8 @@ def test_chat_prompts_generate(talker):
 
 
 @pytest.mark.parametrize(
-    "argument", [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"num_beams": 2}, {"min_p": 0.1}]
+    "argument",
+    [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"num_beams": 2}, {"min_p": 0.1}],
 )
 def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument):
     inputs = encode(talker, PROMPTS[:1])

@@ -49,6 +49,7 @@ def test_ovr_loss_masks_reduces_and_refuses():
 
 def test_ovr_loss_is_not_convex():
     """Foundations, theorem 3.2, claims that it is; a midpoint lies above the chord for a target far below its threshold."""
+
     def loss(loc):
         return ovr_loss(torch.tensor([[loc]], dtype=torch.float64), torch.ones(1, 1).double(), torch.tensor([0])).item()
 
@@ -149,9 +150,7 @@ def test_masks_follow_labels_padding_and_unknown_values():
 
 def test_total_loss_counts_tokens_and_numbers_over_the_whole_batch():
     num = 9
-    masks = shift_targets(
-        torch.tensor([[1, num, 3]]), torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64), None, num
-    )
+    masks = shift_targets(torch.tensor([[1, num, 3]]), torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64), None, num)
     log_num = torch.log(torch.tensor([[0.5, 0.25]]))
     log_not_num = torch.log(torch.tensor([[0.5, 0.75]]))
     rest, nll = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])

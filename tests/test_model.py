@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from conftest import FREE_ROWS, TIED, graft_tiny, make_backbone
 from transformers import AutoModelForCausalLM, AutoProcessor, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from causalqwen import AbductionNetwork, ActionNetwork, CausalDecoding, CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import softplus_inverse
 from causalqwen.modeling.loading import load_model
+from conftest import FREE_ROWS, TIED, graft_tiny, make_backbone
 
 TEXTS = ["A new year has begun.", "We, the people, look back on what was done and forward to what is not.", "Yes"]
 NUMBERS = ["It costs 1,272.5 dollars and 7 cents.", "From -3 to 99.9, all 5 of them.", "no number"]
@@ -202,7 +202,9 @@ def test_the_loss_is_the_same_with_and_without_scores(tiny_tokenizer, score_scal
         gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None} | {"loss": out.loss})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient, gradients[1][name], rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_labels_are_unshifted_and_padding_never_counts(tiny_llama):
@@ -271,7 +273,9 @@ def test_bfloat16_backbones_keep_their_logits_and_their_heads_in_float32(tiny_to
 
 
 def test_what_is_no_decoder_is_refused(tiny_tokenizer, tmp_path):
-    config = BertConfig(vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    config = BertConfig(
+        vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
     BertForMaskedLM(config).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="bert model .*not a decoder-only"):

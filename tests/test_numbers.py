@@ -88,9 +88,9 @@ def test_spans_never_overlap_and_hold_their_own_text(text):
         end = span.end
 
 
-@pytest.mark.parametrize("text", ["it is 1e400 K", "9" * 400])
-def test_a_number_beyond_float64_is_refused_with_its_place(text):
-    with pytest.raises(ValueError, match=rf"characters {text.index(text.strip('it is K')[0])}-\d+ is too large"):
+@pytest.mark.parametrize(("text", "place"), [("it is 1e400 K", "6-11"), ("9" * 400, "0-400")])
+def test_a_number_beyond_float64_is_refused_with_its_place(text, place):
+    with pytest.raises(ValueError, match=f"characters {place} is too large"):
         find_numbers(text)
 
 
@@ -109,7 +109,16 @@ def test_what_is_not_finite_is_not_written():
 
 @pytest.mark.parametrize(
     ("before", "expected"),
-    [("is", True), ("costs $", False), ("(", False), ("价格是", False), ("", False), ("a\n", False), ("5,", True), ("가격은", True)],
+    [
+        ("is", True),
+        ("costs $", False),
+        ("(", False),
+        ("价格是", False),
+        ("", False),
+        ("a\n", False),
+        ("5,", True),
+        ("가격은", True),
+    ],
 )
 def test_a_space_stands_where_the_script_writes_one(before, expected):
     assert spaced(before) is expected

@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
-from conftest import graft_tiny
 
 from causalqwen.data import collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.training import FactStore, LoraStage, TrainSettings, ValueStage, score_tokens, stream_facts, train
 from causalqwen.training.features import batches_by_length, facts_key
 from causalqwen.training.trainer import TrainedForCausalLM, collate_facts, last_checkpoint
+from conftest import graft_tiny
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -22,7 +22,9 @@ def examples(model, count: int, seed: int = 0):
     rows = []
     for _ in range(count):
         a, b = torch.randint(10, (2,), generator=generator).tolist()
-        rows.append(parse_row(json.dumps({"text": f"The {WORDS[a]} of {WORDS[b]} is {100 * a + b + 0.5} in all."}), "x"))
+        rows.append(
+            parse_row(json.dumps({"text": f"The {WORDS[a]} of {WORDS[b]} is {100 * a + b + 0.5} in all."}), "x")
+        )
     return encode_rows(rows, model.processor)
 
 
@@ -145,8 +147,12 @@ def run_values(tokenizer, rows_of, output, stage, **settings):
 @pytest.mark.parametrize("count", [24, 21])
 def test_one_by_eight_equals_eight_by_one(tiny_tokenizer, tmp_path, count):
     """Rows of very different lengths and numbers of numbers, also when the last batch is not full."""
+
     def rows(model):
-        texts = [f"It is {i}." if i % 3 else f"From {i} to {i + 1}, and on to {i + 2} or {i + 3}, we count." for i in range(count)]
+        texts = [
+            f"It is {i}." if i % 3 else f"From {i} to {i + 1}, and on to {i + 2} or {i + 3}, we count."
+            for i in range(count)
+        ]
         return encode_rows([parse_row(json.dumps({"text": t}), "x") for t in texts], model.processor)
 
     curves = []
@@ -218,7 +224,9 @@ def test_stage_one_learns_numbers_and_leaves_text_alone(tiny_tokenizer, tmp_path
     metrics = train(model, rows, held_out, tmp_path / "out", settings)
     constant = torch.tensor([v for e in held_out for v in e.numeric_values if v]).sub(450.0).abs().median()
     assert metrics["median_error"] < 0.6 * constant.item()
-    assert metrics["num_f1"] > 0.4  # a random backbone hardly tells where numbers stand; see test_backbone for a real one
+    assert (
+        metrics["num_f1"] > 0.4
+    )  # a random backbone hardly tells where numbers stand; see test_backbone for a real one
     assert metrics["coverage"]["0.9"] == pytest.approx(0.9, abs=0.05)
     with torch.no_grad():
         after = model(**text, output_ovr=True)
@@ -302,7 +310,9 @@ def test_runs_that_cannot_be_are_refused(model, tmp_path):
 
 def test_settings_come_from_yaml(tmp_path):
     path = tmp_path / "s.yaml"
-    path.write_text("value_transform: symlog\nvalues: {epochs: 3, learning_rate: 2e-4}\nlora: true\nreport_to: trackio\n")
+    path.write_text(
+        "value_transform: symlog\nvalues: {epochs: 3, learning_rate: 2e-4}\nlora: true\nreport_to: trackio\n"
+    )
     settings = TrainSettings.from_yaml(path)
     assert settings.values == ValueStage(epochs=3, learning_rate=2e-4)
     assert settings.lora == LoraStage() and settings.report_to == ("trackio",) and settings.value_transform == "symlog"
@@ -328,4 +338,3 @@ def test_wrong_settings_are_named(tmp_path, text, message):
         TrainSettings.from_yaml(path)
     with pytest.raises(FileNotFoundError):
         TrainSettings.from_yaml(tmp_path / "none.yaml")
-

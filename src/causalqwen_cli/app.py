@@ -127,8 +127,8 @@ def train(
     eval_rows = read_rows(evaluation, values_required=True) if evaluation else []
     loaded = load_model(model, device)
     limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
-    examples = [encode_rows(part, loaded.processor, limit) for part in (rows, eval_rows)]
-    metrics = run(loaded, *examples, output, settings, resume=resume)
+    examples, eval_examples = (encode_rows(part, loaded.processor, limit) for part in (rows, eval_rows))
+    metrics = run(loaded, examples, eval_examples, output, settings, resume=resume)
     text = f"{output}: trained on {len(rows)} rows"
     if metrics:
         text += f"; validation rows: {_figures(metrics)}"
@@ -165,8 +165,12 @@ def predict(
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Option(help="Text to go on from.")],
-    preset: Annotated[str, typer.Option(help="standard, causal, noise, shared-individual, shared-noise, individual-only, "
-                                             "persona or softmax.")] = "standard",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="standard, causal, noise, shared-individual, shared-noise, individual-only, persona or softmax."
+        ),
+    ] = "standard",
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Multiplies whatever is drawn.")] = 1.0,
@@ -175,7 +179,9 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Only with the preset softmax.")] = None,
     individual: Annotated[Path | None, typer.Option(help="File of an individual who speaks.")] = None,
     save_individual: Annotated[Path | None, typer.Option(help="Keep the individual that the seed draws.")] = None,
-    chat: Annotated[bool, typer.Option(help="The prompt is a user's message; use the backbone's chat template.")] = False,
+    chat: Annotated[
+        bool, typer.Option(help="The prompt is a user's message; use the backbone's chat template.")
+    ] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -186,10 +192,16 @@ def generate(
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     plan = CausalDecoding.preset(preset, seed=seed, temperature=temperature, central_mass=central_mass)
-    samplers = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+    samplers: dict[str, Any] = {
+        name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
+    }
     if individual is not None:
         plan = CausalDecoding.preset(
-            preset, seed=seed, temperature=temperature, central_mass=central_mass, individual=Individual.load(individual)
+            preset,
+            seed=seed,
+            temperature=temperature,
+            central_mass=central_mass,
+            individual=Individual.load(individual),
         )
     loaded = load_model(model, device)
     processor = loaded.processor
@@ -276,14 +288,18 @@ def demo(
 
 @command
 def doctor(
-    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")] = False,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What is installed, what is missing, and what to do about it."""
     from causalqwen_cli.doctor import examine
 
     report = examine(fetch, say)
-    lines = [f"{'ok     ' if check['ok'] else 'MISSING'} {check['what']}: {check['found']}" for check in report["checks"]]
+    lines = [
+        f"{'ok     ' if check['ok'] else 'MISSING'} {check['what']}: {check['found']}" for check in report["checks"]
+    ]
     show(report, "\n".join(lines), as_json)
     if not report["ok"]:
         raise typer.Exit(1)

@@ -25,7 +25,9 @@ def boiling_points() -> list[dict[str, Any]]:
         from chemicals.identifiers import search_chemical
         from chemicals.phase_change import Tb_sources
     except ImportError as error:
-        raise ImportError("the boiling points come from the package `chemicals`: pip install causalqwen[demo]") from error
+        raise ImportError(
+            "the boiling points come from the package `chemicals`: pip install causalqwen[demo]"
+        ) from error
     records, names = [], set()
     for number, kelvin in sorted(Tb_sources["YAWS"]["Tb"].dropna().items()):
         try:

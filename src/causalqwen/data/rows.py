@@ -80,7 +80,7 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     except ValueError:  # Python refuses integers of thousands of digits
         raise RowError(f"{place}: it holds a number that is too large for float64") from None
     if not isinstance(fields, dict):
-        raise RowError(f"{place}: expected an object such as {{\"text\": ...}}, found {type(fields).__name__}")
+        raise RowError(f'{place}: expected an object such as {{"text": ...}}, found {type(fields).__name__}')
     kinds = [kind for kind in ("text", "prompt", "messages") if kind in fields]
     if len(kinds) != 1:
         found = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"

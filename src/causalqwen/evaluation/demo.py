@@ -94,8 +94,8 @@ def run_demo(
         examples_note="Twelve held-out compounds, taken at random.",
         calibration_note="A Cauchy law has heavy tails: raw, its 50% interval covers too little and its 90% one too much.",
         curves=training_curves(read_records(folder / METRICS)),
-        texts_note="Each text, and each number, follows from its seed alone: an individual (left) or a noise (right) is a point "
-        "drawn once and held for the whole text, and no other randomness is left, so a text can run in circles as greedy "
+        texts_note="Each text, and each number, follows from its seed alone: an individual (left) or a noise (right) is a "
+        "point drawn once and held for the whole text, and no other randomness is left, so a text can run in circles as greedy "
         "search does. The numbers differ by individual, for that is what training has told the model to be unsure of.",
         footer=f"Made by `causalqwen demo` in {metrics['seconds'] / 60:.1f} minutes.",
         **texts,
@@ -134,4 +134,3 @@ def _facts(metrics: dict[str, Any]) -> list[str]:
 def summary(metrics: dict[str, Any]) -> str:
     """The figures of a demo as a few lines."""
     return "\n".join(f"  - {fact}" for fact in _facts(metrics))
-

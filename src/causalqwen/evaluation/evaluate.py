@@ -45,11 +45,11 @@ def evaluate(
     scores = score_tokens(model, store.blocks())
     metrics = dict(scores["metrics"])
     if train_examples and validation_examples:
-        tables = [
+        train, validation = (
             number_table(model, part, FactStore.build(model, part, work, title="rows of the rivals"))
             for part in (train_examples, validation_examples)
-        ]
-        metrics["rivals"] = score_rivals(*tables, number_table(model, examples, store), model.value_law)
+        )
+        metrics["rivals"] = score_rivals(train, validation, number_table(model, examples, store), model.value_law)
     return {"metrics": metrics, "values": scores["values"]}
 
 

@@ -53,7 +53,9 @@ def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, l
     axis.plot([low - margin, high + margin], [low - margin, high + margin], color="black", lw=0.8)
     axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
     hidden = int(((values < low - margin) | (values > high + margin)).sum())
-    axis.set_xlabel(f"observed, {unit}" + (f" ({hidden} of {len(values)} numbers lie outside the frame)" if hidden else ""))
+    axis.set_xlabel(
+        f"observed, {unit}" + (f" ({hidden} of {len(values)} numbers lie outside the frame)" if hidden else "")
+    )
     axis.set_ylabel(f"predicted median, {unit}, and {level:.0%} interval")
     axis.legend(frameon=False, loc="upper left")
     return as_svg(figure)

@@ -64,13 +64,14 @@ def _predict_texts(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
         before = torch.tensor([place - 1 for place in places if place > 0], dtype=torch.long)
         result = model.heads(features[row : row + 1, before], skip_logits=True)
         columns = (result.loc_Y[0], result.scale_Y[0], result.num_prob[0])
-        predictions = iter(zip(*(column.tolist() for column in columns), strict=True))
+        parameters = iter(zip(*(column.tolist() for column in columns), strict=True))
         entries = []
         for place in places:
             value = example.numeric_values[place]
             described: dict[str, Any] = {"median": None}
             if place > 0:
-                described = describe(NumberPrediction(*next(predictions), model.value_law), value, raw=raw)
+                loc, scale, prob = next(parameters)
+                described = describe(NumberPrediction(loc, scale, prob, model.value_law), value, raw=raw)
             entries.append({"value": value} | described)
         found.append(entries)
     return found

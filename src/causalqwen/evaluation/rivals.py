@@ -104,7 +104,7 @@ def _score_quantiles(quantiles: torch.Tensor, points: np.ndarray, values: np.nda
     crps = quantile_crps(observed, law.clip(quantiles), CRPS_LEVELS).mean().item()
     coverage = {}
     for level in LEVELS:
-        low = int(round((1 - level) / 2 * 200)) - 1
+        low = round((1 - level) / 2 * 200) - 1
         inside = (quantiles[:, low] <= observed) & (observed <= quantiles[:, len(CRPS_LEVELS) - 1 - low])
         coverage[str(level)] = inside.double().mean().item()
     error = np.abs(values - points)

@@ -92,22 +92,22 @@ class _ChunkedOvr(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loc, scale, weight, bias, thresholds, targets, mask, law, chunk_size, per_position):
-        ctx.arguments = (targets, mask, law, chunk_size)
+        ctx.settings = {"targets": targets, "mask": mask, "law": law, "chunk_size": chunk_size}
         ctx.per_position = per_position
-        wanted = ctx.needs_input_grad[:5]
-        ctx.wanted = wanted
+        ctx.wanted = ctx.needs_input_grad[:5]
+        tensors = (loc, scale, weight, bias, thresholds)
         if per_position:
-            losses, _ = _one_pass(loc, scale, weight, bias, thresholds, *ctx.arguments, (False,) * 5, None)
-            ctx.save_for_backward(loc, scale, weight, bias, thresholds)
+            losses, _ = _one_pass(*tensors, **ctx.settings, wanted=(False,) * 5)
+            ctx.save_for_backward(*tensors)
             return losses
-        losses, gradients = _one_pass(loc, scale, weight, bias, thresholds, *ctx.arguments, wanted, None)
+        losses, gradients = _one_pass(*tensors, **ctx.settings, wanted=ctx.wanted)
         ctx.save_for_backward(*gradients)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):
         if ctx.per_position:
-            _, gradients = _one_pass(*ctx.saved_tensors, *ctx.arguments, ctx.wanted, gradient)
+            _, gradients = _one_pass(*ctx.saved_tensors, **ctx.settings, wanted=ctx.wanted, row_weights=gradient)
         else:
             gradients = [None if g is None else g * gradient.to(g.dtype) for g in ctx.saved_tensors]
         return *gradients, None, None, None, None, None
@@ -119,12 +119,13 @@ def _one_pass(
     weight: Tensor,
     bias: Tensor | None,
     thresholds: Tensor,
+    *,
     targets: Tensor,
     mask: Tensor | None,
     law: StableFamily,
     chunk_size: int,
     wanted: tuple[bool, ...],
-    row_weights: Tensor | None,
+    row_weights: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Losses [N] and the gradients of their (weighted) sum for the wanted ones of loc, scale, weight, bias, thresholds."""
     wide = upcast(loc).dtype
@@ -144,7 +145,7 @@ def _one_pass(
         needs = (wanted[0] or wanted[2] or wanted[3], wanted[1] or (own_scale and wanted[2]), wanted[4])
         leaves = [leaf.detach().requires_grad_(need) for leaf, need in zip(leaves, needs, strict=True)]
         with torch.enable_grad():
-            part = _block_losses(*leaves, targets - start, None if mask is None else mask[block], law)
+            part = _block_losses(leaves, targets - start, None if mask is None else mask[block], law)
             total = (part if row_weights is None else part * row_weights).sum()
         losses += part.detach()
         if not total.requires_grad:
@@ -178,8 +179,9 @@ def _add_scale_gradients(gradients, of_scale, scale, rows, block, law) -> None:
         gradients[2][block] += next(made)
 
 
-def _block_losses(loc, scale, thresholds, targets, mask, law) -> Tensor:
+def _block_losses(leaves: list[Tensor], targets: Tensor, mask: Tensor | None, law: StableFamily) -> Tensor:
     """This block's part of every position's loss [N]; `targets` count from the start of the block."""
+    loc, scale, thresholds = leaves
     log_not_p = law.log_cdf(thresholds, loc, scale)
     if mask is not None:
         log_not_p = log_not_p.masked_fill(~mask, 0.0)

@@ -93,5 +93,3 @@ def reduce_losses(losses: Tensor, valid: Tensor, reduction: str) -> Tensor:
     if reduction == "mean":
         return losses.sum() / valid.sum().clamp(min=1)
     raise ValueError(f"unknown reduction {reduction!r}; use 'none', 'sum' or 'mean'")
-
-

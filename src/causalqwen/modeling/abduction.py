@@ -30,8 +30,8 @@ class ResidualPerceptron(nn.Module):
     def reset_parameters(self) -> None:
         """Ordinary hidden layers, a last one of zeros."""
         for layer in self.hidden:
-            nn.init.kaiming_uniform_(layer.weight, a=5**0.5)
-            nn.init.zeros_(layer.bias)
+            nn.init.kaiming_uniform_(layer.get_parameter("weight"), a=5**0.5)
+            nn.init.zeros_(layer.get_parameter("bias"))
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 

@@ -58,7 +58,9 @@ class ActionNetwork(nn.Module):
             raise ValueError(f"unknown score scale {score_scale!r}; use 'equal' or 'documents'")
         rows = matrix_rows if matrix_rows is not None else vocab_size
         if rows is None:
-            raise ValueError("give vocab_size for a network of its own, or matrix_rows of the lm_head it will be handed")
+            raise ValueError(
+                "give vocab_size for a network of its own, or matrix_rows of the lm_head it will be handed"
+            )
         self.rows = rows
         self.num_token_id = num_token_id
         self.num_appended = num_token_id == rows
@@ -106,13 +108,13 @@ class ActionNetwork(nn.Module):
         """|b_noise| [C], float32."""
         return upcast(self.b_noise.abs())
 
-    def _head(self, lm_head: nn.Module | None) -> nn.Module:
+    def _head(self, lm_head: nn.Linear | None) -> nn.Linear:
         head = lm_head if lm_head is not None else self.lm_head
         if head is None:
             raise ValueError("this action network has no lm_head of its own: hand it the backbone's")
         return head
 
-    def forward(self, loc: Tensor, scale: Tensor, lm_head: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, loc: Tensor, scale: Tensor, lm_head: nn.Linear | None = None) -> tuple[Tensor, Tensor]:
         """The law of all scores with the noise integrated out (overview 2.4).
 
         loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("equal") or [..., V'] ("documents"),
@@ -122,7 +124,7 @@ class ActionNetwork(nn.Module):
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def score_loc(self, loc: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+    def score_loc(self, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
         """loc_S [..., V'] from loc_U [..., C]: the backbone's own product, plus `<NUM>`'s column."""
         head = self._head(lm_head)
         scores = head(loc)
@@ -134,19 +136,19 @@ class ActionNetwork(nn.Module):
         scores[..., self.num_token_id] += of_number
         return scores
 
-    def num_loc(self, loc: Tensor, lm_head: nn.Module | None = None, *, residual: bool = False) -> Tensor:
+    def num_loc(self, loc: Tensor, lm_head: nn.Linear | None = None, *, residual: bool = False) -> Tensor:
         """loc of `<NUM>`'s score [...], float32; `residual` leaves out what row num_token_id of the matrix gives."""
         head = self._head(lm_head)
-        row = self._num_row(head)
-        bias = self.num_bias
+        row: Tensor = self._num_row(head)
+        bias: Tensor = self.num_bias
         if not self.num_appended:
             row = row - head.weight[self.num_token_id] if residual else row
             bias = bias + head.bias[self.num_token_id] if head.bias is not None and not residual else bias
         return F.linear(upcast(loc), upcast(row).unsqueeze(0)).squeeze(-1) + bias
 
-    def _num_row(self, head: nn.Module) -> Tensor:
+    def _num_row(self, head: nn.Linear) -> Tensor:
         """W_NUM [C], kept within +-m: then the common scale of `equal` bounds `<NUM>`'s too, and never moves with it."""
-        row = self.num_row
+        row: Tensor = self.num_row
         if not self.num_appended:
             row = row + head.weight[self.num_token_id].to(row.dtype)
         if self.score_scale == "equal":
@@ -154,7 +156,7 @@ class ActionNetwork(nn.Module):
             row = torch.maximum(torch.minimum(row, limit), -limit)
         return row
 
-    def score_scale_of(self, scale: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+    def score_scale_of(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
         """scale_S from the scale [..., C] of U': [..., 1] ("equal") or [..., V'] ("documents"), float32."""
         head = self._head(lm_head)
         if self.score_scale == "equal":
@@ -168,16 +170,18 @@ class ActionNetwork(nn.Module):
         scales[..., self.num_token_id] = of_number
         return scales
 
-    def num_scale(self, scale: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+    def num_scale(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
         """Scale of `<NUM>`'s score [...] from the scale [..., C] of U', float32."""
         head = self._head(lm_head)
-        return self._scale_of_row(scale, self.largest_weight(head) if self.score_scale == "equal" else self._num_row(head))
+        return self._scale_of_row(
+            scale, self.largest_weight(head) if self.score_scale == "equal" else self._num_row(head)
+        )
 
     def _scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
         scales = self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype))
         return scales.squeeze(-1).clamp(min=SCALE_FLOOR)
 
-    def largest_weight(self, lm_head: nn.Module | None = None) -> Tensor:
+    def largest_weight(self, lm_head: nn.Linear | None = None) -> Tensor:
         """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32. Kept until the weight changes."""
         weight = self._head(lm_head).weight
         key = (weight.data_ptr(), weight._version, weight.device, weight.dtype)

@@ -60,12 +60,12 @@ class RaceSampler(LogitsProcessor):
 class CausalGenerationMixin(GenerationMixin):
     """Values and causal decisions for `generate`; everything else is transformers'."""
 
-    _supported_generation_modes = [
+    _supported_generation_modes = (
         GenerationMode.GREEDY_SEARCH,
         GenerationMode.SAMPLE,
         GenerationMode.BEAM_SEARCH,
         GenerationMode.BEAM_SAMPLE,
-    ]
+    )
 
     @torch.no_grad()
     def generate(
@@ -248,7 +248,7 @@ class CausalGenerationMixin(GenerationMixin):
         if isinstance(result, Tensor):
             return result
         if race is not None and result.scores is not None:
-            result.scores = tuple(race.scores[: len(result.scores)])
+            result.scores = tuple(race.scores[: len(result.scores)])  # type: ignore[assignment]
         values = torch.cat([prompt_values, torch.stack(log, dim=1)], dim=1)
         return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, values))
 
@@ -299,7 +299,9 @@ def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[st
     given = {name: kwargs[name] for name in _SAMPLING_ARGUMENTS if kwargs.get(name) is not None}
     if generation_config is not None:
         given |= {name: getattr(generation_config, name) for name in ("do_sample", "num_beams")}
-    wrong = [name for name, value in given.items() if not (value in (False, None) or (name == "num_beams" and value == 1))]
+    wrong = [
+        name for name, value in given.items() if not (value in (False, None) or (name == "num_beams" and value == 1))
+    ]
     if wrong:
         raise ValueError(
             f"{', '.join(wrong)} belong to transformers' samplers and have no meaning under a causal plan: "

@@ -79,7 +79,7 @@ class GraftingMixin:
         grafted._attn_implementation = attention  # a new configuration resets that of its parts
         grafted.dtype = backbone.dtype
         grafted.name_or_path = name
-        model = cls(grafted, backbone=backbone)
+        model: Any = cls(grafted, backbone=backbone)  # type: ignore[call-arg]
         model.abduction.loc_net.to(backbone.dtype)
         model.to(backbone.device)
         model.generation_config = backbone.generation_config

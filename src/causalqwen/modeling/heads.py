@@ -54,9 +54,7 @@ class HeadsMixin:
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, causal_decoding, positions)
         thresholds = action.thresholds(features)
         log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, lm_head), thresholds.squeeze(-1))
-        result = CausalQwenOutput(
-            loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp()
-        )
+        result = CausalQwenOutput(loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp())
         if not skip_logits:
             result.logits = action.score_loc(loc, lm_head)
         if output_ovr:
@@ -90,9 +88,7 @@ class HeadsMixin:
         """The law of U' that the tokens see: noise added to the scale, or what a plan's draws leave (theory 3.9)."""
         if bound is None:
             return loc_U, self.action.law.add(scale_U, self.action.noise)
-        loc, scale = bound.situate(
-            upcast(loc_U), scale_U, self.action.noise, positions, self._readers(bound.plan)[0]
-        )
+        loc, scale = bound.situate(upcast(loc_U), scale_U, self.action.noise, positions, self._readers(bound.plan)[0])
         return loc.to(loc_U.dtype), scale
 
     def value_parameters(

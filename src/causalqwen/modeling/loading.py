@@ -21,7 +21,9 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
     folder = Path(folder)
     config = folder / "config.json"
     if not config.is_file():
-        raise ValueError(f"{folder} holds no model (no config.json); make one with `causalqwen graft --output {folder}`")
+        raise ValueError(
+            f"{folder} holds no model (no config.json); make one with `causalqwen graft --output {folder}`"
+        )
     try:
         kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):

@@ -31,9 +31,9 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _skip_keys_device_placement = ("past_key_values",)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     # The heads are small and their tails matter: they stay in float32 whatever the backbone's dtype.
-    _keep_in_fp32_modules_strict = ("numeric_embedding", "scale_net", "value_branch", "action")
+    _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "value_branch", "action"}  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
@@ -132,7 +132,7 @@ class CausalQwenForCausalLM(
     def set_input_embeddings(self, value: torch.nn.Module) -> None:
         self.backbone.set_input_embeddings(value)
 
-    def get_output_embeddings(self) -> torch.nn.Module:
+    def get_output_embeddings(self) -> Any:
         return self.backbone.get_output_embeddings()
 
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
@@ -210,15 +210,14 @@ class CausalQwenForCausalLM(
         features = outputs.last_hidden_state
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
-        if isinstance(logits_to_keep, Tensor):
-            kept = logits_to_keep
-        else:
+        kept: Any = logits_to_keep
+        if isinstance(logits_to_keep, int):
             kept = slice(-logits_to_keep, None) if logits_to_keep else slice(None)
-        bound, positions = None, None
+        positions = None
+        if isinstance(causal_decoding, CausalDecoding):
+            size = self.config.causal_size
+            causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
         if causal_decoding is not None:
-            bound = causal_decoding
-            if isinstance(bound, CausalDecoding):
-                bound = BoundDecoding.bind(bound, features.shape[0], self.config.causal_size, features.device)
             positions = token_positions(features, attention_mask, position_ids, past_key_values)[:, kept]
         result = self.heads(
             features[:, kept],
@@ -227,7 +226,7 @@ class CausalQwenForCausalLM(
             attention_mask=attention_mask,
             output_ovr=output_ovr,
             skip_logits=skip_logits,
-            causal_decoding=bound,
+            causal_decoding=causal_decoding,
             positions=positions,
             num_items_in_batch=num_items_in_batch,
             num_numbers_in_batch=num_numbers_in_batch,

@@ -76,7 +76,7 @@ class NumberPredictionMixin:
         return ValueLaw(
             self.value_transform,
             config.value_family,
-            tuple(config.value_range) if config.value_range else None,
+            (config.value_range[0], config.value_range[1]) if config.value_range else None,
             tuple(config.interval_levels) if config.interval_levels else None,
         )
 
@@ -115,12 +115,12 @@ class NumberPredictionMixin:
             batch = processor(
                 [prompts[row] for row in rows], prompt=True, padding=True, padding_side="left", return_tensors="pt"
             )
-            batch = batch.to(self.device)
-            position_ids = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-            features = self.features(**batch, position_ids=position_ids).last_hidden_state[:, -1:]
+            inputs = dict(batch.to(self.device))
+            position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+            features = self.features(**inputs, position_ids=position_ids).last_hidden_state[:, -1:]
             result = self.heads(features, skip_logits=True)
             columns = (result.loc_Y[:, 0], result.scale_Y[:, 0], result.num_prob[:, 0])
-            for row, *parameters in zip(rows, *(column.tolist() for column in columns), strict=True):
-                predictions[row] = NumberPrediction(*parameters, law)
+            for row, loc, scale, prob in zip(rows, *(column.tolist() for column in columns), strict=True):
+                predictions[row] = NumberPrediction(loc, scale, prob, law)
         self.train(was_training)
         return predictions

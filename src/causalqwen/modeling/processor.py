@@ -118,7 +118,7 @@ class CausalQwenProcessor(ProcessorMixin):
         if return_tensors not in (None, "pt"):
             raise ValueError(f"return_tensors={return_tensors!r} is not supported; use 'pt' or None")
         single = isinstance(text, str)
-        texts = [text] if single else text
+        texts: Any = [text] if single else text
         if not isinstance(texts, list | tuple) or not all(isinstance(item, str) for item in texts):
             raise ValueError("the processor takes a string or a list of strings")
         if prompt:
@@ -141,8 +141,8 @@ class CausalQwenProcessor(ProcessorMixin):
             count = ids.count(slot_id)
             # Truncation drops numbers from the end that it cuts.
             kept = slice(len(values[row]) - count, None) if side == "left" else slice(count)
-            of_row = iter(values[row][kept])
-            numeric_values.append(_Values([next(of_row) if token == slot_id else 0.0 for token in ids]))
+            upcoming = iter(values[row][kept])
+            numeric_values.append(_Values([next(upcoming) if token == slot_id else 0.0 for token in ids]))
             if count and slot_id != self.num_token_id:
                 encoded["input_ids"][row] = [self.num_token_id if token == slot_id else token for token in ids]
             number_texts.append(written[row][kept])
@@ -160,7 +160,9 @@ class CausalQwenProcessor(ProcessorMixin):
     def _mark(self, text: str) -> tuple[str, list[float], list[str]]:
         """The text with a slot for each number, the values, and the written forms with the space they absorbed."""
         if SLOT in text:
-            raise ValueError("the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library")
+            raise ValueError(
+                "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
+            )
         parts, values, written, end = [], [], [], 0
         for span in find_numbers(text):
             start = span.start - 1 if span.start > end and text[span.start - 1] == " " else span.start
@@ -212,10 +214,10 @@ class CausalQwenProcessor(ProcessorMixin):
         slot_id = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
         ids = [slot_id if token == self.num_token_id else token for token in ids]
         kwargs.setdefault("clean_up_tokenization_spaces", False)
-        pieces = self.slotted_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **kwargs).split(SLOT)
-        text = pieces[0]
+        marked = str(self.slotted_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **kwargs))
+        text, *pieces = marked.split(SLOT)
         known = list(number_texts or [])
-        for index, piece in enumerate(pieces[1:]):
+        for index, piece in enumerate(pieces):
             value = numbers[index] if index < len(numbers) else None
             if value is None:
                 text += NUM_TOKEN

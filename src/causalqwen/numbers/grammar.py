@@ -43,8 +43,8 @@ _PROTECTED = "|".join(
         r"\b\d{3}[ ]\d{4}[ ]\d{4}\b",  # 138 0013 8000
         r"\d+(?:-\d+){2,}",  # 64-17-5, 1-800-555-0199
         r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)",  # (1r,2s) and (2+) in names of compounds
-        r"\b\d+['′]?(?:,\d+['′]?)*[a-zA-Z]?-(?=[(\[{]*[A-Za-z]|[(\[{]\S*[A-Za-z])[(\[{]*\w+(?:[-,.'′()\[\]{}]+\w+)*",  # 1,2-dichloro,
-        # 2-(2-methoxy)ethanol, 5-year
+        # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
+        r"\b\d+['′]?(?:,\d+['′]?)*[a-zA-Z]?-(?=[(\[{]*[A-Za-z]|[(\[{]\S*[A-Za-z])[(\[{]*\w+(?:[-,.'′()\[\]{}]+\w+)*",
         rf"[{_LETTER}][\w]*(?:[-.]\d[\w]*)+",  # COVID-19, GPT-4, fig.3
         rf"[{_LETTER}]\w*",  # words, and identifiers that hold digits: x1, fp16, H2O
         r"[#@]\w+",  # #123

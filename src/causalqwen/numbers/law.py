@@ -1,6 +1,6 @@
 """The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class ValueLaw:
         interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None.
     """
 
-    transform: ValueTransform = ValueTransform()
+    transform: ValueTransform = field(default_factory=ValueTransform)
     family: str = "cauchy"
     value_range: tuple[float, float] | None = None
     interval_levels: tuple[float, ...] | None = None

@@ -228,7 +228,7 @@ def _run_stage(
     name: str,
     stage: ValueStage | LoraStage,
     trained: TrainedForCausalLM,
-    dataset: torch.utils.data.Dataset,
+    dataset: FactRows | ExampleRows,
     collator: Any,
     eval_examples: Sequence[Example],
     output: Path,

@@ -59,7 +59,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> 
         nll = value_nll(axis, values["loc"], values["scale"], family=model.config.value_family).mean().item()
     metrics["reg_loss"] = nll
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * nll
-    dist = {}
+    dist: dict[str, float] = {}
     for name in ("U_loc", "U_scale"):
         dist |= {f"{name}_{key}": number for key, number in _statistics(column[name]).items()}
     dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]

@@ -157,6 +157,7 @@ class CausalTrainer(Trainer):
         self.remove_callback(ProgressCallback)
         self.add_callback(QuietProgress())
         self.add_callback(metrics_file)
+        self.trained: Any = self.model
         self.scorer = scorer
         self.metrics_file = metrics_file
         self._window: dict[str, float] = {}
@@ -169,7 +170,7 @@ class CausalTrainer(Trainer):
     ) -> tuple[list, Tensor | int | None]:
         """transformers' accumulated batch, and the number of its numbers in each part of it."""
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        num_id = self.model.config.num_token_id
+        num_id = self.trained.config.num_token_id
         count = 0
         for sample in samples:
             count += ((sample["labels"] == num_id) & sample["numeric_values"].isfinite())[:, 1:].sum()
@@ -180,9 +181,7 @@ class CausalTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        loss, outputs = super().compute_loss(
-            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
-        )
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         window = self._window
         window["cls_loss_mean"] = window.get("cls_loss_mean", 0.0) + outputs["loss_cls"].item()
         window["reg_loss_effective"] = window.get("reg_loss_effective", 0.0) + outputs["loss_reg"].item()
@@ -231,7 +230,7 @@ class CausalTrainer(Trainer):
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """eval/* under the standard decision, and dist/*, on the evaluation rows."""
         scores = self.scorer()
-        metrics = {}
+        metrics: dict[str, float] = {}
         for key, value in scores["metrics"].items():
             if isinstance(value, dict):
                 metrics |= {f"{metric_key_prefix}_{key}_{level}": share for level, share in value.items()}
@@ -285,5 +284,3 @@ def last_checkpoint(folder: Path) -> Path | None:
             continue
         found.append(candidate)
     return max(found, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
-
-

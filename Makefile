@@ -1,0 +1,53 @@
+# make demo    set everything up, train on real boiling points, write runs/demo/report.html
+# make test    set everything up, run the tests
+# Everything is put into .venv; the default backbone goes to the user's cache (CAUSALQWEN_HOME to change that).
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup backbone demo test check-full lint format clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## virtual environment with pinned dependencies
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or later is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
+	       "Install it, or name it: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "installing into $(VENV) (minutes the first time)" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]' \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^dashscope==' constraints.txt)" \
+	  || { echo "pip could not install the dependencies (see above); is a package index within reach?" >&2; exit 1; }
+	@touch $@
+
+backbone: $(READY)  ## fetch the default backbone, its SHA-256 checked
+	@$(BIN)/causalqwen doctor --fetch >&2
+
+demo: backbone  ## boiling points on a real language model; ends with runs/demo/report.html
+	@$(BIN)/causalqwen demo --output runs/demo
+
+test: backbone lint  ## lint, types and the quick tests
+	@$(BIN)/python -m pytest
+
+check-full: backbone lint  ## all tests, the slow ones too
+	@$(BIN)/python -m pytest -m ''
+
+lint: $(READY)  ## style and types
+	@$(BIN)/ruff check src tests
+	@$(BIN)/ruff format --check src tests
+	@$(BIN)/mypy
+
+format: $(READY)  ## rewrite to the house style
+	@$(BIN)/ruff check --fix src tests
+	@$(BIN)/ruff format src tests
+
+clean:  ## remove the environment, runs and caches
+	rm -rf $(VENV) runs build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
