@@ -67,8 +67,8 @@ def train(
     settings = settings or TrainSettings()
     output = Path(output)
     work = output / WORK
-    _open_work(output, work, settings, resume)
     values = _known_values(model, train_examples)
+    _open_work(output, work, settings, resume)
     if settings.value_transform != "keep":
         transform = ValueTransform.fit(settings.value_transform, values)
         model.config.value_transform = transform.to_dict()

@@ -1,0 +1,203 @@
+"""The command line: every command on a tiny model, and every mistake as one line."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import graft_tiny, make_backbone
+from typer.testing import CliRunner
+
+from causalqwen_cli.app import app
+
+ROWS = [{"text": f"The {'long' if i % 2 else 'short'} one is {50 + 40 * (i % 2) + i % 5} in all."} for i in range(40)]
+
+
+def run(*arguments: object, code: int = 0):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tiny_tokenizer, tmp_path_factory):
+    """A folder with a backbone, a grafted model, and files of rows."""
+    folder = tmp_path_factory.mktemp("cli")
+    make_backbone("llama", tiny_tokenizer).save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(folder / "model")
+    write(folder / "train.jsonl", ROWS)
+    write(folder / "eval.jsonl", ROWS[:12])
+    (folder / "settings.yaml").write_text("values: {epochs: 2, batch_size: 8}\nlogging_steps: 2\nevaluations: 2\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(place):
+    run(
+        "train", "--model", place / "model", "--train", place / "train.jsonl", "--eval", place / "eval.jsonl",
+        "--output", place / "trained", "--config", place / "settings.yaml",
+    )  # fmt: skip
+    return place / "trained"
+
+
+def test_help_answers_without_heavy_imports():
+    for arguments in ([], ["graft"], ["train"], ["predict"], ["generate"], ["evaluate"], ["demo"], ["doctor"]):
+        code = (
+            "import sys\nfrom causalqwen_cli.app import main\nsys.argv = ['causalqwen', *sys.argv[1:]]\n"
+            "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+            "heavy = {'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)\nassert not heavy, heavy"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *arguments, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "--json" in done.stdout or not arguments
+
+
+def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
+    out = tmp_path / "grafted"
+    result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--json").stdout)
+    assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
+    assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
+    assert "exists already" in run("graft", "--backbone", place / "backbone", "--output", out, code=1).stderr
+    text = run("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents").stdout
+    assert "<NUM> is token 400 (behind the matrix)" in text
+
+
+def test_train_leaves_a_model_and_its_metrics(trained):
+    assert {"config.json", "model.safetensors", "processor_config.json", "metrics.jsonl"} <= {
+        path.name for path in trained.iterdir()
+    }
+    assert json.loads((trained / "config.json").read_text())["value_transform"]["kind"] == "affine"
+
+
+def test_predict_writes_every_row_back(place, trained, tmp_path):
+    rows = [{"prompt": "The long one is", "value": 91, "id": 7}, {"text": "The short one is 52 in all."}]
+    out = tmp_path / "out" / "predictions.jsonl"
+    result = run("predict", "--model", trained, "--input", write(tmp_path / "in.jsonl", rows), "--output", out, "--json")
+    assert json.loads(result.stdout) == {"output": str(out), "rows": 2}
+    one, two = (json.loads(line) for line in out.read_text().splitlines())
+    assert one["id"] == 7 and {"median", "intervals", "num_prob", "crps", "log_prob"} <= one.keys()
+    assert two["numbers"][0]["value"] == 52
+
+
+def test_generate_streams_text_or_prints_json(trained, tmp_path):
+    arguments = ("generate", "--model", trained, "--prompt", "The long one is", "--max-new-tokens", 6)
+    text = run(*arguments, "--preset", "causal", "--seed", 3).stdout
+    described = json.loads(run(*arguments, "--preset", "causal", "--seed", 3, "--json").stdout)
+    assert described["text"] == text.rstrip("\n") and described["seed"] == 3
+    for number in described["numbers"]:
+        assert f"{number:g}"[:4] in described["text"]
+    someone = tmp_path / "someone.safetensors"
+    one = run(*arguments, "--preset", "shared-individual", "--seed", 9, "--save-individual", someone, "--json").stdout
+    other = run(*arguments, "--preset", "standard", "--individual", someone, "--json").stdout
+    assert json.loads(one)["text"] == json.loads(other)["text"]
+    assert run(*arguments, "--preset", "softmax", "--seed", 1, "--top-k", 5).stdout
+    assert run(*arguments, "--chat").stdout
+
+
+def test_evaluate_writes_metrics_and_a_report(place, trained, tmp_path):
+    out = tmp_path / "scores"
+    result = run(
+        "evaluate", "--model", trained, "--data", place / "eval.jsonl", "--output", out, "--train", place / "train.jsonl",
+        "--validation", place / "eval.jsonl", "--unit", "pieces", "--json",
+    )  # fmt: skip
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics == json.loads(result.stdout)["metrics"] and "ridge" in metrics["rivals"]
+    page = (out / "report.html").read_text()
+    assert "<svg" in page and "pieces" in page
+    words = write(tmp_path / "words.jsonl", [{"text": "No number stands in this sentence."}])
+    run("evaluate", "--model", trained, "--data", words, "--output", tmp_path / "words")
+    assert "crps" not in json.loads((tmp_path / "words" / "metrics.json").read_text())
+
+
+def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
+    report = json.loads(run("doctor", "--json").stdout)
+    assert report["ok"] and {"python", "torch", "transformers", "default backbone"} <= {
+        check["what"] for check in report["checks"]
+    }
+    monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path))
+    missing = run("doctor", code=1).stdout
+    assert "MISSING default backbone" in missing and "causalqwen doctor --fetch" in missing
+
+
+# ---- bad input: one message that names the place, exit status 1, nothing half-written --------------------------------
+
+BAD = [
+    ("predict", {"--input": "empty.jsonl"}, r"empty.jsonl holds no rows"),
+    ("predict", {"--input": "nowhere.jsonl"}, r"nowhere.jsonl is not a file"),
+    ("predict", {"--input": "notjson.jsonl"}, r"notjson.jsonl, row 2: not JSON"),
+    ("predict", {"--input": "notext.jsonl"}, r"notext.jsonl, row 1: expected exactly one of the fields"),
+    ("predict", {"--input": "blank.jsonl"}, r"blank.jsonl, row 1, field text: the text is empty"),
+    ("predict", {"--input": "huge.jsonl"}, r"huge.jsonl, row 1, field text: the number 1e400 .* too large for float64"),
+    ("predict", {"--input": "long.jsonl"}, r"long.jsonl, row 1: \d+ tokens, but the context of this model holds 256"),
+    ("train", {"--train": "nan.jsonl"}, r"nan.jsonl, row 1: NaN is not a finite number"),
+    ("train", {"--train": "inf.jsonl"}, r"inf.jsonl, row 1, field value: the number is too large for float64"),
+    ("train", {"--train": "words.jsonl"}, r"hold no number to learn from"),
+    ("train", {"--train": "prompt.jsonl"}, r"prompt.jsonl, row 1, field value: a prompt needs the value"),
+    ("train", {"--config": "bad.yaml"}, r"bad.yaml: unknown setting vlaues; did you mean values"),
+    ("evaluate", {"--data": "notjson.jsonl"}, r"row 2: not JSON"),
+    ("generate", {"--preset": "casual"}, r"unknown preset 'casual'; known presets"),
+    ("generate", {"--prompt": " "}, r"the prompt is empty"),
+    ("generate", {"--prompt": "word " * 400}, r"tokens, but the context of this model holds 256"),
+    ("generate", {"--prompt": "is 1e400"}, r"1e400 .* too large for float64"),
+    ("generate", {"--top-k": "5"}, r"top_k belong to transformers' samplers"),
+    ("generate", {"--individual": "notjson.jsonl"}, r"not a safetensors file"),
+    ("generate", {"--model": "nowhere"}, r"nowhere holds no model"),
+    ("generate", {"--model": "backbone"}, r"holds a llama model, not a grafted one"),
+    ("generate", {"--model": "damaged"}, r"the weights in .*damaged are missing or damaged"),
+    ("graft", {"--backbone": "encoder"}, r"cannot be grafted: it is a bert model"),
+    ("graft", {"--start": "hot"}, r"unknown start 'hot'"),
+    ("graft", {"--dtype": "float33"}, r"unknown dtype float33"),
+]
+
+
+@pytest.fixture(scope="module")
+def traps(place, tiny_tokenizer):
+    from transformers import BertConfig, BertForMaskedLM
+
+    for name, text in {
+        "empty": "", "notjson": '{"text": "fine"}\nnot json\n', "notext": '{"a": 1}\n', "blank": '{"text": " "}\n',
+        "huge": '{"text": "is 1e400"}\n', "long": json.dumps({"text": "word " * 400}) + "\n",
+        "nan": '{"prompt": "a", "value": NaN}\n', "inf": '{"prompt": "a", "value": 1e400}\n',
+        "words": '{"text": "no number"}\n', "prompt": '{"prompt": "a"}\n',
+    }.items():  # fmt: skip
+        (place / f"{name}.jsonl").write_text(text)
+    (place / "bad.yaml").write_text("vlaues: {}\n")
+    config = BertConfig(vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    BertForMaskedLM(config).save_pretrained(place / "encoder")
+    tiny_tokenizer.save_pretrained(place / "encoder")
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(place / "damaged")
+    (place / "damaged" / "model.safetensors").write_bytes(b"nonsense")
+    return place
+
+
+@pytest.mark.parametrize(("name", "wrong", "message"), BAD, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_one_line_and_leaves_nothing(traps, tmp_path, name, wrong, message):
+    good = {
+        "graft": {"--backbone": "backbone", "--output": tmp_path / "out"},
+        "train": {"--model": "model", "--train": "train.jsonl", "--output": tmp_path / "out"},
+        "predict": {"--model": "model", "--input": "eval.jsonl", "--output": tmp_path / "out"},
+        "generate": {"--model": "model", "--prompt": "The long one is"},
+        "evaluate": {"--model": "model", "--data": "eval.jsonl", "--output": tmp_path / "out"},
+    }[name]
+    given = {}
+    for key, value in {**good, **wrong}.items():
+        here = key in ("--model", "--input", "--train", "--data", "--backbone", "--config", "--individual")
+        given[key] = traps / value if here else value
+    flat = [part for pair in given.items() for part in pair]
+    done = subprocess.run(
+        [sys.executable, "-m", "causalqwen_cli", name, *map(str, flat)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("causalqwen: ")]
+    assert len(complaint) == 1 and re.search(message, complaint[0]), done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
