@@ -42,10 +42,11 @@ def place(tiny_tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(place):
-    run(
+    result = run(
         "train", "--model", place / "model", "--train", place / "train.jsonl", "--eval", place / "eval.jsonl",
-        "--output", place / "trained", "--config", place / "settings.yaml",
+        "--output", place / "trained", "--config", place / "settings.yaml", "--json",
     )  # fmt: skip
+    assert json.loads(result.stdout)["metrics"]["num_f1"] >= 0  # nothing but the object on stdout
     return place / "trained"
 
 

@@ -144,7 +144,8 @@ def _train_values(
     train_store = FactStore.build(model, train_examples, work, title="training rows")
     if eval_examples:
         FactStore.build(model, eval_examples, work, title="evaluation rows")
-    _fit_standardization(model, train_store)
+    if settings.values.standardize:
+        _fit_standardization(model, train_store)
     model.requires_grad_(False)
     for part in (model.value_branch, model.action.value_head):
         if part is not None:
@@ -259,6 +260,7 @@ def _run_stage(
         seed=settings.seed,
         data_seed=settings.seed,
         remove_unused_columns=False,
+        disable_tqdm=False,  # else transformers prints records to stdout
         dataloader_pin_memory=False,
         use_cpu=model.device.type == "cpu",
     )

@@ -19,7 +19,7 @@ class ValueStage:
         epochs: passes over the kept features. batch_size: rows per step. accumulation: steps per update.
         learning_rate: peak of a warm-up and cosine schedule. weight_decay: of the branch's matrices.
         patience: stop after so many evaluations without a better value likelihood on the evaluation rows (0: never);
-            the best state is kept.
+            the best state is kept. standardize: fit the branch's mean and std of the features.
     """
 
     epochs: int = 40
@@ -29,6 +29,7 @@ class ValueStage:
     weight_decay: float = 0.1
     warmup: float = 0.1
     patience: int = 0
+    standardize: bool = True
 
 
 @dataclass(frozen=True)
