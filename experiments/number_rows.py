@@ -1,4 +1,4 @@
-"""How should `<NUM>` start, so that a frozen backbone can still read on after a number? (2 minutes)
+"""How should `<NUM>` start, so that a frozen backbone can still read on after a number? (5 minutes)
 
 Mean nats of the backbone on the token right after a number, with `<NUM>` in the context, for several embeddings of `<NUM>`
 and several lengths of the direction w; beside it the same with the digits left in the text. No training.
@@ -43,7 +43,7 @@ def mean(nats: list[list[float]]) -> float:
 def main() -> None:
     model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
     texts = {
-        "speech": [p for p in speech_paragraphs() if find_numbers(p)],
+        "speech": [p for p in speech_paragraphs(2012) if find_numbers(p)],
         "sentences": [sentence(r) for r in split_by_compound(boiling_points(), {"some": 60})["some"]],
     }
     print(f"{'<NUM> starts as':28}{'|w|':>6}" + "".join(f"{name:>12}" for name in texts))

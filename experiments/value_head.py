@@ -44,6 +44,8 @@ def main() -> None:
         for seed in range(3):
             torch.manual_seed(seed)
             model = CausalQwenForCausalLM.from_backbone("smollm2-135m", **config)
+            with torch.no_grad():  # one direction of numbers for all, so that the kept features serve every run
+                model.numeric_embedding.direction.zero_()
             rows = {n: encode_rows(read_rows(KEPT / f"{n}.jsonl"), model.processor) for n in parts}
             with tempfile.TemporaryDirectory(dir=KEPT) as folder:
                 # Kept features do not depend on what is varied here: every run starts from the same folder of them.
