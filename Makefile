@@ -41,13 +41,13 @@ check-full: backbone lint  ## all tests, the slow ones too
 	@$(BIN)/python -m pytest -m ''
 
 lint: $(READY)  ## style and types
-	@$(BIN)/ruff check src tests
-	@$(BIN)/ruff format --check src tests
+	@$(BIN)/ruff check src tests experiments
+	@$(BIN)/ruff format --check src tests experiments
 	@$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
-	@$(BIN)/ruff check --fix src tests
-	@$(BIN)/ruff format src tests
+	@$(BIN)/ruff check --fix src tests experiments
+	@$(BIN)/ruff format src tests experiments
 
 clean:  ## remove the environment, runs and caches
 	rm -rf $(VENV) runs build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,6 +1,6 @@
 """How often is the OvR decision the backbone's own, for each start? (1 minute)
 
-    .venv/bin/python experiments/starts.py
+.venv/bin/python experiments/starts.py
 """
 
 from causalqwen import STARTS, CausalQwenForCausalLM

@@ -4,12 +4,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
-from conftest import graft_tiny, make_backbone
 from typer.testing import CliRunner
 
 from causalqwen_cli.app import app
+from conftest import graft_tiny, make_backbone
 
 ROWS = [{"text": f"The {'long' if i % 2 else 'short'} one is {50 + 40 * (i % 2) + i % 5} in all."} for i in range(40)]
 
@@ -82,7 +83,9 @@ def test_train_leaves_a_model_and_its_metrics(trained):
 def test_predict_writes_every_row_back(place, trained, tmp_path):
     rows = [{"prompt": "The long one is", "value": 91, "id": 7}, {"text": "The short one is 52 in all."}]
     out = tmp_path / "out" / "predictions.jsonl"
-    result = run("predict", "--model", trained, "--input", write(tmp_path / "in.jsonl", rows), "--output", out, "--json")
+    result = run(
+        "predict", "--model", trained, "--input", write(tmp_path / "in.jsonl", rows), "--output", out, "--json"
+    )
     assert json.loads(result.stdout) == {"output": str(out), "rows": 2}
     one, two = (json.loads(line) for line in out.read_text().splitlines())
     assert one["id"] == 7 and {"median", "intervals", "num_prob", "crps", "log_prob"} <= one.keys()
@@ -172,7 +175,9 @@ def traps(place, tiny_tokenizer):
     }.items():  # fmt: skip
         (place / f"{name}.jsonl").write_text(text)
     (place / "bad.yaml").write_text("vlaues: {}\n")
-    config = BertConfig(vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    config = BertConfig(
+        vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
     BertForMaskedLM(config).save_pretrained(place / "encoder")
     tiny_tokenizer.save_pretrained(place / "encoder")
     graft_tiny("llama", tiny_tokenizer).save_pretrained(place / "damaged")
@@ -202,3 +207,30 @@ def test_a_mistake_is_one_line_and_leaves_nothing(traps, tmp_path, name, wrong, 
     complaint = [line for line in done.stderr.splitlines() if line.startswith("causalqwen: ")]
     assert len(complaint) == 1 and re.search(message, complaint[0]), done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_outright_can_be_resumed(place, tmp_path):
+    """kill -9 in the middle of stage 1, at a moment of the machine's choosing."""
+    (tmp_path / "slow.yaml").write_text("values: {epochs: 60, batch_size: 1}\nlogging_steps: 10\nevaluations: 30\n")
+    base = [sys.executable, "-m", "causalqwen_cli", "train", "--model", place / "model", "--train", place / "train.jsonl",
+            "--eval", place / "eval.jsonl", "--config", tmp_path / "slow.yaml"]  # fmt: skip
+    for name in ("through", "killed"):
+        command = [str(part) for part in [*base, "--output", tmp_path / name]]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if name == "killed":
+            while not list((tmp_path / name / "work" / "values").glob("checkpoint-*/trainer_state.json")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.kill()
+            process.wait()
+            assert not (tmp_path / name / "config.json").exists()
+            process = subprocess.Popen([*command, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert process.wait() == 0
+    curves = []
+    for name in ("through", "killed"):
+        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        curves.append([(r["step"], r["train/loss"]) for r in records if "train/loss" in r])
+    assert curves[0] == curves[1]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "killed")]
+    assert weights[0] == weights[1]

@@ -71,6 +71,20 @@ def test_values_off_num_and_unknown_values_count_as_zero(tiny_llama):
     assert torch.isfinite(tiny_llama.numeric_embedding.direction.grad).all()
 
 
+def test_a_deep_abduction_also_starts_as_the_backbone(tiny_tokenizer, tmp_path):
+    model = graft_tiny("qwen3", tiny_tokenizer, deep_abduction=True, value_branch=False)
+    inputs = batch(model, TEXTS)
+    with torch.no_grad():
+        theirs = model.backbone(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        assert torch.equal(model(**inputs).logits, theirs)
+        model.abduction.residual.last.weight.normal_()
+        moved = model(**inputs)
+        assert not torch.equal(moved.logits, theirs) and (moved.scale_U.std() > 0)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).loc_U, moved.loc_U)
+
+
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform
 from causalqwen.training.features import FactStore, stream_facts
 from causalqwen.training.scores import score_tokens
-from causalqwen.training.settings import LoraStage, TrainSettings, ValueStage
+from causalqwen.training.settings import Stage, TrainSettings
 from causalqwen.training.trainer import (
     CausalTrainer,
     FactRows,
@@ -146,12 +146,7 @@ def _train_values(
         FactStore.build(model, eval_examples, work, title="evaluation rows")
     if settings.values.standardize:
         _fit_standardization(model, train_store)
-    model.requires_grad_(False)
-    for part in (model.value_branch, model.action.value_head):
-        if part is not None:
-            part.requires_grad_(True)
-    model.action.num_row.requires_grad_(True)
-    model.action.num_bias.requires_grad_(True)
+    _train_numbers_only(model)
     _run_stage(
         "values",
         settings.values,
@@ -187,17 +182,13 @@ def _train_lora(
     settings: TrainSettings,
 ) -> None:
     stage = settings.lora
-    model.requires_grad_(False)
+    _train_numbers_only(model)
+    model.numeric_embedding.requires_grad_(True)
     torch.manual_seed(settings.seed)
     config = LoraConfig(
         r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
     )
     inject_adapter_in_model(config, model.backbone)
-    for part in (model.value_branch, model.action.value_head, model.numeric_embedding):
-        if part is not None:
-            part.requires_grad_(True)
-    model.action.num_row.requires_grad_(True)
-    model.action.num_bias.requires_grad_(True)
     pad = model.processor.tokenizer.pad_token_id
     _run_stage(
         "lora",
@@ -210,6 +201,14 @@ def _train_lora(
         settings,
     )
     merge_adapters(model.backbone)
+
+
+def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
+    """Freeze all but the value branch, the value head, and `<NUM>`'s own row and bias."""
+    model.requires_grad_(False)
+    for part in (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias):
+        if part is not None:
+            part.requires_grad_(True)
 
 
 def merge_adapters(module: torch.nn.Module) -> None:
@@ -227,7 +226,7 @@ def merge_adapters(module: torch.nn.Module) -> None:
 
 def _run_stage(
     name: str,
-    stage: ValueStage | LoraStage,
+    stage: Stage,
     trained: TrainedForCausalLM,
     dataset: FactRows | ExampleRows,
     collator: Any,

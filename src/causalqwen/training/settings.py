@@ -10,16 +10,15 @@ import yaml
 
 
 @dataclass(frozen=True)
-class ValueStage:
-    """Stage 1: the value branch, the value head and `<NUM>`'s own row and threshold, on features kept on disk.
-
-    The backbone and everything that text reads stay frozen: a text without numbers stays as it was, bit for bit.
+class Stage:
+    """What every stage has.
 
     Args:
-        epochs: passes over the kept features. batch_size: rows per step. accumulation: steps per update.
-        learning_rate: peak of a warm-up and cosine schedule. weight_decay: of the branch's matrices.
+        epochs: passes over the rows. batch_size: rows per step. accumulation: steps per update.
+        learning_rate: peak of a warm-up (`warmup`, a share of the updates) and cosine schedule.
+        weight_decay: of the value branch's matrices and of adapters.
         patience: stop after so many evaluations without a better value likelihood on the evaluation rows (0: never);
-            the best state is kept. standardize: fit the branch's mean and std of the features.
+            the best state is kept.
     """
 
     epochs: int = 40
@@ -29,11 +28,23 @@ class ValueStage:
     weight_decay: float = 0.1
     warmup: float = 0.1
     patience: int = 0
+
+
+@dataclass(frozen=True)
+class ValueStage(Stage):
+    """Stage 1: the value branch, the value head and `<NUM>`'s own row and threshold, on features kept on disk.
+
+    The backbone and everything that text reads stay frozen: a text without numbers stays as it was, bit for bit.
+
+    Args:
+        standardize: fit the mean and standard deviation by which the branch reads the features.
+    """
+
     standardize: bool = True
 
 
 @dataclass(frozen=True)
-class LoraStage:
+class LoraStage(Stage):
     """Stage 2: LoRA adapters in the backbone beside all that stage 1 trains, and `<NUM>`'s input row and direction.
 
     Args:
@@ -44,11 +55,8 @@ class LoraStage:
 
     epochs: int = 1
     batch_size: int = 16
-    accumulation: int = 1
     learning_rate: float = 2e-4
     weight_decay: float = 0.0
-    warmup: float = 0.05
-    patience: int = 0
     rank: int = 8
     alpha: int = 16
     dropout: float = 0.05
