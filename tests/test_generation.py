@@ -307,6 +307,20 @@ def test_beam_search_carries_the_values_of_its_beams(talker):
         talker.generate(**inputs, max_new_tokens=4, num_beams=2, use_cache=False)
 
 
+def test_transition_scores_count_the_column_of_num(talker):
+    """transformers derives them from `vocab_size` of the configuration; `<NUM>` stands behind the matrix here."""
+    assert talker.config.num_token_appended
+    inputs = encode(talker, PROMPTS[:1])
+    made = talker.generate(
+        **inputs, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_scores=True
+    )
+    found = talker.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
+    start = inputs["input_ids"].shape[1]
+    for step, scores in enumerate(made.scores):
+        expected = scores.log_softmax(-1)[0, made.sequences[0, start + step]]
+        torch.testing.assert_close(found[0, step], expected)
+
+
 def test_generation_without_a_cache_and_with_a_static_one_is_the_same(talker):
     inputs = encode(talker, PROMPTS)
     plan = CausalDecoding.preset("persona", seed=3)

@@ -1,5 +1,6 @@
 """Configuration of a grafted model, and the named start values."""
 
+import copy
 from typing import Any, ClassVar, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -138,6 +139,14 @@ class CausalQwenConfig(PreTrainedConfig):
     def vocab_size(self) -> int:
         """Number of columns of `logits`."""
         return self.text_config.vocab_size + self.num_token_appended
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
+        """The backbone's configuration, its `vocab_size` that of `logits`: beams and transition scores ask for it here."""
+        config: PreTrainedConfig = super().get_text_config(*args, **kwargs)
+        if config is self.text_config and self.num_token_appended:
+            config = copy.copy(config)
+            config.vocab_size = self.vocab_size
+        return config
 
     @property
     def hidden_size(self) -> int:
