@@ -1,4 +1,4 @@
-"""`causalqwen`: graft, train, predict, generate, evaluate, demo, doctor."""
+"""`causalqwen`: graft, calibrate, train, predict, generate, evaluate, demo, doctor."""
 
 import json
 import os
@@ -103,6 +103,64 @@ def _refuse_existing(output: Path) -> None:
         raise ValueError(f"{output} exists already; choose another output")
     if output.exists():
         output.rmdir()
+
+
+@command
+def calibrate(
+    model: Model,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Plain text, a few thousand words or more (default: three speeches that come along)."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the calibrated model (default: in place).")] = None,
+    threshold: Annotated[
+        str, typer.Option(help="predicted from the features, or solved from all scores at every position.")
+    ] = "predicted",
+    seed: Annotated[int, typer.Option(help="Of the fit.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make one-vs-rest probabilities mean something, and temperature 1 as diverse as the backbone's sampling."""
+    from causalqwen.modeling.loading import load_model
+    from causalqwen.training import CalibrationSettings
+    from causalqwen.training import calibrate as fit
+
+    if threshold not in ("predicted", "solved"):
+        raise ValueError(f"unknown threshold {threshold}; use predicted or solved")
+    if output is not None:
+        _refuse_existing(output)
+    words = read_text(text)
+    loaded = load_model(model, device)
+    loaded.config.threshold_shift = threshold  # type: ignore[assignment]
+    report = fit(loaded, words, CalibrationSettings(seed=seed), say=say)
+    if output is not None:
+        save_model(loaded, output)
+    else:
+        part = model / f"calibrated.part-{os.getpid()}"
+        loaded.save_pretrained(part)
+        for file in part.iterdir():
+            file.replace(model / file.name)
+        part.rmdir()
+    where = str(output or model)
+    told = f"{where}: on {report['tokens']:,} tokens the probabilities sum to {report['sum_median']:.2f} at the median"
+    show({"model": where, **report}, f"{told}, within 0.8 to 1.25 on {report['sum_within']:.0%}", as_json)
+
+
+def read_text(path: Path | None) -> str:
+    """A text file, or the calibration speeches; ValueError names what is not one."""
+    from causalqwen.data.texts import CALIBRATION_YEARS, speeches
+
+    if path is None:
+        return speeches(CALIBRATION_YEARS)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8 (byte {error.start})") from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text
 
 
 @command
@@ -230,45 +288,74 @@ def generate(
 @command
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Option(help="JSONL rows to score on.")],
     output: Annotated[Path, typer.Option(help="Folder for metrics.json and report.html.")],
+    data: Annotated[Path | None, typer.Option(help="JSONL rows to score numbers on.")] = None,
+    language: Annotated[
+        Path | None, typer.Option(help="Plain text to score the language on, beside the backbone.")
+    ] = None,
     train: Annotated[Path | None, typer.Option("--train", help="Rows to fit the rivals on.")] = None,
     validation: Annotated[Path | None, typer.Option(help="Rows that give the rivals their spread.")] = None,
     unit: Annotated[str, typer.Option(help="Unit of the values, for the axes.")] = "units of the data",
+    texts: Annotated[int, typer.Option(help="With --language: prompts to continue for the curves; 0 for none.")] = 24,
+    seed: Annotated[int, typer.Option(help="With --language: of all draws.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score a model on rows, beside rivals fitted on the training rows, with a report."""
+    """Score a model on rows, beside rivals fitted on the training rows, or its language on a text; with a report."""
     from causalqwen.data import encode_rows, read_rows
+    from causalqwen.evaluation import figures
     from causalqwen.evaluation.evaluate import evaluate as score
     from causalqwen.evaluation.evaluate import write_metrics
+    from causalqwen.evaluation.language import evaluate_language, language_facts
     from causalqwen.evaluation.report import table_rows, value_figures, write_report
     from causalqwen.modeling.loading import load_model
 
+    if data is None and language is None:
+        raise ValueError("nothing to score: give --data or --language")
     if (train is None) != (validation is None):
         raise ValueError("rivals need both --train and --validation")
+    if train is not None and data is None:
+        raise ValueError("rivals need --data")
     files = [path for path in (data, train, validation) if path is not None]
     rows = [read_rows(path, values_required=True) for path in files]
+    words = read_text(language) if language is not None else ""
     loaded = load_model(model, device)
     limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
-    examples = [encode_rows(part, loaded.processor, limit) for part in rows]
-    rivals = {"train_examples": examples[1], "validation_examples": examples[2]} if train else {}
-    result = score(loaded, examples[0], output / "work", **rivals)
-    metrics, values = result["metrics"], result["values"]
+    metrics: dict[str, Any] = {}
+    content: dict[str, Any] = {}
+    facts, lead = [], []
+    if data is not None:
+        examples = [encode_rows(part, loaded.processor, limit) for part in rows]
+        rivals = {"train_examples": examples[1], "validation_examples": examples[2]} if train else {}
+        result = score(loaded, examples[0], output / "work", **rivals)
+        metrics, values = result["metrics"], result["values"]
+        lead.append(f"{len(rows[0]):,} rows, {len(values['value']):,} numbers")
+        facts.append(_figures(metrics))
+        if len(values["value"]):
+            content |= value_figures(loaded, values, unit) | {"rows": table_rows(metrics)}
+            content["table_note"] = (
+                "In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and CRPS, "
+                "higher for the log score."
+            )
+    if language is not None:
+        found = evaluate_language(loaded, words, texts=texts, seed=seed, say=say)
+        metrics = metrics | {"language": found}
+        lead.append(f"{found['tokens']:,} tokens of text")
+        facts += language_facts(found)
+        content["language"] = figures.language(found)
+    output.mkdir(parents=True, exist_ok=True)
     write_metrics(output / "metrics.json", metrics)
-    pictures = value_figures(loaded, values, unit) if len(values["value"]) else {}
+    names = " and ".join(path.name for path in (data, language) if path is not None)
     write_report(
         output / "report.html",
-        title=f"{model.name} on {data.name}",
-        lead=f"{len(rows[0]):,} rows, {len(values['value']):,} numbers.",
-        facts=[_figures(metrics)],
-        rows=table_rows(metrics) if len(values["value"]) else [],
-        table_note="In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and "
-        "CRPS, higher for the log score.",
+        title=f"{model.name} on {names}",
+        lead=", ".join(lead) + ".",
+        facts=facts,
         footer="Made by `causalqwen evaluate`.",
-        **pictures,
+        **content,
     )
-    show({"output": str(output), "metrics": metrics}, f"{_figures(metrics)}\n{output / 'report.html'}", as_json)
+    told = "\n".join(facts)
+    show({"output": str(output), "metrics": metrics}, f"{told}\n{output / 'report.html'}", as_json)
 
 
 @command

@@ -12,11 +12,11 @@ from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT
 
 @dataclass(frozen=True)
 class QuantileReader:
-    """How a head reads a uniform e: Q(e) = unit * quantile(1/2 + mass (e - 1/2)) of its family (theory 3.9)."""
+    """How a head reads uniforms e [..., C]: Q(e) = unit * quantile(1/2 + mass (e - 1/2)); unit a number or [C] (theory 3.9)."""
 
     law: StableFamily
     mass: float = 1.0
-    unit: float = 1.0
+    unit: float | Tensor = 1.0
 
     def __call__(self, uniform: Tensor) -> Tensor:
         return self.unit * self.law.quantile(0.5 + self.mass * (uniform - 0.5))

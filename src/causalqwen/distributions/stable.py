@@ -131,6 +131,11 @@ class Gaussian(StableFamily):
         x, loc, scale = widen(x, loc, scale)
         return torch.special.log_ndtr((x - loc) / scale)
 
+    def cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """erfc((loc - x)/(scale sqrt 2))/2: exact in the lower tail, where torch's own ndtr is 0 too early."""
+        x, loc, scale = widen(x, loc, scale)
+        return torch.special.erfc((loc - x) / (scale * math.sqrt(2))) / 2
+
     def log_prob(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
         return -torch.log(scale) - 0.5 * math.log(2 * math.pi) - 0.5 * ((x - loc) / scale) ** 2

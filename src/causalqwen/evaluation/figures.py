@@ -102,3 +102,37 @@ def training_curves(records: Sequence[dict[str, Any]]) -> str:
         axis.legend(frameon=False)
     figure.tight_layout()
     return as_svg(figure)
+
+
+def language(metrics: dict[str, Any]) -> str:
+    """Reliability of the chosen token's probability, and fluency against diversity where texts were made."""
+    points = metrics.get("curves", [])
+    figure, axes = plt.subplots(1, 2 if points else 1, figsize=(10.0 if points else 4.6, 4.2), squeeze=False)
+    left = axes[0, 0]
+    left.plot([0, 1], [0, 1], color="black", lw=0.8)
+    looks = {
+        "backbone": (_GREY, "backbone's softmax"),
+        "ovr": (_MAIN, "one-vs-rest"),
+        "solved": (_THIRD, "threshold solved"),
+    }
+    for name, bins in metrics["reliability"].items():
+        probability, share, _ = zip(*bins, strict=True)
+        left.plot(probability, share, marker="o", ms=3, color=looks[name][0], label=looks[name][1])
+    left.set(xlabel="probability of the chosen token", ylabel="how often it came", xlim=(0, 1), ylim=(0, 1))
+    left.legend(frameon=False, loc="upper left")
+    if points:
+        right = axes[0, 1]
+        colours = {
+            "top-p": "black",
+            "temperature": _GREY,
+            "causal": _MAIN,
+            "persona": _SECOND,
+            "shared-individual": _THIRD,
+        }
+        for sampler in dict.fromkeys(point["sampler"] for point in points):
+            curve = [(p["distinct_2"], p["perplexity"]) for p in points if p["sampler"] == sampler]
+            right.plot(*zip(*curve, strict=True), marker="o", ms=4, label=sampler, color=colours.get(sampler))
+        right.set(xlabel="distinct-2 (diversity)", ylabel="backbone's perplexity of the texts", yscale="log")
+        right.legend(frameon=False)
+    figure.tight_layout()
+    return as_svg(figure)

@@ -1,12 +1,22 @@
-"""What a graft leaves of a backbone's language, on text without numbers."""
+"""What a graft leaves of a backbone's language, what its one-vs-rest probabilities mean, and how its individuals write."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
+from causalqwen.decoding import CausalDecoding, Individual
+from causalqwen.distributions import upcast
+from causalqwen.losses import graded_scale, solve_thresholds
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training import choice_distances, text_chunks
+
+BINS = 15
+SUM_RANGE = (0.8, 1.25)
 
 
 @torch.no_grad()
@@ -33,3 +43,380 @@ def compare_with_backbone(model: CausalQwenForCausalLM, texts: Sequence[str]) ->
         agreed += (ours.decisions == theirs.argmax(-1)).sum().item()
     model.train(was_training)
     return {"tokens": tokens, "identical_logits": identical, "agreement": agreed / tokens}
+
+
+# ---- probabilities ---------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def score_language(model: CausalQwenForCausalLM, text: str, *, solve: bool = True) -> dict[str, Any]:
+    """Decisions and probabilities on plain text, as the backbone reads it (numbers are digits).
+
+    Args:
+        solve: also score thresholds that are solved from the scores, beside those the checkpoint uses.
+
+    Returns:
+        tokens, agreement (with the backbone's argmax), accuracy and backbone_accuracy; backbone_nll, softmax_nll (loc_S with
+        `<NUM>`'s score) and ovr_nll (P_k over their sum), mean nats; ece, the expected calibration error of the chosen
+        token's P over 15 bins, and backbone_ece of its softmax; sum_quantiles (5, 25, 50, 75, 95%) of sum_k P_k and
+        sum_within, its share within 0.8 to 1.25; under `solved` ovr_nll, ece, sum_within for solved thresholds; and
+        `reliability`, for a picture: per link, mean probability, share that came true, and count of each bin.
+    """
+    was_training = model.training
+    model.eval()
+    columns: dict[str, list[Tensor]] = {}
+    for ids in tqdm(text_chunks(model, text), desc="scoring the language", unit="chunk", leave=False):
+        ids = ids.to(model.device)
+        hidden = model.features(ids[None]).last_hidden_state[0, :-1]
+        theirs = model.backbone(input_ids=ids[None]).logits[0, :-1]
+        for part in zip(hidden.split(128), theirs.split(128), ids[1:].split(128), strict=True):
+            for name, tensor in _score_positions(model, *part, solve).items():
+                columns.setdefault(name, []).append(tensor.cpu())
+    model.train(was_training)
+    column = {name: torch.cat(parts) for name, parts in columns.items()}
+    right = column["right"]
+    result: dict[str, Any] = {
+        "tokens": len(right),
+        "agreement": column["agrees"].double().mean().item(),
+        "accuracy": right.double().mean().item(),
+        "backbone_accuracy": column["backbone_right"].double().mean().item(),
+        "backbone_nll": column["backbone_nll"].double().mean().item(),
+        "softmax_nll": column["softmax_nll"].double().mean().item(),
+        **_link_scores(column, "ovr", right),
+        "sum_quantiles": torch.quantile(
+            column["ovr_log_sum"].exp(), torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
+        ).tolist(),
+    }
+    result["nll_gap"] = result["ovr_nll"] - result["backbone_nll"]
+    result["backbone_ece"], bins = calibration_error(column["backbone_top"], column["backbone_right"])
+    reliability = {"backbone": bins, "ovr": calibration_error(column["ovr_top"], right)[1]}
+    if solve:
+        result["solved"] = _link_scores(column, "solved", right)
+        result["solved"]["nll_gap"] = result["solved"]["ovr_nll"] - result["backbone_nll"]
+        reliability["solved"] = calibration_error(column["solved_top"], right)[1]
+    return result | {"reliability": reliability}
+
+
+def _link_scores(column: dict[str, Tensor], name: str, right: Tensor) -> dict[str, float]:
+    log_sum = column[f"{name}_log_sum"]
+    low, high = (math.log(edge) for edge in SUM_RANGE)
+    return {
+        "ovr_nll": (log_sum - column[f"{name}_log_p"]).double().mean().item(),
+        "ece": calibration_error(column[f"{name}_top"], right)[0],
+        "sum_within": ((log_sum > low) & (log_sum < high)).double().mean().item(),
+    }
+
+
+def _score_positions(
+    model: CausalQwenForCausalLM, features: Tensor, theirs: Tensor, targets: Tensor, solve: bool
+) -> dict[str, Tensor]:
+    action, config = model.action, model.config
+    theirs, target = upcast(theirs), targets[:, None]
+    loc_U, scale_U = model.abduction(features)
+    scale = action.law.add(scale_U, action.noise)
+    thresholds = {"ovr": model.thresholds(features, loc_U, scale_U)}
+    choice, backbone_choice = model.decide(loc_U, scale, thresholds["ovr"]), theirs.argmax(-1)
+    log_partition = theirs.logsumexp(-1)
+    scores = upcast(action.score_loc(loc_U, model.get_output_embeddings()))
+    scales = action.score_scale_of(scale, model.get_output_embeddings())
+    logits = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
+    made = {
+        "agrees": choice == backbone_choice,
+        "right": choice == target.squeeze(-1),
+        "backbone_right": backbone_choice == target.squeeze(-1),
+        "backbone_nll": log_partition - theirs.gather(-1, target).squeeze(-1),
+        "softmax_nll": logits.logsumexp(-1) - logits.gather(-1, target).squeeze(-1),
+        "backbone_top": (theirs.amax(-1) - log_partition).exp(),
+    }
+    law, slope = action.law, action.score_slope
+    if solve and config.threshold_shift != "solved":
+        thresholds["solved"] = solve_thresholds(
+            scores, scales, family=law.name, slope=slope, vocabulary_mask=action.vocabulary_mask
+        )
+    elif solve:
+        thresholds["solved"] = thresholds["ovr"]
+    for name, threshold in thresholds.items():
+        log_p = law.log_sf(threshold, scores, graded_scale(scores, scales, threshold, slope, law))
+        log_p = log_p.masked_fill(~action.vocabulary_mask, -torch.inf)
+        made[f"{name}_log_p"] = log_p.gather(-1, target).squeeze(-1)
+        made[f"{name}_log_sum"] = log_p.exp().sum(-1).log()
+        made[f"{name}_top"] = log_p.gather(-1, choice[:, None]).squeeze(-1).exp()
+    return made
+
+
+def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[list[float]]]:
+    """Expected calibration error over 15 equal bins (Naeini et al. 2015), and each bin's mean p, share right, and count."""
+    index = (probability * BINS).long().clamp(max=BINS - 1)
+    bins = []
+    for place in range(BINS):
+        inside = index == place
+        if bool(inside.any()):
+            bins.append([probability[inside].mean().item(), right[inside].double().mean().item(), inside.sum().item()])
+    return sum(count * abs(p - share) for p, share, count in bins) / len(probability), bins
+
+
+@torch.no_grad()
+def choice_diversity(
+    model: CausalQwenForCausalLM, text: str, *, positions: int = 100, draws: int = 400, seed: int = 0
+) -> dict[str, float]:
+    """How `causal` at T = 1 chooses, against softmax sampling at temperature 1.
+
+    Returns:
+        total_variation: between the choices of `draws` individuals and the softmax, mean over `positions` places of the text;
+        sampling_error: the same for as many softmax samples, which no sampler can undercut on average.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chunks = text_chunks(model, text)
+    chosen = torch.randperm(len(chunks), generator=generator)[: max(1, positions // 4)].tolist()
+    features = []
+    for ids in (chunks[index].to(model.device) for index in chosen):
+        z = model.features(ids[None]).last_hidden_state[0, :-1]
+        features.append(
+            z[torch.randperm(len(z), generator=generator)[: math.ceil(positions / len(chosen))].to(z.device)]
+        )
+    z = torch.cat(features)[:positions]
+    distance = choice_distances(model, z, draws=draws, seed=10**9 + seed * 10**7)[1.0].mean().item()
+    probabilities = upcast(model.get_output_embeddings()(z)).softmax(-1).cpu()
+    errors = []
+    for p in probabilities:
+        sample = torch.multinomial(p, draws, replacement=True, generator=generator)
+        errors.append((torch.bincount(sample, minlength=len(p)) / draws - p).abs().sum().item() / 2)
+    return {"total_variation": distance, "sampling_error": float(np.mean(errors))}
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+SWEEP: dict[str, list[dict[str, Any]]] = {
+    "top-p": [{"top_p": p} for p in (0.8, 0.9, 0.95)],
+    "temperature": [{"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)],
+    "causal": [{"temperature": t} for t in (0.4, 0.6, 0.8, 1.0)],
+    "persona": [{"temperature": t} for t in (0.4, 0.6, 0.8, 1.0)],
+    "shared-individual": [{"temperature": t} for t in (0.4, 0.7, 1.0)],
+}
+"""What is compared: transformers' two usual samplers, and three presets, each over its own dial."""
+
+
+def text_curves(
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    *,
+    new_tokens: int = 40,
+    seed: int = 0,
+    sweep: dict[str, list[dict[str, Any]]] = SWEEP,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Texts from each sampler and setting: fluency (`perplexity`, the backbone's) against diversity.
+
+    distinct_1, distinct_2: different words and pairs of words over all of them, over all texts; self_bleu: mean BLEU of each
+    text against the others (lower is more diverse). The same prompts and seeds for all.
+    """
+    points = []
+    for name, settings in sweep.items():
+        for setting in settings:
+            texts = continue_texts(model, prompts, name, setting, new_tokens=new_tokens, seed=seed)
+            point = {"sampler": name, **setting, **score_texts(model, prompts, texts)}
+            say(f"{name} {setting}: perplexity {point['perplexity']:.2f}, distinct-2 {point['distinct_2']:.3f}")
+            points.append(point)
+    return points
+
+
+def continue_texts(
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    sampler: str,
+    setting: dict[str, Any],
+    *,
+    new_tokens: int,
+    seed: int | Sequence[int],
+) -> list[str]:
+    """One continuation per prompt, without the prompt; no text ends early. Presets use a seed per row."""
+    inputs = model.processor(list(prompts), prompt=True, padding=True, padding_side="left", return_tensors="pt").to(
+        model.device
+    )
+    settings: dict[str, Any] = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+    if sampler in ("top-p", "temperature"):
+        plan = CausalDecoding.preset("softmax", seed=seed, temperature=setting.get("temperature", 1.0))
+        settings |= {"top_k": 0, "top_p": setting.get("top_p", 1.0)}
+    else:
+        seeds = seed if not isinstance(seed, int) else [seed * 1000 + row for row in range(len(prompts))]
+        plan = CausalDecoding.preset(sampler, seed=seeds, temperature=setting.get("temperature", 1.0))
+    made = model.generate(**inputs, **settings, causal_decoding=plan)
+    start = inputs["input_ids"].shape[1]
+    return model.processor.batch_decode(
+        made.sequences[:, start:], made.numeric_values[:, start:], skip_special_tokens=True
+    )
+
+
+def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
+    """perplexity, distinct_1, distinct_2 and self_bleu of continuations."""
+    from sacrebleu.metrics import BLEU
+
+    words = [text.split() for text in texts]
+    bleu = BLEU(effective_order=True)
+    similar = []
+    for index, text in enumerate(texts):
+        others = [other for place, other in enumerate(texts) if place != index]
+        similar.append(bleu.sentence_score(text, others).score / 100)
+
+    def distinct(size: int) -> float:
+        grams = [tuple(line[i : i + size]) for line in words for i in range(len(line) - size + 1)]
+        return len(set(grams)) / max(len(grams), 1)
+
+    return {
+        "perplexity": backbone_perplexity(model, prompts, texts),
+        "distinct_1": distinct(1),
+        "distinct_2": distinct(2),
+        "self_bleu": float(np.mean(similar)),
+    }
+
+
+@torch.no_grad()
+def backbone_perplexity(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> float:
+    """exp of the backbone's mean nats per token of the texts, each after its prompt."""
+    tokenizer = model.processor.tokenizer
+    total, count = 0.0, 0
+    for prompt, text in zip(prompts, texts, strict=True):
+        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        ids = torch.tensor([tokenizer(prompt + text, add_special_tokens=False)["input_ids"]], device=model.device)
+        log_p = upcast(model.backbone(input_ids=ids).logits[0, start - 1 : -1]).log_softmax(-1)
+        total -= log_p.gather(-1, ids[0, start:, None]).sum().item()
+        count += ids.shape[1] - start
+    return math.exp(total / max(count, 1))
+
+
+def perplexity_ratios(
+    points: Sequence[dict[str, Any]], rival: tuple[str, str, float] = ("top-p", "top_p", 0.9)
+) -> dict[str, Any]:
+    """Each curve's perplexity over the rival's at the rival's distinct-2, interpolated in log perplexity along the curve.
+
+    None where the curve does not reach that diversity.
+    """
+    name, dial, setting = rival
+    (anchor,) = [p for p in points if p["sampler"] == name and p.get(dial) == setting]
+    ratios: dict[str, Any] = {}
+    for sampler in dict.fromkeys(p["sampler"] for p in points):
+        curve = sorted((p["distinct_2"], math.log(p["perplexity"])) for p in points if p["sampler"] == sampler)
+        diversity, fluency = (np.array(axis) for axis in zip(*curve, strict=True))
+        reached = diversity[0] <= anchor["distinct_2"] <= diversity[-1]
+        at = np.interp(anchor["distinct_2"], diversity, fluency)
+        ratios[sampler] = math.exp(at) / anchor["perplexity"] if reached else None
+    return ratios
+
+
+def individual_resemblance(
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    *,
+    preset: str = "persona",
+    temperature: float = 1.0,
+    individuals: int = 8,
+    new_tokens: int = 40,
+    seed: int = 0,
+    permutations: int = 2000,
+) -> dict[str, float]:
+    """Do texts of one individual, on different prompts, resemble each other more than those of different individuals?
+
+    Every individual continues every prompt. Resemblance is the cosine of character 2-4-gram tf-idf vectors.
+
+    Returns:
+        difference: mean resemblance of two texts on different prompts by the same individual, less that by different ones;
+        null_std and p_value: its spread, and how often it is as large, when individuals are exchanged at random within each
+        prompt (the null: who speaks makes no difference).
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    seeds = [seed * 1000 + person for person in range(individuals)]
+    texts = []
+    for place, prompt in enumerate(prompts):
+        # The noise of a persona is fresh for each text; the individual is held by its seed.
+        people = [Individual.from_seed(s, model.config.causal_size) for s in seeds]
+        plan = CausalDecoding.preset(
+            preset, individual=people, temperature=temperature, seed=[10**6 + s + 100 * place for s in seeds]
+        )
+        inputs = model.processor([prompt] * individuals, prompt=True, return_tensors="pt").to(model.device)
+        made = model.generate(**inputs, max_new_tokens=new_tokens, min_new_tokens=new_tokens, causal_decoding=plan)
+        start = inputs["input_ids"].shape[1]
+        texts += model.processor.batch_decode(
+            made.sequences[:, start:], made.numeric_values[:, start:], skip_special_tokens=True
+        )
+    vectors = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True).fit_transform(texts)
+    cosine = (vectors @ vectors.T).toarray().reshape(len(prompts), individuals, len(prompts), individuals)
+    pairs = [
+        cosine[a, :, b, :] - cosine[a, :, b, :].mean() for a in range(len(prompts)) for b in range(a + 1, len(prompts))
+    ]
+    first = [a for a in range(len(prompts)) for _ in range(a + 1, len(prompts))]
+    second = [b for a in range(len(prompts)) for b in range(a + 1, len(prompts))]
+
+    def gap(order: np.ndarray) -> float:
+        same = np.mean([pair[order[a], order[b]].mean() for pair, a, b in zip(pairs, first, second, strict=True)])
+        return float(same * individuals / (individuals - 1))  # same less different: each pair's mean is 0
+
+    generator = np.random.default_rng(seed)
+    found = gap(np.tile(np.arange(individuals), (len(prompts), 1)))
+    null = [gap(np.stack([generator.permutation(individuals) for _ in prompts])) for _ in range(permutations)]
+    return {
+        "difference": found,
+        "null_std": float(np.std(null)),
+        "p_value": (1 + sum(value >= found for value in null)) / (1 + permutations),
+    }
+
+
+def opening_words(text: str, count: int, words: int = 12) -> list[str]:
+    """The first words of `count` paragraphs, spread over the text, as prompts; of one length, so that none is padded much."""
+    paragraphs = [line.split() for line in text.splitlines() if len(line.split()) > 2 * words]
+    if not paragraphs:
+        paragraphs = [text.split()]
+    step = max(1, len(paragraphs) // count)
+    return [" ".join(paragraph[:words]) for paragraph in paragraphs[::step][:count]]
+
+
+def evaluate_language(
+    model: CausalQwenForCausalLM,
+    text: str,
+    *,
+    texts: int = 24,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """All of the above on one text. `texts`: prompts to continue, 0 to leave generation out."""
+    say("decisions and probabilities")
+    metrics = score_language(model, text)
+    say("choices of drawn individuals")
+    metrics["causal"] = choice_diversity(model, text, seed=seed)
+    if texts:
+        say("texts: perplexity against diversity")
+        prompts = opening_words(text, texts)
+        metrics["curves"] = text_curves(model, prompts, seed=seed, say=say)
+        metrics["perplexity_at_equal_diversity"] = perplexity_ratios(metrics["curves"])
+        say("texts of the same individual")
+        metrics["resemblance"] = {
+            preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed)
+            for preset in ("persona", "shared-individual")
+        }
+    return metrics
+
+
+def language_facts(metrics: dict[str, Any]) -> list[str]:
+    """The figures as sentences."""
+    m, solved, causal = metrics, metrics["solved"], metrics["causal"]
+    facts = [
+        f"On {m['tokens']:,} tokens the decision is the backbone's on {m['agreement']:.2%}; accuracy {m['accuracy']:.2%} "
+        f"against {m['backbone_accuracy']:.2%}, softmax NLL {m['softmax_nll']:.4f} against {m['backbone_nll']:.4f} nats.",
+        f"Normalised one-vs-rest NLL less the backbone's: {m['nll_gap']:+.4f} nats; the probabilities sum to 0.8 to 1.25 on "
+        f"{m['sum_within']:.1%}; calibration error of the chosen token {m['ece']:.4f} (the backbone's softmax: "
+        f"{m['backbone_ece']:.4f}).",
+        f"With thresholds solved from the scores: {solved['nll_gap']:+.4f} nats, {solved['sum_within']:.1%}, "
+        f"{solved['ece']:.4f}.",
+        f"causal at T = 1: total variation {causal['total_variation']:.3f} to softmax sampling; as many softmax samples have "
+        f"{causal['sampling_error']:.3f} themselves.",
+    ]
+    for sampler, ratio in m.get("perplexity_at_equal_diversity", {}).items():
+        if sampler != "top-p":
+            told = f"{ratio:.2f} times that of top-p 0.9" if ratio else "not to be had: the curve does not reach it"
+            facts.append(f"{sampler}: perplexity at the distinct-2 of top-p 0.9 is {told}.")
+    for preset, found in m.get("resemblance", {}).items():
+        facts.append(
+            f"{preset}: texts of one individual resemble each other by {found['difference']:.4f} more than those of different "
+            f"ones (null: 0 with a standard deviation of {found['null_std']:.4f}; p = {found['p_value']:.4f})."
+        )
+    return facts

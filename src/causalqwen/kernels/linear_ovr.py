@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, StableFamily, get_family, upcast
-from causalqwen.losses import IGNORE_INDEX, check_targets, ovr_loss, reduce_losses
+from causalqwen.losses import IGNORE_INDEX, check_targets, graded_scale, ovr_loss, reduce_losses
 
 
 def linear_ovr_loss(
@@ -25,6 +25,7 @@ def linear_ovr_loss(
     targets: Tensor,
     *,
     family: str = "cauchy",
+    slope: float = 0.0,
     vocabulary_mask: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
@@ -37,7 +38,7 @@ def linear_ovr_loss(
         loc: [N, C]; scale: [N], the common scale of each position's scores, or [N, C], the scale of U', which gives
             every token its own scale |W_k| scale. Positive.
         weight: [V, C]; bias: [V] or None.
-        thresholds: a number, [V], or [N, 1].
+        thresholds: a number, [V], or [N, 1]. slope: see `graded_scale`.
         targets: int64 [N]; `ignore_index` for positions without a loss, `NO_TARGET` where none of the V tokens is right.
         vocabulary_mask: bool [V]; False rows take no part.
         reduction: "none" [N], "sum", or "mean" over positions that have a loss.
@@ -60,6 +61,7 @@ def linear_ovr_loss(
             targets,
             thresholds,
             family=family,
+            slope=slope,
             vocabulary_mask=vocabulary_mask,
             ignore_index=ignore_index,
             reduction=reduction,
@@ -79,6 +81,7 @@ def linear_ovr_loss(
         targets[valid],
         vocabulary_mask,
         law,
+        slope,
         chunk_size,
         reduction == "none",
     )
@@ -91,8 +94,8 @@ class _ChunkedOvr(torch.autograd.Function):
     """Per-position losses [N], or their sum []. For the sum, gradients are made in the forward pass and kept."""
 
     @staticmethod
-    def forward(ctx: Any, loc, scale, weight, bias, thresholds, targets, mask, law, chunk_size, per_position):
-        ctx.settings = {"targets": targets, "mask": mask, "law": law, "chunk_size": chunk_size}
+    def forward(ctx: Any, loc, scale, weight, bias, thresholds, targets, mask, law, slope, chunk_size, per_position):
+        ctx.settings = {"targets": targets, "mask": mask, "law": law, "slope": slope, "chunk_size": chunk_size}
         ctx.per_position = per_position
         ctx.wanted = ctx.needs_input_grad[:5]
         tensors = (loc, scale, weight, bias, thresholds)
@@ -110,7 +113,7 @@ class _ChunkedOvr(torch.autograd.Function):
             _, gradients = _one_pass(*ctx.saved_tensors, **ctx.settings, wanted=ctx.wanted, row_weights=gradient)
         else:
             gradients = [None if g is None else g * gradient.to(g.dtype) for g in ctx.saved_tensors]
-        return *gradients, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None
 
 
 def _one_pass(
@@ -123,6 +126,7 @@ def _one_pass(
     targets: Tensor,
     mask: Tensor | None,
     law: StableFamily,
+    slope: float,
     chunk_size: int,
     wanted: tuple[bool, ...],
     row_weights: Tensor | None = None,
@@ -145,7 +149,7 @@ def _one_pass(
         needs = (wanted[0] or wanted[2] or wanted[3], wanted[1] or (own_scale and wanted[2]), wanted[4])
         leaves = [leaf.detach().requires_grad_(need) for leaf, need in zip(leaves, needs, strict=True)]
         with torch.enable_grad():
-            part = _block_losses(leaves, targets - start, None if mask is None else mask[block], law)
+            part = _block_losses(leaves, targets - start, None if mask is None else mask[block], law, slope)
             total = (part if row_weights is None else part * row_weights).sum()
         losses += part.detach()
         if not total.requires_grad:
@@ -179,9 +183,12 @@ def _add_scale_gradients(gradients, of_scale, scale, rows, block, law) -> None:
         gradients[2][block] += next(made)
 
 
-def _block_losses(leaves: list[Tensor], targets: Tensor, mask: Tensor | None, law: StableFamily) -> Tensor:
+def _block_losses(
+    leaves: list[Tensor], targets: Tensor, mask: Tensor | None, law: StableFamily, slope: float
+) -> Tensor:
     """This block's part of every position's loss [N]; `targets` count from the start of the block."""
     loc, scale, thresholds = leaves
+    scale = graded_scale(loc, scale, thresholds, slope, law)
     log_not_p = law.log_cdf(thresholds, loc, scale)
     if mask is not None:
         log_not_p = log_not_p.masked_fill(~mask, 0.0)

@@ -1,6 +1,15 @@
 """Losses as functions of tensors. Stands on `distributions`."""
 
-from causalqwen.losses.ovr import IGNORE_INDEX, NO_TARGET, check_targets, ovr_log_probs, ovr_loss, reduce_losses
+from causalqwen.losses.ovr import (
+    IGNORE_INDEX,
+    NO_TARGET,
+    check_targets,
+    graded_scale,
+    ovr_log_probs,
+    ovr_loss,
+    reduce_losses,
+    solve_thresholds,
+)
 from causalqwen.losses.total import LossMasks, LossParts, gate, mean_over_batch, shift_targets, total_loss
 from causalqwen.losses.value import cauchy_crps, cauchy_nll, quantile_crps, quantile_loss, value_nll
 
@@ -13,6 +22,7 @@ __all__ = [
     "cauchy_nll",
     "check_targets",
     "gate",
+    "graded_scale",
     "mean_over_batch",
     "ovr_log_probs",
     "ovr_loss",
@@ -20,6 +30,7 @@ __all__ = [
     "quantile_loss",
     "reduce_losses",
     "shift_targets",
+    "solve_thresholds",
     "total_loss",
     "value_nll",
 ]

@@ -5,12 +5,18 @@
 
 There is no normaliser: the P_k need not sum to one, and a row of the vocabulary matrix that no token uses can simply be
 left out.
+
+With a `slope`, a token's own noise grows with how far its location falls short of the threshold (theory 3.5):
+
+    scale_k^a  ->  scale_k^a + slope max(C_k - loc_k, 0)
+
+No order changes, and the tail of a Gaussian link becomes that of a softmax: log P_k ~ -(C_k - loc_k)/(2 slope).
 """
 
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import get_family
+from causalqwen.distributions import StableFamily, get_family, widen
 
 IGNORE_INDEX = -100
 """Label of a position that has no loss."""
@@ -19,20 +25,30 @@ NO_TARGET = -1
 """Target of a position where none of the tokens is right: OvR then has negatives only."""
 
 
+def graded_scale(loc: Tensor, scale: Tensor, thresholds: Tensor, slope: Tensor | float, law: StableFamily) -> Tensor:
+    """(scale^a + slope max(C - loc, 0))^(1/a), shapes broadcast; `scale` itself without a slope (theory 3.5)."""
+    if slope == 0.0:
+        return scale
+    loc, scale, thresholds = widen(loc, scale, thresholds)
+    return (scale**law.alpha + slope * (thresholds - loc).clamp(min=0)) ** (1 / law.alpha)
+
+
 def ovr_log_probs(
-    loc: Tensor, scale: Tensor, thresholds: Tensor | float = 0.0, *, family: str = "cauchy"
+    loc: Tensor, scale: Tensor, thresholds: Tensor | float = 0.0, *, family: str = "cauchy", slope: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """log P_k and log(1 - P_k), both exact in their tails (theory 3.6).
 
     Args:
         loc, scale: [..., V] (scale may be [..., 1]: one scale per position); scale > 0.
         thresholds: C_k, broadcast against loc.
+        slope: growth of a token's own noise below its threshold, see `graded_scale`.
 
     Returns:
         two tensors [..., V], float32 (float64 where an argument is).
     """
     law = get_family(family)
     thresholds = torch.as_tensor(thresholds, dtype=loc.dtype, device=loc.device)
+    scale = graded_scale(loc, scale, thresholds, slope, law)
     return law.log_sf(thresholds, loc, scale), law.log_cdf(thresholds, loc, scale)
 
 
@@ -43,6 +59,7 @@ def ovr_loss(
     thresholds: Tensor | float = 0.0,
     *,
     family: str = "cauchy",
+    slope: float = 0.0,
     vocabulary_mask: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
@@ -52,14 +69,14 @@ def ovr_loss(
     Args:
         loc: [..., V]; scale: [..., V] or [..., 1], positive.
         targets: int64 [...]; `ignore_index` marks positions without a loss, `NO_TARGET` ones where no token is right.
-        thresholds: C_k, broadcast against loc.
+        thresholds: C_k, broadcast against loc. slope: see `graded_scale`.
         vocabulary_mask: bool [V]; False rows take no part (rows that no token uses).
         reduction: "none" [...], "sum", or "mean" over the positions that have a loss (0 where none has).
 
     Raises:
         ValueError: a target that is outside the vocabulary or masked out of it; an unknown family or reduction.
     """
-    log_p, log_not_p = ovr_log_probs(loc, scale, thresholds, family=family)
+    log_p, log_not_p = ovr_log_probs(loc, scale, thresholds, family=family, slope=slope)
     valid = targets != ignore_index
     check_targets(targets[valid], loc.shape[-1], vocabulary_mask)
     if vocabulary_mask is not None:
@@ -69,6 +86,67 @@ def ovr_loss(
     of_target = of_target.masked_fill(targets == NO_TARGET, 0.0)
     losses = (-log_not_p.sum(-1) - of_target).masked_fill(~valid, 0.0)
     return reduce_losses(losses, valid, reduction)
+
+
+@torch.no_grad()
+def solve_thresholds(
+    loc: Tensor,
+    scale: Tensor,
+    *,
+    family: str = "cauchy",
+    slope: float = 0.0,
+    vocabulary_mask: Tensor | None = None,
+    tolerance: float = 1e-4,
+) -> Tensor:
+    """The threshold of each position at which its P_k sum to 1 (theory 3.5).
+
+    sum_k P_k falls in C from V to 0: the root is bracketed, then closed in until log sum_k P_k is within `tolerance`.
+
+    Args:
+        loc: [..., V]; scale: [..., V] or [..., 1]; vocabulary_mask: bool [V], False rows are left out of the sum.
+
+    Returns:
+        [..., 1], float32 (float64 where an argument is). No gradient passes.
+    """
+    loc, scale = widen(loc, scale)
+    if vocabulary_mask is not None:
+        loc = loc[..., vocabulary_mask]
+        scale = scale if scale.shape[-1] == 1 else scale[..., vocabulary_mask]
+
+    shape = loc.shape[:-1]
+    loc, scale = loc.reshape(-1, loc.shape[-1]), scale.reshape(-1, scale.shape[-1])
+    law = get_family(family)
+
+    def log_sum(thresholds: Tensor, rows: Tensor) -> Tensor:
+        at, own = loc[rows], scale[rows]
+        return law.cdf(-thresholds, -at, graded_scale(at, own, thresholds, slope, law)).sum(-1, keepdim=True).log()
+
+    every = torch.arange(len(loc), device=loc.device)
+    low, high = (loc.amax(-1, keepdim=True) + sign * scale.amax(-1, keepdim=True) for sign in (-1, 1))
+    ends = []
+    for end, sign in ((low, -1), (high, 1)):  # P of the largest score is 1/2 where the threshold meets it
+        found, step = log_sum(end, every), scale.amax(-1, keepdim=True)
+        while len(rows := (sign * found > 0).squeeze(-1).nonzero().squeeze(-1)):
+            step = 2 * step
+            end[rows] += sign * step[rows]
+            found[rows] = log_sum(end[rows], rows)
+        ends.append(found)
+    at_low, at_high = ends
+    solved = torch.where(at_low.abs() < at_high.abs(), low, high)
+    rows = (torch.minimum(at_low.abs(), at_high.abs()) > tolerance).squeeze(-1).nonzero().squeeze(-1)
+    for _ in range(100):
+        if len(rows) == 0:
+            break
+        # Regula falsi; the end that stays twice has its value halved (the Illinois rule), so that both ends move.
+        left, right = at_low[rows], at_high[rows]
+        middle = low[rows] + (high[rows] - low[rows]) * left / (left - right)
+        found = log_sum(middle, rows)
+        solved[rows] = middle
+        above = found > 0
+        low[rows], high[rows] = torch.where(above, middle, low[rows]), torch.where(above, high[rows], middle)
+        at_low[rows], at_high[rows] = torch.where(above, found, left / 2), torch.where(above, right / 2, found)
+        rows = rows[(found.abs() > tolerance).squeeze(-1)]
+    return solved.view(*shape, 1)
 
 
 def check_targets(targets: Tensor, vocabulary_size: int, vocabulary_mask: Tensor | None) -> None:

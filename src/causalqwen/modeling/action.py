@@ -14,6 +14,30 @@ from torch.nn import functional as F
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
 
 
+class PartitionEstimate(nn.Module):
+    """log sum_k exp(S_k) of a position, guessed from the scores of a few tokens, the anchors (theory 3.5):
+
+        logaddexp(log sum_{k in anchors} exp(W_k loc + b_k), r . z + r_0)
+
+    The anchors, the tokens that carry most probability, are summed exactly; the rest is a linear guess from the features.
+    Fitted by `calibrate`.
+    """
+
+    anchor_ids: Tensor
+
+    def __init__(self, hidden_size: int, anchors: int) -> None:
+        super().__init__()
+        self.register_buffer("anchor_ids", torch.zeros(anchors, dtype=torch.int64))
+        self.rest = nn.Linear(hidden_size, 1)
+
+    def forward(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
+        """[..., 1], float32, from features [..., H] and loc_U [..., C]."""
+        bias = None if lm_head.bias is None else upcast(lm_head.bias[self.anchor_ids])
+        scores = F.linear(upcast(loc), upcast(lm_head.weight[self.anchor_ids]), bias)
+        rest = F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))
+        return torch.logaddexp(scores.logsumexp(-1, keepdim=True), rest)
+
+
 class ActionNetwork(nn.Module):
     """The action law.
 
@@ -32,11 +56,15 @@ class ActionNetwork(nn.Module):
         score_scale: "equal": every token has exogenous noise of its own that tops its scale up to a common one,
             m . (scale_U + |b_noise|), m_j = max_k |W_kj|, one number per position; argmax_k P_k is then argmax_k loc_S.
             "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4).
+        score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "equal"
+            tops up (see `graded_scale`): they set how probabilities fall off, and move no decision. For "equal" alone.
+        anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
         family, value_family: the laws of the scores and of the value.
         initial_noise, initial_threshold: |b_noise| and C at the start.
     """
 
     vocabulary_mask: Tensor
+    draw_unit: Tensor
 
     def __init__(
         self,
@@ -48,6 +76,9 @@ class ActionNetwork(nn.Module):
         free_token_ids: list[int] | tuple[int, ...] = (),
         matrix_rows: int | None = None,
         score_scale: str = "equal",
+        score_noise: float = 0.0,
+        score_slope: float = 0.0,
+        anchor_tokens: int = 0,
         family: str = "cauchy",
         value_family: str = "cauchy",
         initial_noise: float = 0.0,
@@ -56,6 +87,8 @@ class ActionNetwork(nn.Module):
         super().__init__()
         if score_scale not in ("equal", "documents"):
             raise ValueError(f"unknown score scale {score_scale!r}; use 'equal' or 'documents'")
+        if score_scale != "equal" and (score_noise or score_slope):
+            raise ValueError("score_noise and score_slope belong to the score scale 'equal'")
         rows = matrix_rows if matrix_rows is not None else vocab_size
         if rows is None:
             raise ValueError(
@@ -66,6 +99,8 @@ class ActionNetwork(nn.Module):
         self.num_appended = num_token_id == rows
         self.free_token_ids = list(free_token_ids)
         self.score_scale = score_scale
+        self.score_noise = score_noise
+        self.score_slope = score_slope
         self.law = get_family(family)
         self.value_law = get_family(value_family)
         self.initial_noise = initial_noise
@@ -75,10 +110,13 @@ class ActionNetwork(nn.Module):
         self.b_noise = nn.Parameter(torch.empty(causal_size))
         self.threshold = nn.Parameter(torch.empty(()))
         self.shift = nn.Linear(hidden_size or causal_size, 1)
+        self.partition = PartitionEstimate(hidden_size or causal_size, anchor_tokens) if anchor_tokens else None
         self.num_row = nn.Parameter(torch.zeros(causal_size))
         self.num_bias = nn.Parameter(torch.zeros(()))
         self.value_head = nn.Linear(causal_size, 1)
         self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
+        # By what the tokens multiply a drawn coordinate at T = 1; the law itself, and the values, do not change with it.
+        self.register_buffer("draw_unit", torch.ones(causal_size))
         self._largest_weight: tuple[tuple, Tensor] | None = None
         self.reset_parameters()
 
@@ -94,6 +132,7 @@ class ActionNetwork(nn.Module):
         nn.init.constant_(self.threshold, self.initial_threshold)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
+        nn.init.ones_(self.draw_unit)
         nn.init.zeros_(self.num_row)
         nn.init.zeros_(self.num_bias)
         nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)
@@ -160,7 +199,7 @@ class ActionNetwork(nn.Module):
         """scale_S from the scale [..., C] of U': [..., 1] ("equal") or [..., V'] ("documents"), float32."""
         head = self._head(lm_head)
         if self.score_scale == "equal":
-            return self._scale_of_row(scale, self.largest_weight(head)).unsqueeze(-1)
+            return self.num_scale(scale, head).unsqueeze(-1)  # the common one
         scales = self.law.linear_scale(upcast(scale), upcast(head.weight)).clamp(min=SCALE_FLOOR)
         if self.num_token_id is None:
             return scales
@@ -173,9 +212,14 @@ class ActionNetwork(nn.Module):
     def num_scale(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
         """Scale of `<NUM>`'s score [...] from the scale [..., C] of U', float32."""
         head = self._head(lm_head)
-        return self._scale_of_row(
-            scale, self.largest_weight(head) if self.score_scale == "equal" else self._num_row(head)
-        )
+        if self.score_scale != "equal":
+            return self._scale_of_row(scale, self._num_row(head))
+        common = self.common_scale(scale, head)
+        return self.law.add(common, torch.full_like(common, self.score_noise)) if self.score_noise else common
+
+    def common_scale(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+        """m . scale [...], float32, the family's sum: what "equal" makes of the scale [..., C] of U', score noise left out."""
+        return self._scale_of_row(scale, self.largest_weight(self._head(lm_head)))
 
     def _scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
         scales = self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype))
@@ -194,9 +238,11 @@ class ActionNetwork(nn.Module):
             self._largest_weight = (key, largest)
         return self._largest_weight[1]
 
-    def thresholds(self, features: Tensor) -> Tensor:
-        """C + c(z) [..., 1], float32, from the features z [..., H]; c is the same for all tokens of a position."""
+    def thresholds(self, features: Tensor, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+        """C + c(z) [..., 1], float32, from features z [..., H] and loc_U [..., C]; the same for all tokens of a position."""
         shift = F.linear(upcast(features), upcast(self.shift.weight), upcast(self.shift.bias))
+        if self.partition is not None:
+            shift = shift + self.partition(features, loc, self._head(lm_head))
         return upcast(self.threshold) + shift
 
     # ---- values ------------------------------------------------------------------------------------------------------

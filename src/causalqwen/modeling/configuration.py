@@ -10,7 +10,13 @@ STARTS: dict[str, dict[str, Any]] = {
     # Every decision is the backbone's. Noise, scale and threshold are read off the backbone when it is grafted:
     # see `modeling.grafting.faithful_start`.
     # A short direction of numbers: at length 1 the word after a number loses 1.0 to 2.6 nats (experiments 1).
-    "faithful": {"score_scale": "equal", "scale_activation": "softplus", "initial_direction": 0.2},
+    # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 4).
+    "faithful": {
+        "score_scale": "equal",
+        "scale_activation": "softplus",
+        "initial_direction": 0.2,
+        "vocabulary_family": "gaussian",
+    },
     # overview 4: a wide U, no noise, thresholds that hardly anything passes, w normalised.
     "documents": {
         "score_scale": "documents",
@@ -46,6 +52,9 @@ class CausalQwenConfig(PreTrainedConfig):
         scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1).
         value_branch: a residual on loc_U and scale_U that only the value head reads.
         score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
+        score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
+        threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
+            sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
         vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         initial_direction: length of the direction w of numbers at the start, on average: its coordinates are normal with
@@ -57,8 +66,8 @@ class CausalQwenConfig(PreTrainedConfig):
             recalibration fitted on validation rows, or None.
         value_digits: significant digits of a generated number.
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
-        central_mass, temperature_unit: how the vocabulary reads e1 and e2 where a plan leaves `central_mass` open:
-            uniform on the central mass, times the unit, so that temperature 1 is a usable diversity.
+        central_mass: the vocabulary reads e1 and e2 uniform on this central mass, times `ActionNetwork.draw_unit`, where a
+            plan leaves `central_mass` open.
     """
 
     model_type = "causalqwen"
@@ -79,6 +88,10 @@ class CausalQwenConfig(PreTrainedConfig):
     value_branch_dropout: float = 0.3
 
     score_scale: Literal["equal", "documents"] = "equal"
+    score_noise: float = 0.0
+    score_slope: float = 0.0
+    threshold_shift: Literal["predicted", "solved"] = "predicted"
+    anchor_tokens: int = 0
     vocabulary_family: Literal["cauchy", "gaussian"] = "cauchy"
     value_family: Literal["cauchy", "gaussian"] = "cauchy"
     initial_scale: float = 1.0
@@ -97,7 +110,6 @@ class CausalQwenConfig(PreTrainedConfig):
     value_loss_weight: float = 1.0
 
     central_mass: float = 1.0
-    temperature_unit: float = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.text_config, dict):

@@ -18,12 +18,20 @@ _PROBE = (
 )
 """Ordinary text, on which a faithful start reads off how large the backbone's logits are."""
 
-FAITHFUL_SCALE = 1.0
-"""scale_S of a faithful start, in logits."""
+FAITHFUL_SCALE = 0.5
+"""What U and the noise give scale_S at a faithful start, in logits."""
 
-FAITHFUL_MASS, FAITHFUL_SPREAD = 0.8, math.pi / 6**0.5
-"""Central mass of the draws, and the standard deviation in logits that a drawn individual gives a typical score at T = 1:
-that of the Gumbel noise by which a softmax sampler at temperature 1 can be written."""
+FAITHFUL_LINK = {
+    # score_noise, score_slope, threshold minus log-partition, central mass of the draws
+    "gaussian": (0.62, 0.56, -0.68, 1.0),
+    "cauchy": (0.5, 0.0, 0.0, 0.8),
+}
+"""Per family. The Gaussian's are those at which P_k is nearly the softmax probability (experiments 4); `calibrate` fits them
+to a backbone. A Cauchy's draws need their tails cut, or a few coordinates write the text (experiments 6)."""
+
+FAITHFUL_SPREAD = math.pi / 6**0.5
+"""Standard deviation in logits that a drawn individual gives a typical score at T = 1: that of the Gumbel noise by which a
+softmax sampler at temperature 1 can be written."""
 
 
 class GraftingMixin:
@@ -73,7 +81,9 @@ class GraftingMixin:
         free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
         settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
         if start == "faithful":
-            settings |= faithful_start(backbone, tokenizer, free, config.get("vocabulary_family", "cauchy"))
+            settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"])
+        if (settings | config)["score_scale"] != "equal":
+            settings |= {"score_noise": 0.0, "score_slope": 0.0}
         attention = backbone.config._attn_implementation
         grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
         grafted._attn_implementation = attention  # a new configuration resets that of its parts
@@ -85,6 +95,8 @@ class GraftingMixin:
         model.generation_config = backbone.generation_config
         model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0])
         start_number_rows(model, tokenizer)
+        if start == "faithful":
+            start_draw_unit(model)
         return model.eval()
 
 
@@ -108,10 +120,8 @@ def faithful_start(
 ) -> dict[str, Any]:
     """Start values that are read off the backbone, so that they mean the same on every backbone (theory 3.5).
 
-    threshold: the median log-partition on a few lines of text: P_k > 1/2 then means "more likely than not" there.
-    initial_scale = initial_noise: such that scale_S = m . (scale_U + |b_noise|) = 1 logit.
-    temperature_unit: such that an individual drawn at temperature 1 moves a typical score as much as the noise of a
-    softmax sampler at temperature 1 does.
+    threshold: the median log-partition on a few lines of text, less what the link asks for.
+    initial_scale = initial_noise: such that m . (scale_U + |b_noise|), the family's sum, is `FAITHFUL_SCALE` logits.
     """
     law = get_family(family)
     weight = backbone.get_output_embeddings().weight
@@ -122,17 +132,31 @@ def faithful_start(
     used[[index for index in free[1:] if index < len(used)]] = False
     blocks = list(zip(weight.split(8192), used.split(8192), strict=True))
     largest = torch.stack([(w.abs() * u.unsqueeze(-1)).amax(0) for w, u in blocks]).amax(0).float()
-    norms = torch.cat([w.float().norm(dim=-1) for w, _ in blocks])
     scale = FAITHFUL_SCALE / (2 * (largest**law.alpha).sum().item()) ** (1 / law.alpha)
-    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)[1:-1]
-    spread = law.quantile(0.5 + FAITHFUL_MASS * (grid - 0.5)).square().mean().sqrt().item()
+    score_noise, score_slope, offset, mass = FAITHFUL_LINK[family]
     return {
+        "score_noise": score_noise,
+        "score_slope": score_slope,
         "initial_scale": scale,
         "initial_noise": scale,
-        "initial_threshold": log_partition.median().item(),
-        "central_mass": FAITHFUL_MASS,
-        "temperature_unit": FAITHFUL_SPREAD / (scale * spread * norms[used].median().item()),
+        "initial_threshold": log_partition.median().item() + offset,
+        "central_mass": mass,
     }
+
+
+@torch.no_grad()
+def start_draw_unit(model: Any) -> None:
+    """Every coordinate of an individual moves the scores alike, and a typical score by `FAITHFUL_SPREAD` at temperature 1.
+
+    u_j = spread / (gamma q sqrt(C) std_k W_kj), q the standard deviation of the draws.
+    """
+    config, action = model.config, model.action
+    weight = model.get_output_embeddings().weight[action.vocabulary_mask[: action.rows]]
+    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)[1:-1]
+    draws = action.law.quantile(0.5 + config.central_mass * (grid - 0.5)).square().mean().sqrt().item()
+    spread = torch.cat([part.float().std(0, keepdim=True) for part in weight.split(8, dim=1)], dim=1).squeeze(0)
+    scale = config.initial_scale * draws * config.causal_size**0.5
+    action.draw_unit.copy_(FAITHFUL_SPREAD / (scale * spread.clamp(min=1e-6)))
 
 
 @torch.no_grad()

@@ -10,9 +10,11 @@ from causalqwen.losses import (
     NO_TARGET,
     LossMasks,
     LossParts,
+    graded_scale,
     ovr_log_probs,
     ovr_loss,
     shift_targets,
+    solve_thresholds,
     total_loss,
     value_nll,
 )
@@ -52,7 +54,7 @@ class HeadsMixin:
         loc_U, scale_U = self.abduction(features)
         loc, scale = self.situate(loc_U, scale_U, causal_decoding, positions)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, causal_decoding, positions)
-        thresholds = action.thresholds(features)
+        thresholds = self.thresholds(features, loc_U, scale_U)
         log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, lm_head), thresholds.squeeze(-1))
         result = CausalQwenOutput(loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp())
         if not skip_logits:
@@ -109,10 +111,32 @@ class HeadsMixin:
             loc, scale = bound.situate(upcast(loc), scale, self.action.noise, positions, self._readers(bound.plan)[1])
         return self.action.value(loc, scale)
 
+    def thresholds(self, features: Tensor, loc_U: Tensor, scale_U: Tensor, positions_at_once: int = 256) -> Tensor:
+        """C + c(z) [..., 1], predicted or solved (`config.threshold_shift`), from features and the law of U, [..., C]."""
+        action, lm_head = self.action, self.get_output_embeddings()
+        if self.config.threshold_shift == "predicted":
+            return action.thresholds(features, loc_U, lm_head)
+        found = []
+        with torch.no_grad():
+            scale = action.law.add(scale_U, action.noise)
+            parts = (t.reshape(-1, t.shape[-1]).split(positions_at_once) for t in (loc_U, scale))
+            for loc_part, scale_part in zip(*parts, strict=True):
+                found.append(
+                    solve_thresholds(
+                        action.score_loc(loc_part, lm_head),
+                        action.score_scale_of(scale_part, lm_head),
+                        family=action.law.name,
+                        slope=action.score_slope,
+                        vocabulary_mask=action.vocabulary_mask,
+                    )
+                )
+        return torch.cat(found).view(*loc_U.shape[:-1], 1)
+
     def num_log_probs(self, loc: Tensor, num_scale: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
         """log P_NUM and log(1 - P_NUM) [...], from loc_U [..., C], the scale of `<NUM>`'s score and its threshold [...]."""
         num_loc = self.action.num_loc(loc, self.get_output_embeddings())
-        return ovr_log_probs(num_loc, num_scale, thresholds, family=self.action.law.name)
+        law, slope = self.action.law.name, self.action.score_slope
+        return ovr_log_probs(num_loc, num_scale, thresholds, family=law, slope=slope)
 
     def rest_loss(
         self, logits: Tensor | None, loc: Tensor, scale: Tensor, thresholds: Tensor, targets: Tensor
@@ -133,6 +157,7 @@ class HeadsMixin:
                 targets,
                 thresholds,
                 family=action.law.name,
+                slope=action.score_slope,
                 vocabulary_mask=mask,
                 reduction="none",
             )
@@ -146,6 +171,7 @@ class HeadsMixin:
             thresholds.flatten(0, 1),
             targets.flatten(),
             family=action.law.name,
+            slope=action.score_slope,
             vocabulary_mask=mask,
             reduction="none",
         )
@@ -192,9 +218,9 @@ class HeadsMixin:
         return torch.cat(decisions).view(loc.shape[:-1])
 
     def _add_ovr(self, result: CausalQwenOutput, logits: Tensor, scales: Tensor, thresholds: Tensor) -> None:
-        mask = self.action.vocabulary_mask
-        log_p, _ = ovr_log_probs(upcast(logits), scales, thresholds, family=self.action.law.name)
-        result.scale_S = scales.expand(logits.shape)
+        mask, law, slope = self.action.vocabulary_mask, self.action.law, self.action.score_slope
+        log_p, _ = ovr_log_probs(upcast(logits), scales, thresholds, family=law.name, slope=slope)
+        result.scale_S = graded_scale(logits, scales, thresholds, slope, law).expand(logits.shape)
         result.ovr_probs = log_p.exp().masked_fill(~mask, 0.0)
         result.decisions = decide(decision_scores(logits, scales, thresholds, vocabulary_mask=mask))
 
@@ -204,5 +230,5 @@ class HeadsMixin:
         if plan.central_mass is not None:
             mass = plan.central_mass
             return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
-        of_tokens = QuantileReader(action.law, config.central_mass, config.temperature_unit)
+        of_tokens = QuantileReader(action.law, config.central_mass, action.draw_unit)
         return of_tokens, QuantileReader(action.value_law)

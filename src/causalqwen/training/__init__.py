@@ -1,5 +1,6 @@
 """Training by transformers' Trainer, on features kept on disk or through the backbone."""
 
+from causalqwen.training.calibration import CalibrationSettings, calibrate, choice_distances, text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.run import METRICS, train
 from causalqwen.training.scores import LEVELS, score_tokens, score_values
@@ -8,13 +9,17 @@ from causalqwen.training.settings import LoraStage, TrainSettings, ValueStage
 __all__ = [
     "LEVELS",
     "METRICS",
+    "CalibrationSettings",
     "FactStore",
     "LoraStage",
     "TokenFacts",
     "TrainSettings",
     "ValueStage",
+    "calibrate",
+    "choice_distances",
     "score_tokens",
     "score_values",
     "stream_facts",
+    "text_chunks",
     "train",
 ]

@@ -22,9 +22,10 @@ from tqdm.auto import tqdm
 from causalqwen.data import Example, collate
 from causalqwen.decoding import decision_scores
 from causalqwen.distributions import upcast
+from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 
-FORMAT = 1
+FORMAT = 2
 _TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
 """Parameters that the facts do not depend on: those that training on kept features may change."""
 
@@ -92,15 +93,15 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     without = None if bool(used.all()) else ~used
     columns: dict[str, list[Tensor]] = {field.name: [] for field in dataclasses.fields(TokenFacts)}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):
-        loc, scale = model.situate(*model.abduction(z[part]))
-        thresholds = action.thresholds(z[part])
+        loc_U, scale_U = model.abduction(z[part])
+        loc, scale = model.situate(loc_U, scale_U)
+        thresholds = model.thresholds(z[part], loc_U, scale_U)
         scores = upcast(lm_head(loc))
         scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
-        log_not_p = action.law.log_cdf(thresholds, scores, scales)
+        log_p, log_not_p = ovr_log_probs(scores, scales, thresholds, family=action.law.name, slope=action.score_slope)
         target, numbers = targets[part].masked_fill(is_num[part], 0).unsqueeze(-1), is_num[part]
-        target_logit, log_not_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_not_p))
-        target_scale = scales.expand_as(scores).gather(-1, target).squeeze(-1)
-        log_p_target = action.law.log_sf(thresholds.squeeze(-1), target_logit, target_scale)
+        of_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_p, log_not_p))
+        target_logit, log_p_target, log_not_target = of_target
         log_partition = scores.logsumexp(-1)
         backbone_id = scores.argmax(-1)
         if without is not None:
@@ -249,6 +250,9 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
         "free_token_ids": config.free_token_ids,
         "score_scale": config.score_scale,
         "family": config.vocabulary_family,
+        "score_noise": config.score_noise,
+        "score_slope": config.score_slope,
+        "threshold_shift": config.threshold_shift,
         "scale_activation": config.scale_activation,
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }

@@ -65,7 +65,7 @@ class TrainedForCausalLM(nn.Module):
             features = hidden[:, :-1]
             loc_U, scale_U = model.abduction(features)
             loc, scale = model.situate(loc_U, scale_U)
-            thresholds = model.action.thresholds(features)
+            thresholds = model.thresholds(features, loc_U, scale_U)
             rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
             if self.whole_vocabulary:
                 rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets)

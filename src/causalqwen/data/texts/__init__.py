@@ -4,8 +4,16 @@ from importlib.resources import files
 
 from causalqwen.numbers import find_numbers
 
+CALIBRATION_YEARS, HELD_OUT_YEARS = (1962, 1985, 2002), (2012, 2016)
+"""Which addresses are fitted to, and which are only measured on."""
+
 
 def speech_paragraphs(year: int = 1941, *, numbers: bool = True) -> list[str]:
-    """Paragraphs of an address to Congress (1941 or 2012, public domain); without `numbers`, those that hold none."""
+    """Paragraphs of an address to Congress (see README.md beside them); without `numbers`, those that hold none."""
     lines = files(__package__).joinpath(f"speech_{year}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if numbers or not find_numbers(line)]
+
+
+def speeches(years: tuple[int, ...]) -> str:
+    """Whole addresses, a paragraph per line."""
+    return "\n".join(line for year in years for line in speech_paragraphs(year))

@@ -1,0 +1,355 @@
+"""Calibration: one-vs-rest probabilities that mean something, and a temperature unit, from a few thousand tokens of text.
+
+Nothing that decides is touched: thresholds stay the same for all tokens of a position, so every decision stays the
+backbone's. Fitted are (theory 3.5):
+
+- the threshold's shift c(z): a `PartitionEstimate`, and a linear map of the features;
+- `score_noise` and `score_slope`, a token's own noise;
+- `draw_unit`, by which tokens read an individual's coordinates: temperature 1 then chooses as the backbone does when it is
+  sampled at temperature 1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+from causalqwen.decoding import QuantileReader
+from causalqwen.distributions import INDIVIDUAL_STREAM, StableFamily, uniform_draws, upcast
+from causalqwen.losses import ovr_log_probs
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.action import PartitionEstimate
+
+_TOP, _BINS, _WIDTH = 32, 512, 0.1
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """How to calibrate.
+
+    Args:
+        anchors: tokens that `PartitionEstimate` sums exactly. chunk: tokens per forward pass.
+        steps, batch_size, learning_rate, weight_decay: of the link's fit.
+        unit_steps, unit_draws: of the temperature unit's fit; 0 steps leave the unit as it is.
+    """
+
+    anchors: int = 1024
+    chunk: int = 512
+    steps: int = 600
+    batch_size: int = 512
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    unit_steps: int = 250
+    unit_draws: int = 64
+    seed: int = 0
+
+
+@dataclass
+class ScoreSummary:
+    """What the fit needs to know of the scores of N positions. Locations count from the position's log-partition.
+
+    features, loc: [N, H], [N, C]. log_partition [N]. target [N]: location of the token that came. top [N, 32]: the largest
+    locations; counts [N, 512]: how many of the rest lie in each bin, of width 0.1, below 0. scale [N]: what U and the noise
+    give scale_S. mass [V]: mean softmax probability of each token.
+    """
+
+    features: Tensor
+    loc: Tensor
+    log_partition: Tensor
+    target: Tensor
+    top: Tensor
+    counts: Tensor
+    scale: Tensor
+    mass: Tensor
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def tail_locations(self) -> Tensor:
+        """Centres of the bins."""
+        return -(torch.arange(_BINS, device=self.top.device) + 0.5) * _WIDTH
+
+
+@torch.no_grad()
+def text_chunks(model: CausalQwenForCausalLM, text: str, chunk: int = 512) -> list[Tensor]:
+    """The text as the backbone itself reads it (numbers are digits), int64 [<= chunk] each."""
+    tokenizer = model.processor.tokenizer
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
+    limit = getattr(model.config.text_config, "max_position_embeddings", None) or chunk
+    chunks = [part for part in ids.split(min(chunk, limit)) if len(part) > 1]
+    if not chunks:
+        raise ValueError("the text has no two tokens: nothing to learn from")
+    return chunks
+
+
+@torch.no_grad()
+def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> ScoreSummary:
+    """One pass of the backbone over the text; progress on stderr."""
+    action, lm_head = model.action, model.get_output_embeddings()
+    used = action.vocabulary_mask[: action.rows].clone()
+    if not action.num_appended:
+        used[model.config.num_token_id] = False
+    mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
+    columns: dict[str, list[Tensor]] = {}
+    for ids in tqdm(chunks, desc="reading the text", unit="chunk", leave=False):
+        ids = ids.to(model.device)
+        hidden = model.features(ids[None]).last_hidden_state[0, :-1]
+        for features, target in zip(hidden.split(128), ids[1:].split(128), strict=True):
+            loc_U, scale_U = model.abduction(features)
+            scores = upcast(lm_head(loc_U)).masked_fill(~used, -torch.inf)
+            log_partition = scores.logsumexp(-1, keepdim=True)
+            scores -= log_partition
+            mass += scores.exp().sum(0, dtype=torch.float64)
+            top = scores.topk(_TOP, dim=-1).values
+            counts = torch.zeros(len(scores), _BINS, device=scores.device)
+            counts.scatter_add_(1, _bins(scores), used.to(counts).expand_as(scores))
+            counts.scatter_add_(1, _bins(top), torch.full_like(top, -1.0))
+            made = {
+                "features": upcast(features),
+                "loc": upcast(loc_U),
+                "log_partition": log_partition.squeeze(-1),
+                "target": scores.gather(-1, target[:, None]).squeeze(-1),
+                "top": top,
+                "counts": counts,
+                "scale": action.common_scale(action.law.add(scale_U, action.noise), lm_head),
+            }
+            for name, tensor in made.items():
+                columns.setdefault(name, []).append(tensor)
+    return ScoreSummary(**{name: torch.cat(parts) for name, parts in columns.items()}, mass=mass / mass.sum())
+
+
+def _bins(loc: Tensor) -> Tensor:
+    return (loc.clamp(min=-_BINS * _WIDTH) / -_WIDTH).long().clamp(max=_BINS - 1)
+
+
+def calibrate(
+    model: CausalQwenForCausalLM,
+    text: str,
+    settings: CalibrationSettings | None = None,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Calibrate `model` in place on plain text; minutes for ten thousand tokens on two cores.
+
+    Returns:
+        tokens; score_noise and score_slope; on the calibration text itself the median sum of P_k, the share of positions
+        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`).
+
+    Raises:
+        ValueError: a text without two tokens; a model whose scale is the documents' (its probabilities are not free).
+    """
+    settings = settings or CalibrationSettings()
+    if model.action.score_scale != "equal":
+        raise ValueError(
+            "only a model with score_scale='equal' can be calibrated: the documents' scale moves decisions"
+        )
+    was_training = model.training
+    model.eval()
+    say("reading the text")
+    chunks = text_chunks(model, text, settings.chunk)
+    facts = summarize_scores(model, chunks)
+    say("fitting the threshold and the link")
+    _fit_partition(model, facts, settings)
+    report = {"tokens": len(facts), **_fit_link(model, facts, settings)}
+    if settings.unit_steps:
+        say("fitting the temperature unit")
+        fit_draw_unit(model, facts, settings)
+    model.train(was_training)
+    return report
+
+
+@torch.no_grad()
+def _fit_partition(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> None:
+    """Anchors: the tokens that carry most probability. The log mass of the rest: ridge regression on the features."""
+    action, lm_head = model.action, model.get_output_embeddings()
+    anchors = min(settings.anchors, action.rows)
+    partition = PartitionEstimate(facts.features.shape[1], anchors).to(model.device)
+    partition.anchor_ids = facts.mass.topk(anchors).indices.sort().values
+    partition.rest.weight.zero_()
+    partition.rest.bias.fill_(-torch.inf)
+    known = torch.cat(
+        [partition(*part, lm_head) for part in zip(facts.features.split(4096), facts.loc.split(4096), strict=True)]
+    )
+    log_rest = facts.log_partition + torch.log1p(-(known.squeeze(-1) - facts.log_partition).exp().clamp(max=1 - 1e-6))
+    mean, std = _moments(facts.features)
+    design = F.pad((facts.features - mean) / std, (0, 1), value=1.0).double()
+    penalty = 10 * torch.eye(design.shape[1], dtype=torch.float64, device=design.device)
+    penalty[-1, -1] = 0
+    solution = torch.linalg.solve(design.T @ design + penalty, design.T @ log_rest.double()).float()
+    partition.rest.weight.copy_(solution[:-1] / std)
+    partition.rest.bias.copy_(solution[-1] - (solution[:-1] * mean / std).sum())
+    action.partition = partition
+    model.config.anchor_tokens = anchors
+
+
+def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    return features.mean(0), features.std(0).clamp(min=1e-6)
+
+
+def _fit_link(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> dict[str, Any]:
+    """Noise, slope, constant and linear part of the threshold: the normalised likelihood, and the sum of P_k at 1.
+
+    Loss of a position: -log P_y + log sum + (log sum)^2. The slope is fitted where the law is lighter than Cauchy's: with a
+    Cauchy, a scale that grows in proportion bounds P_k from below.
+    """
+    action, law = model.action, model.action.law
+    lm_head = model.get_output_embeddings()
+    with torch.no_grad():
+        guess = torch.cat(
+            [action.partition(*p, lm_head) for p in zip(facts.features.split(4096), facts.loc.split(4096), strict=True)]
+        )
+        error = guess.squeeze(-1) - facts.log_partition
+        mean, std = _moments(facts.features)
+        inputs = (facts.features - mean) / std
+        slope = action.score_slope or (0.5 if law.alpha > 1 else 0.0)
+        noise = max(action.score_noise, 0.1)
+        some = slice(0, None, max(1, len(facts) // 64))
+        start = _solved_offset(facts, some, noise, slope, law)
+    unit = max(abs(start), 0.1)
+    device = inputs.device
+    scalars = torch.tensor([math.log(noise), math.log(slope or 1.0), start / unit], device=device, requires_grad=True)
+    shift = torch.zeros(inputs.shape[1], device=device, requires_grad=True)
+    rates = [1e-2, settings.learning_rate]
+    groups: list[dict[str, Any]] = [
+        {"params": [scalars], "lr": rates[0], "weight_decay": 0.0},
+        {"params": [shift], "lr": rates[1], "weight_decay": settings.weight_decay},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, max(settings.steps, 2))
+    generator = torch.Generator().manual_seed(settings.seed)
+
+    def terms(index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        thresholds = error[index] + unit * (scalars[2] + inputs[index] @ shift)
+        growth = scalars[1].exp() if slope else 0.0
+        return _link_terms(facts, index, thresholds, scalars[0].exp(), growth, law)
+
+    for _ in tqdm(range(settings.steps), desc="fitting the link", leave=False):
+        index = torch.randint(len(facts), (settings.batch_size,), generator=generator).to(device)
+        log_p, log_sum = terms(index)
+        loss = (log_sum - log_p + log_sum**2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        parts = [terms(slice(i, i + 4096)) for i in range(0, len(facts), 4096)]
+        log_p, log_sum = (torch.cat(column) for column in zip(*parts, strict=True))
+        action.score_noise = model.config.score_noise = scalars[0].exp().item()
+        action.score_slope = model.config.score_slope = scalars[1].exp().item() if slope else 0.0
+        action.shift.weight.copy_(unit * shift / std)
+        action.shift.bias.fill_(-unit * (shift * mean / std).sum().item())
+        action.threshold.fill_(unit * scalars[2].item())
+    return {
+        "score_noise": action.score_noise,
+        "score_slope": action.score_slope,
+        "sum_median": log_sum.exp().median().item(),
+        "sum_within": ((log_sum > math.log(0.8)) & (log_sum < math.log(1.25))).float().mean().item(),
+        "nll_gap": (log_sum - log_p + facts.target).mean().item(),
+    }
+
+
+def _link_terms(
+    facts: ScoreSummary,
+    index: Tensor | slice,
+    thresholds: Tensor,
+    noise: Tensor | float,
+    slope: Tensor | float,
+    law: StableFamily,
+) -> tuple[Tensor, Tensor]:
+    """log P of the tokens that came and log sum_k P_k at some positions, [n]; thresholds [n] count from the log-partition."""
+    thresholds = thresholds.unsqueeze(-1)
+    scale = (facts.scale[index].unsqueeze(-1) ** law.alpha + noise**law.alpha) ** (1 / law.alpha)
+
+    def log_p(loc: Tensor) -> Tensor:
+        return ovr_log_probs(loc, scale, thresholds, family=law.name, slope=slope)[0]
+
+    tail = (log_p(facts.tail_locations().expand(len(thresholds), -1)).exp() * facts.counts[index]).sum(-1)
+    log_sum = (tail + log_p(facts.top[index]).exp().sum(-1)).log()
+    return log_p(facts.target[index].unsqueeze(-1)).squeeze(-1), log_sum
+
+
+def _solved_offset(facts: ScoreSummary, some: slice, noise: float, slope: float, law: StableFamily) -> float:
+    """Median over some positions of the threshold, less the log-partition, at which the P_k sum to 1."""
+    low, high = (torch.full_like(facts.target[some], edge) for edge in (-50.0, 50.0))
+    while bool((_link_terms(facts, some, high, noise, slope, law)[1] > 0).any()):
+        high = high * 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = _link_terms(facts, some, middle, noise, slope, law)[1] > 0
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return high.median().item()
+
+
+# ---- the temperature unit --------------------------------------------------------------------------------------------
+
+
+def fit_draw_unit(
+    model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings, candidates: int = 512
+) -> None:
+    """Fit `draw_unit` [C]: the tokens that drawn individuals choose (`causal`, T = 1) should be as frequent as likely.
+
+    Maximised is the likelihood of the backbone's distribution p over each position's likeliest tokens under the mean of
+    softmax(drawn scores / tau) over draws; tau, then sharpened to an argmax, is what makes it differentiable. A common
+    factor is chosen at last by the total variation of the choices themselves.
+    """
+    action, lm_head = model.action, model.get_output_embeddings()
+    reader = QuantileReader(action.law, model.config.central_mass)
+    weight = upcast(lm_head.weight)
+    log_unit = action.draw_unit.log().clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([log_unit], lr=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, max(settings.unit_steps, 2))
+    generator = torch.Generator().manual_seed(settings.seed)
+    for step in tqdm(range(settings.unit_steps), desc="fitting the temperature unit", leave=False):
+        index = torch.randint(len(facts), (16,), generator=generator).to(weight.device)
+        with torch.no_grad():
+            _, scale_U = model.abduction(facts.features[index].to(model.abduction.loc_net.weight.dtype))
+            top = F.linear(facts.loc[index], weight).topk(min(candidates, len(weight)), dim=-1)
+            rows = weight[top.indices]
+            seeds = torch.arange(settings.unit_draws * len(index)) + step * settings.unit_draws * len(index)
+            draws = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, rows.shape[-1]).to(weight.device)).to(
+                weight.dtype
+            )
+            draws = draws.view(len(index), settings.unit_draws, -1) * upcast(scale_U).unsqueeze(1)
+            wanted = top.values.softmax(-1)
+        scores = top.values.unsqueeze(1) + (draws * log_unit.exp()) @ rows.transpose(1, 2)
+        chosen = (scores / 0.25).softmax(-1).mean(1)
+        loss = -(wanted * (chosen + 1e-4).log()).sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        action.draw_unit.copy_(log_unit.exp())
+        index = torch.arange(0, len(facts), max(1, len(facts) // 48), device=weight.device)
+        factors = [0.6 * 1.12**i for i in range(10)]
+        found = choice_distances(model, facts.features[index], draws=200, factors=factors)
+        action.draw_unit *= factors[int(torch.stack([found[factor] for factor in factors]).mean(-1).argmin())]
+
+
+@torch.no_grad()
+def choice_distances(
+    model: CausalQwenForCausalLM, features: Tensor, *, draws: int, factors: Sequence[float] = (1.0,), seed: int = 10**6
+) -> dict[float, Tensor]:
+    """Total variation between what drawn individuals choose and the backbone's softmax, at each position and factor of T.
+
+    features: [N, H]. `draws` individuals per position, noise integrated out (the preset `causal`). Returns, per factor [N].
+    """
+    action, lm_head = model.action, model.get_output_embeddings()
+    reader = QuantileReader(action.law, model.config.central_mass, action.draw_unit)
+    weight = upcast(lm_head.weight)
+    found: dict[float, list[Tensor]] = {factor: [] for factor in factors}
+    for place, z in enumerate(tqdm(features, desc="choices of drawn individuals", leave=False)):
+        loc_U, scale_U = model.abduction(z.to(model.abduction.loc_net.weight.dtype))
+        scores = upcast(lm_head(loc_U)).masked_fill(~action.vocabulary_mask[: action.rows], -torch.inf)
+        seeds = seed + place * draws + torch.arange(draws)
+        drawn = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, len(loc_U)).to(z.device)).to(weight.dtype)
+        moved = (drawn * upcast(scale_U)) @ weight.T
+        for factor in factors:
+            chosen = torch.bincount((scores + factor * moved).argmax(-1), minlength=len(scores)) / draws
+            found[factor].append((chosen - scores.softmax(-1)).abs().sum() / 2)
+    return {factor: torch.stack(parts) for factor, parts in found.items()}
