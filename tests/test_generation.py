@@ -67,17 +67,18 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                 elif mode != "off":
                     e = uniform_draws(seed, stream, WHOLE_TEXT if mode == "sequence" else position, loc.shape[-1])
                     if plan.central_mass is None:
-                        mass, unit = model.config.central_mass, model.config.temperature_unit
-                        of_token, of_value = unit * law.quantile(0.5 + mass * (e - 0.5)), law.quantile(e)
+                        mass, unit = model.config.central_mass, action.draw_unit
+                        of_token, of_value = unit * law.quantile(0.5 + mass * (e - 0.5)), action.value_law.quantile(e)
                     else:
-                        of_token = of_value = law.quantile(0.5 + plan.central_mass * (e - 0.5))
+                        p = 0.5 + plan.central_mass * (e - 0.5)
+                        of_token, of_value = law.quantile(p), action.value_law.quantile(p)
                     loc = loc + plan.temperature * size[0] * of_token.float()
                     value_loc = value_loc + plan.temperature * size[1] * of_value.float()
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             scores = decision_scores(
                 action.score_loc(loc, head),
                 action.score_scale_of(left, head),
-                action.thresholds(z),
+                action.thresholds(z, z, head),
                 decision=plan.decision,
                 vocabulary_mask=action.vocabulary_mask,
             )[0]

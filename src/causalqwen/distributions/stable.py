@@ -42,13 +42,17 @@ class StableFamily(ABC):
         """Scale of a sum of independent variables: (sum_i scale_i^a)^(1/a) (theory 1.2)."""
         if self.alpha == 1.0:
             return sum(scales[1:], scales[0])
-        return sum((s**self.alpha for s in scales[1:]), scales[0] ** self.alpha) ** (1 / self.alpha)
+        return self._root(sum((s**self.alpha for s in scales[1:]), scales[0] ** self.alpha))
 
     def linear_scale(self, scale: Tensor, weight: Tensor) -> Tensor:
         """Scale of W X: (|W|^a scale^a)^(1/a). scale [..., C], weight [K, C] -> [..., K] (theory 1.2)."""
         if self.alpha == 1.0:
             return F.linear(scale, weight.abs())
-        return F.linear(scale**self.alpha, weight.abs() ** self.alpha) ** (1 / self.alpha)
+        return self._root(F.linear(scale**self.alpha, weight.abs() ** self.alpha))
+
+    def _root(self, power: Tensor) -> Tensor:
+        """power^(1/a); kept off 0, where its gradient is infinite (a row of the vocabulary matrix may be 0)."""
+        return power.clamp(min=1e-30) ** (1 / self.alpha)
 
     def linear(self, loc: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The law of W X + b: (W loc + b, (|W|^a scale^a)^(1/a)); loc, scale [..., C], weight [K, C], bias [K]."""
