@@ -52,7 +52,17 @@ def trained(place):
 
 
 def test_help_answers_without_heavy_imports():
-    for arguments in ([], ["graft"], ["train"], ["predict"], ["generate"], ["evaluate"], ["demo"], ["doctor"]):
+    for arguments in (
+        [],
+        ["graft"],
+        ["calibrate"],
+        ["train"],
+        ["predict"],
+        ["generate"],
+        ["evaluate"],
+        ["demo"],
+        ["doctor"],
+    ):
         code = (
             "import sys\nfrom causalqwen_cli.app import main\nsys.argv = ['causalqwen', *sys.argv[1:]]\n"
             "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
@@ -78,6 +88,25 @@ def test_train_leaves_a_model_and_its_metrics(trained):
         path.name for path in trained.iterdir()
     }
     assert json.loads((trained / "config.json").read_text())["value_transform"]["kind"] == "affine"
+
+
+def test_calibrate_in_place_or_beside_and_evaluate_the_language(place, tmp_path):
+    (tmp_path / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
+    out = tmp_path / "calibrated"
+    made = run("calibrate", "--model", place / "model", "--text", tmp_path / "text.txt", "--output", out, "--json")
+    assert json.loads(made.stdout)["sum_within"] > 0.5
+    before = (out / "config.json").read_text()
+    run("calibrate", "--model", out, "--text", tmp_path / "text.txt", "--threshold", "solved", "--seed", 1)
+    assert '"threshold_shift": "solved"' in (out / "config.json").read_text() != before
+    assert not list(tmp_path.rglob("*.part*"))
+    result = run(
+        "evaluate", "--model", out, "--language", tmp_path / "text.txt", "--output", tmp_path / "scores", "--texts", 2
+    )
+    metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())["language"]
+    assert metrics["agreement"] == 1.0 and "100.00%" in result.stdout
+    assert "<svg" in (tmp_path / "scores" / "report.html").read_text()
+    wrong = run("evaluate", "--model", out, "--output", tmp_path / "other", code=1)
+    assert "give --data or --language" in wrong.stderr
 
 
 def test_predict_writes_every_row_back(place, trained, tmp_path):

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from causalqwen import cauchy_crps, cauchy_nll, linear_ovr_loss, ovr_loss
-from causalqwen.losses import NO_TARGET, gate, quantile_crps, shift_targets, total_loss
+from causalqwen.losses import (
+    NO_TARGET,
+    gate,
+    ovr_log_probs,
+    quantile_crps,
+    shift_targets,
+    solve_thresholds,
+    total_loss,
+)
 
 
 def by_definition(loc: Tensor, scale: Tensor, target: int, threshold: float) -> float:
@@ -60,7 +68,8 @@ def test_ovr_loss_is_not_convex():
 @pytest.mark.parametrize("shape", [(5, 8, 13), (1, 4, 3), (12, 6, 100)])
 @pytest.mark.parametrize("own_scale", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_linear_ovr_loss_is_its_reference_in_values_and_gradients(family, shape, own_scale, reduction):
+@pytest.mark.parametrize("slope", [0.0, 0.6])
+def test_linear_ovr_loss_is_its_reference_in_values_and_gradients(family, shape, own_scale, reduction, slope):
     positions, size, vocabulary = shape
     torch.manual_seed(1)
     targets = torch.randint(vocabulary, (positions,))
@@ -81,7 +90,14 @@ def test_linear_ovr_loss_is_its_reference_in_values_and_gradients(family, shape,
         ]  # fmt: skip
         leaves = [leaf.double().requires_grad_(True) for leaf in leaves]
         loss = linear_ovr_loss(
-            *leaves, targets, family=family, vocabulary_mask=mask, reduction=reduction, chunk_size=4, impl=impl
+            *leaves,
+            targets,
+            family=family,
+            slope=slope,
+            vocabulary_mask=mask,
+            reduction=reduction,
+            chunk_size=4,
+            impl=impl,
         )
         weights = torch.linspace(0.5, 2.0, positions).double() if reduction == "none" else 1.0
         (loss * weights).sum().backward()
@@ -93,6 +109,44 @@ def test_linear_ovr_loss_is_its_reference_in_values_and_gradients(family, shape,
         torch.testing.assert_close(fast, slow)
         for a, b in zip(fast_gradients, slow_gradients, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@given(
+    st.lists(st.floats(-30, 30), min_size=2, max_size=9, unique=True),
+    st.floats(-20, 20),
+    st.floats(0.05, 5),
+    st.floats(0, 2),
+)
+def test_a_slope_changes_no_order(locs, threshold, scale, slope):
+    """The chance to pass rises with the location whatever the slope: decisions stay the backbone's (theory 3.5)."""
+    loc = torch.tensor(sorted(locs), dtype=torch.float64)
+    for family in ("cauchy", "gaussian"):
+        log_p, log_not_p = ovr_log_probs(loc, torch.full_like(loc, scale), threshold, family=family, slope=slope)
+        assert (log_p.diff() >= 0).all() and (log_not_p.diff() <= 0).all()
+
+
+def test_the_tail_of_a_graded_gaussian_is_a_softmax():
+    """log P falls by 1/(2 slope) per logit far below the threshold (theory 3.5)."""
+    loc = torch.tensor([-200.0, -201.0], dtype=torch.float64)
+    for slope in (0.25, 0.5, 0.56, 1.0):
+        far, further = ovr_log_probs(loc, torch.ones(2).double(), 0.0, family="gaussian", slope=slope)[0].tolist()
+        assert far - further == pytest.approx(1 / (2 * slope), rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["cauchy", "gaussian"])
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_solved_thresholds_bring_every_sum_to_one(family, slope):
+    torch.manual_seed(0)
+    loc, scale = 4 * torch.randn(3, 7, 300, dtype=torch.float64), 0.2 + torch.rand(3, 7, 1, dtype=torch.float64)
+    loc[0, 0, 5] = 60.0  # one token all but certain
+    if family == "cauchy" and slope:
+        slope = 1e-3  # a larger one bounds P from below
+    mask = torch.rand(300) > 0.1
+    mask[5] = True
+    solved = solve_thresholds(loc, scale, family=family, slope=slope, vocabulary_mask=mask)
+    assert solved.shape == (3, 7, 1)
+    log_p, _ = ovr_log_probs(loc[..., mask], scale, solved, family=family, slope=slope)
+    assert (log_p.exp().sum(-1).log().abs() < 1e-3).all()
 
 
 def test_linear_ovr_loss_leaves_out_what_needs_no_gradient():

@@ -254,7 +254,7 @@ def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Seq
     words = [text.split() for text in texts]
     bleu = BLEU(effective_order=True)
     similar = []
-    for index, text in enumerate(texts):
+    for index, text in enumerate(texts if len(texts) > 1 else []):
         others = [other for place, other in enumerate(texts) if place != index]
         similar.append(bleu.sentence_score(text, others).score / 100)
 
@@ -266,7 +266,7 @@ def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Seq
         "perplexity": backbone_perplexity(model, prompts, texts),
         "distinct_1": distinct(1),
         "distinct_2": distinct(2),
-        "self_bleu": float(np.mean(similar)),
+        "self_bleu": float(np.mean(similar)) if similar else 0.0,
     }
 
 
