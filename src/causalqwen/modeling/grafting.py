@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -18,13 +17,14 @@ _PROBE = (
 )
 """Ordinary text, on which a faithful start reads off how large the backbone's logits are."""
 
-FAITHFUL_SCALE = 0.5
-"""What U and the noise give scale_S at a faithful start, in logits."""
+FAITHFUL_SCALE = 1.0
+"""2 m . gamma at a faithful start, in logits: what U and the noise give scale_S if they are Cauchy; less if they are
+Gaussian. The same gamma for all, because the value reads U too, and would be widened by a larger one (experiments 7)."""
 
 FAITHFUL_LINK = {
     # score_noise, score_slope, threshold minus log-partition, central mass of the draws
-    "gaussian": (0.62, 0.56, -0.68, 1.0),
-    "cauchy": (0.5, 0.0, 0.0, 0.8),
+    "gaussian": (0.8, 0.56, -0.68, 1.0),
+    "cauchy": (0.0, 0.0, 0.0, 0.8),
 }
 """Per family. The Gaussian's are those at which P_k is nearly the softmax probability (experiments 4); `calibrate` fits them
 to a backbone. A Cauchy's draws need their tails cut, or a few coordinates write the text (experiments 6)."""
@@ -121,9 +121,8 @@ def faithful_start(
     """Start values that are read off the backbone, so that they mean the same on every backbone (theory 3.5).
 
     threshold: the median log-partition on a few lines of text, less what the link asks for.
-    initial_scale = initial_noise: such that m . (scale_U + |b_noise|), the family's sum, is `FAITHFUL_SCALE` logits.
+    initial_scale = initial_noise: gamma, such that 2 m . gamma is `FAITHFUL_SCALE` logits.
     """
-    law = get_family(family)
     weight = backbone.get_output_embeddings().weight
     limit = getattr(backbone.config, "max_position_embeddings", None) or 512
     ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"][:, :limit].to(backbone.device)
@@ -132,7 +131,7 @@ def faithful_start(
     used[[index for index in free[1:] if index < len(used)]] = False
     blocks = list(zip(weight.split(8192), used.split(8192), strict=True))
     largest = torch.stack([(w.abs() * u.unsqueeze(-1)).amax(0) for w, u in blocks]).amax(0).float()
-    scale = FAITHFUL_SCALE / (2 * (largest**law.alpha).sum().item()) ** (1 / law.alpha)
+    scale = FAITHFUL_SCALE / (2 * largest.sum().item())
     score_noise, score_slope, offset, mass = FAITHFUL_LINK[family]
     return {
         "score_noise": score_noise,

@@ -226,7 +226,7 @@ def _fit_link(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: Calib
     def terms(index: Tensor | slice) -> tuple[Tensor, Tensor]:
         thresholds = error[index] + unit * (scalars[2] + inputs[index] @ shift)
         growth = scalars[1].exp() if slope else 0.0
-        return _link_terms(facts, index, thresholds, scalars[0].exp(), growth, law)
+        return link_terms(facts, index, thresholds, scalars[0].exp(), growth, law)
 
     for _ in tqdm(range(settings.steps), desc="fitting the link", leave=False):
         index = torch.randint(len(facts), (settings.batch_size,), generator=generator).to(device)
@@ -253,7 +253,7 @@ def _fit_link(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: Calib
     }
 
 
-def _link_terms(
+def link_terms(
     facts: ScoreSummary,
     index: Tensor | slice,
     thresholds: Tensor,
@@ -276,11 +276,11 @@ def _link_terms(
 def _solved_offset(facts: ScoreSummary, some: slice, noise: float, slope: float, law: StableFamily) -> float:
     """Median over some positions of the threshold, less the log-partition, at which the P_k sum to 1."""
     low, high = (torch.full_like(facts.target[some], edge) for edge in (-50.0, 50.0))
-    while bool((_link_terms(facts, some, high, noise, slope, law)[1] > 0).any()):
+    while bool((link_terms(facts, some, high, noise, slope, law)[1] > 0).any()):
         high = high * 2
     for _ in range(60):
         middle = (low + high) / 2
-        above = _link_terms(facts, some, middle, noise, slope, law)[1] > 0
+        above = link_terms(facts, some, middle, noise, slope, law)[1] > 0
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return high.median().item()
 
