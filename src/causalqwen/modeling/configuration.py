@@ -10,7 +10,7 @@ STARTS: dict[str, dict[str, Any]] = {
     # Every decision is the backbone's. Noise, scale and threshold are read off the backbone when it is grafted:
     # see `modeling.grafting.faithful_start`.
     # A short direction of numbers: at length 1 the word after a number loses 1.0 to 2.6 nats (experiments 1).
-    # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 4).
+    # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 3).
     "faithful": {
         "score_scale": "equal",
         "scale_activation": "softplus",

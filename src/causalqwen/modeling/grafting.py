@@ -19,15 +19,15 @@ _PROBE = (
 
 FAITHFUL_SCALE = 1.0
 """2 m . gamma at a faithful start, in logits: what U and the noise give scale_S if they are Cauchy; less if they are
-Gaussian. The same gamma for all, because the value reads U too, and would be widened by a larger one (experiments 7)."""
+Gaussian. The same gamma for all, because the value reads U too, and would be widened by a larger one (experiments 5)."""
 
 FAITHFUL_LINK = {
     # score_noise, score_slope, threshold minus log-partition, central mass of the draws
     "gaussian": (0.8, 0.56, -0.68, 1.0),
     "cauchy": (0.0, 0.0, 0.0, 0.8),
 }
-"""Per family. The Gaussian's are those at which P_k is nearly the softmax probability (experiments 4); `calibrate` fits them
-to a backbone. A Cauchy's draws need their tails cut, or a few coordinates write the text (experiments 6)."""
+"""Per family. The Gaussian's are those at which P_k is nearly the softmax probability (experiments 3); `calibrate` fits them
+to a backbone. A Cauchy's draws need their tails cut, or a few coordinates write the text."""
 
 FAITHFUL_SPREAD = math.pi / 6**0.5
 """Standard deviation in logits that a drawn individual gives a typical score at T = 1: that of the Gumbel noise by which a
