@@ -11,12 +11,10 @@ from causalqwen.evaluation.language import (
     calibration_error,
     choice_diversity,
     evaluate_language,
-    individual_resemblance,
     language_facts,
-    perplexity_ratios,
     score_language,
-    score_texts,
 )
+from causalqwen.evaluation.texts import individual_resemblance, perplexity_ratios, score_texts
 from causalqwen.training import CalibrationSettings, calibrate
 from causalqwen.training.calibration import ScoreSummary, summarize_scores, text_chunks
 from conftest import graft_tiny

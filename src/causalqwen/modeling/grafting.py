@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -132,7 +133,7 @@ def faithful_start(
     blocks = list(zip(weight.split(8192), used.split(8192), strict=True))
     largest = torch.stack([(w.abs() * u.unsqueeze(-1)).amax(0) for w, u in blocks]).amax(0).float()
     scale = FAITHFUL_SCALE / (2 * largest.sum().item())
-    score_noise, score_slope, offset, mass = FAITHFUL_LINK[family]
+    score_noise, score_slope, offset, mass = FAITHFUL_LINK[get_family(family).name]
     return {
         "score_noise": score_noise,
         "score_slope": score_slope,

@@ -1,0 +1,195 @@
+"""How individuals write: fluency against diversity per sampler, and whether texts of one individual resemble each other."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from causalqwen.decoding import CausalDecoding, Individual
+from causalqwen.distributions import upcast
+from causalqwen.modeling import CausalQwenForCausalLM
+
+SWEEP: dict[str, list[dict[str, Any]]] = {
+    "top-p": [{"top_p": p} for p in (0.8, 0.9, 0.95)],
+    "temperature": [{"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)],
+    "causal": [{"temperature": t} for t in (0.4, 0.6, 0.8, 1.0)],
+    "persona": [{"temperature": t} for t in (0.4, 0.6, 0.8, 1.0)],
+    "shared-individual": [{"temperature": t} for t in (0.4, 0.7, 1.0)],
+}
+"""What is compared: transformers' two usual samplers, and three presets, each over its own dial."""
+
+
+def text_curves(
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    *,
+    new_tokens: int = 40,
+    seed: int = 0,
+    sweep: dict[str, list[dict[str, Any]]] = SWEEP,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Texts from each sampler and setting: fluency (`perplexity`, the backbone's) against diversity.
+
+    distinct_1, distinct_2: different words and pairs of words over all of them, over all texts; self_bleu: mean BLEU of each
+    text against the others (lower is more diverse). The same prompts and seeds for all.
+    """
+    points = []
+    for name, settings in sweep.items():
+        for setting in settings:
+            texts = continue_texts(model, prompts, name, setting, new_tokens=new_tokens, seed=seed)
+            point = {"sampler": name, **setting, **score_texts(model, prompts, texts)}
+            say(f"{name} {setting}: perplexity {point['perplexity']:.2f}, distinct-2 {point['distinct_2']:.3f}")
+            points.append(point)
+    return points
+
+
+def continue_texts(
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    sampler: str,
+    setting: dict[str, Any],
+    *,
+    new_tokens: int,
+    seed: int | Sequence[int],
+) -> list[str]:
+    """One continuation per prompt, without the prompt; no text ends early. Presets use a seed per row."""
+    inputs = model.processor(list(prompts), prompt=True, padding=True, padding_side="left", return_tensors="pt").to(
+        model.device
+    )
+    settings: dict[str, Any] = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+    if sampler in ("top-p", "temperature"):
+        plan = CausalDecoding.preset("softmax", seed=seed, temperature=setting.get("temperature", 1.0))
+        settings |= {"top_k": 0, "top_p": setting.get("top_p", 1.0)}
+    else:
+        seeds = seed if not isinstance(seed, int) else [seed * 1000 + row for row in range(len(prompts))]
+        plan = CausalDecoding.preset(sampler, seed=seeds, temperature=setting.get("temperature", 1.0))
+    made = model.generate(**inputs, **settings, causal_decoding=plan)
+    start = inputs["input_ids"].shape[1]
+    return model.processor.batch_decode(
+        made.sequences[:, start:], made.numeric_values[:, start:], skip_special_tokens=True
+    )
+
+
+def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
+    """perplexity, distinct_1, distinct_2 and self_bleu of continuations."""
+    from sacrebleu.metrics import BLEU
+
+    words = [text.split() for text in texts]
+    bleu = BLEU(effective_order=True)
+    similar = []
+    for index, text in enumerate(texts if len(texts) > 1 else []):
+        others = [other for place, other in enumerate(texts) if place != index]
+        similar.append(bleu.sentence_score(text, others).score / 100)
+
+    def distinct(size: int) -> float:
+        grams = [tuple(line[i : i + size]) for line in words for i in range(len(line) - size + 1)]
+        return len(set(grams)) / max(len(grams), 1)
+
+    return {
+        "perplexity": backbone_perplexity(model, prompts, texts),
+        "distinct_1": distinct(1),
+        "distinct_2": distinct(2),
+        "self_bleu": float(np.mean(similar)) if similar else 0.0,
+    }
+
+
+@torch.no_grad()
+def backbone_perplexity(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> float:
+    """exp of the backbone's mean nats per token of the texts, each after its prompt."""
+    tokenizer = model.processor.tokenizer
+    total, count = 0.0, 0
+    for prompt, text in zip(prompts, texts, strict=True):
+        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        ids = torch.tensor([tokenizer(prompt + text, add_special_tokens=False)["input_ids"]], device=model.device)
+        log_p = upcast(model.backbone(input_ids=ids).logits[0, start - 1 : -1]).log_softmax(-1)
+        total -= log_p.gather(-1, ids[0, start:, None]).sum().item()
+        count += ids.shape[1] - start
+    return math.exp(total / max(count, 1))
+
+
+def perplexity_ratios(
+    points: Sequence[dict[str, Any]], rival: tuple[str, str, float] = ("top-p", "top_p", 0.9)
+) -> dict[str, Any]:
+    """Each curve's perplexity over the rival's at the rival's distinct-2, interpolated in log perplexity along the curve.
+
+    None where the curve does not reach that diversity.
+    """
+    name, dial, setting = rival
+    (anchor,) = [p for p in points if p["sampler"] == name and p.get(dial) == setting]
+    ratios: dict[str, Any] = {}
+    for sampler in dict.fromkeys(p["sampler"] for p in points):
+        curve = sorted((p["distinct_2"], math.log(p["perplexity"])) for p in points if p["sampler"] == sampler)
+        diversity, fluency = (np.array(axis) for axis in zip(*curve, strict=True))
+        reached = diversity[0] <= anchor["distinct_2"] <= diversity[-1]
+        at = np.interp(anchor["distinct_2"], diversity, fluency)
+        ratios[sampler] = math.exp(at) / anchor["perplexity"] if reached else None
+    return ratios
+
+
+def individual_resemblance(
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    *,
+    preset: str = "persona",
+    temperature: float = 1.0,
+    individuals: int = 8,
+    new_tokens: int = 40,
+    seed: int = 0,
+    permutations: int = 2000,
+) -> dict[str, float]:
+    """Do texts of one individual, on different prompts, resemble each other more than those of different individuals?
+
+    Every individual continues every prompt. Resemblance is the cosine of character 2-4-gram tf-idf vectors.
+
+    Returns:
+        difference: mean resemblance of two texts on different prompts by the same individual, less that by different ones;
+        null_std and p_value: its spread, and how often it is as large, when individuals are exchanged at random within each
+        prompt (the null: who speaks makes no difference).
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    seeds = [seed * 1000 + person for person in range(individuals)]
+    texts = []
+    for place, prompt in enumerate(prompts):
+        # The noise of a persona is fresh for each text; the individual is held by its seed.
+        people = [Individual.from_seed(s, model.config.causal_size) for s in seeds]
+        plan = CausalDecoding.preset(
+            preset, individual=people, temperature=temperature, seed=[10**6 + s + 100 * place for s in seeds]
+        )
+        inputs = model.processor([prompt] * individuals, prompt=True, return_tensors="pt").to(model.device)
+        made = model.generate(**inputs, max_new_tokens=new_tokens, min_new_tokens=new_tokens, causal_decoding=plan)
+        start = inputs["input_ids"].shape[1]
+        texts += model.processor.batch_decode(
+            made.sequences[:, start:], made.numeric_values[:, start:], skip_special_tokens=True
+        )
+    vectors = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True).fit_transform(texts)
+    cosine = (vectors @ vectors.T).toarray().reshape(len(prompts), individuals, len(prompts), individuals)
+    pairs = [
+        cosine[a, :, b, :] - cosine[a, :, b, :].mean() for a in range(len(prompts)) for b in range(a + 1, len(prompts))
+    ]
+    first = [a for a in range(len(prompts)) for _ in range(a + 1, len(prompts))]
+    second = [b for a in range(len(prompts)) for b in range(a + 1, len(prompts))]
+
+    def gap(order: np.ndarray) -> float:
+        same = np.mean([pair[order[a], order[b]].mean() for pair, a, b in zip(pairs, first, second, strict=True)])
+        return float(same * individuals / (individuals - 1))  # same less different: each pair's mean is 0
+
+    generator = np.random.default_rng(seed)
+    found = gap(np.tile(np.arange(individuals), (len(prompts), 1)))
+    null = [gap(np.stack([generator.permutation(individuals) for _ in prompts])) for _ in range(permutations)]
+    return {
+        "difference": found,
+        "null_std": float(np.std(null)),
+        "p_value": (1 + sum(value >= found for value in null)) / (1 + permutations),
+    }
+
+
+def opening_words(text: str, count: int, words: int = 12) -> list[str]:
+    """The first words of `count` paragraphs, spread over the text, as prompts; of one length, so that none is padded much."""
+    paragraphs = [line.split() for line in text.splitlines() if len(line.split()) > 2 * words]
+    if not paragraphs:
+        paragraphs = [text.split()]
+    step = max(1, len(paragraphs) // count)
+    return [" ".join(paragraph[:words]) for paragraph in paragraphs[::step][:count]]
