@@ -202,11 +202,12 @@ def evaluate_language(
         prompts = opening_words(text, texts)
         metrics["curves"] = text_curves(model, prompts, seed=seed, say=say)
         metrics["perplexity_at_equal_diversity"] = perplexity_ratios(metrics["curves"])
-        say("texts of the same individual")
-        metrics["resemblance"] = {
-            preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed)
-            for preset in ("persona", "shared-individual")
-        }
+        if len(prompts) > 1:
+            say("texts of the same individual")
+            metrics["resemblance"] = {
+                preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed)
+                for preset in ("persona", "shared-individual")
+            }
     return metrics
 
 

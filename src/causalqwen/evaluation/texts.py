@@ -150,6 +150,8 @@ def individual_resemblance(
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
+    if len(prompts) < 2 or individuals < 2:
+        raise ValueError("resemblance needs two prompts and two individuals")
     seeds = [seed * 1000 + person for person in range(individuals)]
     texts = []
     for place, prompt in enumerate(prompts):
@@ -187,9 +189,13 @@ def individual_resemblance(
 
 
 def opening_words(text: str, count: int, words: int = 12) -> list[str]:
-    """The first words of `count` paragraphs, spread over the text, as prompts; of one length, so that none is padded much."""
+    """Prompts of one length: the first words of up to `count` paragraphs, spread over the text.
+
+    A text without long paragraphs is cut into pieces of 30 words instead.
+    """
     paragraphs = [line.split() for line in text.splitlines() if len(line.split()) > 2 * words]
-    if not paragraphs:
-        paragraphs = [text.split()]
+    if len(paragraphs) < 2:
+        flow = text.split()
+        paragraphs = [flow[start : start + 30] for start in range(0, len(flow), 30)]
     step = max(1, len(paragraphs) // count)
     return [" ".join(paragraph[:words]) for paragraph in paragraphs[::step][:count]]
