@@ -167,7 +167,7 @@ def calibrate(
 def _fit_partition(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> None:
     """Anchors: the tokens that carry most probability. The log mass of the rest: ridge regression on the features."""
     action, lm_head = model.action, model.get_output_embeddings()
-    anchors = min(settings.anchors, action.rows)
+    anchors = min(settings.anchors, int((facts.mass > 0).sum()))  # never a row that no token uses
     partition = PartitionEstimate(facts.features.shape[1], anchors).to(model.device)
     partition.anchor_ids = facts.mass.topk(anchors).indices.sort().values
     partition.rest.weight.zero_()
@@ -294,12 +294,13 @@ def fit_draw_unit(
     """Fit `draw_unit` [C]: the tokens that drawn individuals choose (`causal`, T = 1) should be as frequent as likely.
 
     Maximised is the likelihood of the backbone's distribution p over each position's likeliest tokens under the mean of
-    softmax(drawn scores / tau) over draws; tau, then sharpened to an argmax, is what makes it differentiable. A common
+    softmax(drawn scores / tau) over draws; tau = 1/4 instead of an argmax makes it differentiable. A common
     factor is chosen at last by the total variation of the choices themselves.
     """
     action, lm_head = model.action, model.get_output_embeddings()
     reader = QuantileReader(action.law, model.config.central_mass)
     weight = upcast(lm_head.weight)
+    bias = None if lm_head.bias is None else upcast(lm_head.bias)
     log_unit = action.draw_unit.log().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([log_unit], lr=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, max(settings.unit_steps, 2))
@@ -308,7 +309,7 @@ def fit_draw_unit(
         index = torch.randint(len(facts), (16,), generator=generator).to(weight.device)
         with torch.no_grad():
             _, scale_U = model.abduction(facts.features[index].to(model.abduction.loc_net.weight.dtype))
-            top = F.linear(facts.loc[index], weight).topk(min(candidates, len(weight)), dim=-1)
+            top = F.linear(facts.loc[index], weight, bias).topk(min(candidates, len(weight)), dim=-1)
             rows = weight[top.indices]
             seeds = torch.arange(settings.unit_draws * len(index)) + step * settings.unit_draws * len(index)
             draws = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, rows.shape[-1]).to(weight.device)).to(
