@@ -38,7 +38,7 @@ test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest
 
 check-full: backbone lint  ## all tests, the slow ones too
-	@$(BIN)/python -m pytest -m ''
+	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m ''
 
 lint: $(READY)  ## style and types
 	@$(BIN)/ruff check src tests experiments
