@@ -136,23 +136,33 @@ def test_texts_are_scored_by_fluency_and_diversity(calibrated):
 
 
 def test_perplexity_is_compared_at_equal_diversity():
-    points = [{"sampler": "top-p", "top_p": 0.9, "distinct_2": 0.5, "perplexity": 10.0}]
+    points = [
+        {"sampler": "top-p", "top_p": p, "distinct_2": p - 0.4, "perplexity": n} for p, n in ((0.7, 5.0), (0.9, 10.0))
+    ]
     points += [{"sampler": "causal", "distinct_2": d, "perplexity": p} for d, p in ((0.4, 4.0), (0.6, 9.0))]
     points += [{"sampler": "persona", "distinct_2": d, "perplexity": 5.0} for d in (0.1, 0.2)]
     ratios = perplexity_ratios(points)
-    assert (
-        ratios["causal"] == pytest.approx(0.6) and ratios["persona"] is None and ratios["top-p"] == pytest.approx(1.0)
-    )
+    assert ratios["top-p"] == pytest.approx({"at": 1.0, "along": 1.0})
+    assert ratios["causal"] == pytest.approx({"at": 6.0 / 10.0, "along": 4.0 / 50**0.5})
+    assert ratios["persona"] == {"at": None, "along": None}
 
 
 def test_resemblance_finds_an_individual_who_speaks_through_and_none_in_noise(calibrated):
     """A held individual without other randomness repeats itself; at temperature 0 nobody speaks and nothing differs."""
     prompts = ["the long road", "the small house", "the old mill", "the new"]
     found = individual_resemblance(
-        calibrated, prompts, preset="shared-individual", temperature=2.0, individuals=5, new_tokens=12, permutations=200
+        calibrated,
+        prompts,
+        preset="shared-individual",
+        setting={"temperature": 2.0},
+        individuals=5,
+        new_tokens=12,
+        permutations=200,
     )
     assert found["difference"] > 3 * found["null_std"] and found["p_value"] < 0.05
-    nobody = individual_resemblance(calibrated, prompts, temperature=0.0, individuals=3, new_tokens=6, permutations=50)
+    nobody = individual_resemblance(
+        calibrated, prompts, setting={"temperature": 0.0}, individuals=3, new_tokens=6, permutations=50
+    )
     assert abs(nobody["difference"]) < 1e-9 and nobody["p_value"] > 0.5
 
 

@@ -57,9 +57,10 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
             value_loc, value_scale = model.value_branch(z, loc, scale)
             position = ids.shape[1] - 1
             spread = {"value": [], "token": []}
-            for mode, stream, size in (
-                (plan.individual, INDIVIDUAL_STREAM, (scale, value_scale)),
-                (plan.noise, NOISE_STREAM, (action.noise, action.noise)),
+            of_noise = plan.temperature if plan.noise_temperature is None else plan.noise_temperature
+            for mode, stream, size, temperature in (
+                (plan.individual, INDIVIDUAL_STREAM, (scale, value_scale), plan.temperature),
+                (plan.noise, NOISE_STREAM, (action.noise, action.noise), of_noise),
             ):
                 if mode == "marginal":
                     spread["token"].append(size[0].expand_as(scale))
@@ -72,8 +73,8 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                     else:
                         p = 0.5 + plan.central_mass * (e - 0.5)
                         of_token, of_value = law.quantile(p), action.value_law.quantile(p)
-                    loc = loc + plan.temperature * size[0] * of_token.float()
-                    value_loc = value_loc + plan.temperature * size[1] * of_value.float()
+                    loc = loc + temperature * size[0] * of_token.float()
+                    value_loc = value_loc + temperature * size[1] * of_value.float()
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             scores = decision_scores(
                 action.score_loc(loc, head),
@@ -98,7 +99,8 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
 def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale):
     model = eager(graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale, start="minimal", initial_scale=0.02,
                              initial_noise=0.01))  # fmt: skip
-    plan = CausalDecoding(individual=individual, noise=noise, temperature=0.8, central_mass=0.9, seed=11)
+    plan = CausalDecoding(individual=individual, noise=noise, temperature=0.8, noise_temperature=1.1,
+                          central_mass=0.9, seed=11)  # fmt: skip
     ids, values, margins = step_by_step(model, PROMPTS[0], plan, 16)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=16, causal_decoding=plan)
     assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
@@ -411,6 +413,7 @@ def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
         ({"noise": "loud"}, "unknown noise mode"),
         ({"decision": "coin"}, "unknown decision"),
         ({"temperature": -1.0}, "temperature"),
+        ({"noise_temperature": -1.0}, "temperature"),
         ({"central_mass": 0.0}, "central mass"),
         ({"decision": "softmax", "noise": "token"}, "draws neither"),
     ],

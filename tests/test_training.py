@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from causalqwen.data import collate, encode_rows, parse_row
-from causalqwen.data.texts import speech_paragraphs
+from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.training import FactStore, LoraStage, TrainSettings, ValueStage, score_tokens, stream_facts, train
+from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import batches_by_length, facts_key
 from causalqwen.training.trainer import TrainedForCausalLM, collate_facts, last_checkpoint
 from conftest import graft_tiny
@@ -294,10 +295,44 @@ def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, who
         assert torch.equal(loaded(**inputs).loc_Y, model(**inputs).loc_Y)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])  # <NUM> behind the matrix, and on a free row
+def test_an_anchor_is_the_divergence_from_the_untrained_backbone(kind, tiny_tokenizer):
+    model = graft_tiny(kind, tiny_tokenizer).double().eval()
+    anchor = TextAnchor(model, speeches((1941,)), tokens=12, count=5)
+    assert 1 < len(anchor) <= 5
+    assert anchor.loss(model, 0).item() == pytest.approx(0, abs=1e-12)
+    with torch.no_grad():
+        before = model.backbone(anchor.ids).logits[:, :-1, anchor.used].softmax(-1)
+        for name, parameter in model.backbone.named_parameters():
+            if "_proj" in name:
+                parameter += 0.1 * torch.randn_like(parameter)
+        after = model.backbone(anchor.ids).logits[:, :-1, anchor.used].softmax(-1)
+    divergence = (before * (before / after).log()).sum(-1).mean(-1)
+    assert divergence.min() > 1e-3
+    for index in range(len(anchor)):
+        assert anchor.loss(model, index).item() == pytest.approx(divergence[index].item(), rel=1e-6)
+
+
+def test_the_anchor_holds_the_language(tiny_tokenizer, tmp_path):
+    drift = {}
+    for weight in (0.0, 100.0):
+        model = graft_tiny("llama", tiny_tokenizer)
+        anchor = TextAnchor(model, speeches((1941,)), tokens=16, count=8)
+        stage = LoraStage(epochs=3, batch_size=8, learning_rate=5e-3, anchor=weight, anchor_tokens=16)
+        train(model, examples(model, 48), [], tmp_path / str(weight), TrainSettings(values=None, lora=stage))
+        with torch.no_grad():
+            drift[weight] = sum(anchor.loss(model, index).item() for index in range(len(anchor)))
+    assert drift[100.0] < 0.5 * drift[0.0]
+
+
 def test_runs_that_cannot_be_are_refused(model, tmp_path):
     words = encode_rows([parse_row('{"text": "no number here"}', "x")], model.processor)
     with pytest.raises(ValueError, match="hold no number to learn from"):
         train(model, words, [], tmp_path / "a", SMALL)
+    missing = TrainSettings(lora=LoraStage(anchor=1.0, anchor_text="no-such-file.txt"))
+    with pytest.raises(FileNotFoundError, match=r"no-such-file\.txt"):
+        train(model, examples(model, 8), [], tmp_path / "c", missing)
+    assert not (tmp_path / "c").exists()
     with pytest.raises(ValueError, match="nothing to train"):
         TrainSettings(values=None)
     train(model, examples(model, 8), [], tmp_path / "b", dataclasses.replace(SMALL, values=ValueStage(epochs=1)))

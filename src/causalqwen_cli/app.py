@@ -121,6 +121,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Make one-vs-rest probabilities mean something, and temperature 1 as diverse as the backbone's sampling."""
+    from causalqwen.data.texts import read_text
     from causalqwen.modeling.loading import load_model
     from causalqwen.training import CalibrationSettings
     from causalqwen.training import calibrate as fit
@@ -144,23 +145,6 @@ def calibrate(
     where = str(output or model)
     told = f"{where}: on {report['tokens']:,} tokens the probabilities sum to {report['sum_median']:.2f} at the median"
     show({"model": where, **report}, f"{told}, within 0.8 to 1.25 on {report['sum_within']:.0%}", as_json)
-
-
-def read_text(path: Path | None) -> str:
-    """A text file, or the calibration speeches; ValueError names what is not one."""
-    from causalqwen.data.texts import CALIBRATION_YEARS, speeches
-
-    if path is None:
-        return speeches(CALIBRATION_YEARS)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text in UTF-8 (byte {error.start})") from None
-    if not text.strip():
-        raise ValueError(f"{path} is empty")
-    return text
 
 
 @command
@@ -232,6 +216,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Multiplies whatever is drawn.")] = 1.0,
+    noise_temperature: Annotated[
+        float | None, typer.Option(help="Multiplies what is drawn of the noise instead (persona: 0.3 and 0.95).")
+    ] = None,
     central_mass: Annotated[float | None, typer.Option(help="Draw from the central mass of each law.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Only with the preset softmax.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only with the preset softmax.")] = None,
@@ -249,18 +236,13 @@ def generate(
 
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    plan = CausalDecoding.preset(preset, seed=seed, temperature=temperature, central_mass=central_mass)
-    samplers: dict[str, Any] = {
-        name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
-    }
+    settings: dict[str, Any] = {"seed": seed, "temperature": temperature, "central_mass": central_mass}
+    settings["noise_temperature"] = noise_temperature
     if individual is not None:
-        plan = CausalDecoding.preset(
-            preset,
-            seed=seed,
-            temperature=temperature,
-            central_mass=central_mass,
-            individual=Individual.load(individual),
-        )
+        settings["individual"] = Individual.load(individual)
+    plan = CausalDecoding.preset(preset, **settings)
+    given = {"top_k": top_k, "top_p": top_p}
+    samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     loaded = load_model(model, device)
     processor = loaded.processor
     if save_individual is not None:
@@ -303,6 +285,7 @@ def evaluate(
 ) -> None:
     """Score a model on rows, beside rivals fitted on the training rows, or its language on a text; with a report."""
     from causalqwen.data import encode_rows, read_rows
+    from causalqwen.data.texts import read_text
     from causalqwen.evaluation import figures
     from causalqwen.evaluation.evaluate import evaluate as score
     from causalqwen.evaluation.evaluate import write_metrics

@@ -86,16 +86,18 @@ class BoundDecoding:
         Returns:
             loc and scale [B, S, C]; scale is 0 where nothing is left to integrate out.
         """
-        plan, temperature = self.plan, self.plan.temperature
+        plan = self.plan
         left = []
         if plan.individual_mode == "marginal":
             left.append(scale)
         else:
-            loc = loc + temperature * scale * self._read(INDIVIDUAL_STREAM, plan.individual_mode, positions, reader)
+            drawn = self._read(INDIVIDUAL_STREAM, plan.individual_mode, positions, reader)
+            loc = loc + plan.temperature * scale * drawn
         if plan.noise == "marginal":
             left.append(noise.expand_as(scale))
         elif plan.noise != "off":
-            loc = loc + temperature * noise * self._read(NOISE_STREAM, plan.noise, positions, reader)
+            drawn = self._read(NOISE_STREAM, plan.noise, positions, reader)
+            loc = loc + plan.temperature_of_noise * noise * drawn
         return loc, (reader.law.add(*left) if left else torch.zeros_like(scale))
 
     def _read(self, stream: int, mode: str, positions: Tensor, reader: QuantileReader) -> Tensor:

@@ -1,8 +1,9 @@
 """How a text is decided: which source of randomness is integrated out, drawn per token, or held (theory 3.9).
 
-With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function and T the temperature:
+With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function, T the temperature, and T' that of the noise
+(T itself unless it is given):
 
-    loc   = loc_U + [individual != marginal] T c + [noise in {token, sequence}] T n
+    loc   = loc_U + [individual != marginal] T c + [noise in {token, sequence}] T' n
     scale = [individual = marginal] scale_U + [noise = marginal] |b_noise|
 
 `+` between scales is the family's own sum. e1, e2 are uniform and come from (seed, source, position): see `draws`.
@@ -39,6 +40,8 @@ class CausalDecoding:
             text), or an `Individual` (or one per row), which is then held for the whole text.
         noise: "marginal", "token", "sequence", or "off" (no noise at all).
         temperature: T >= 0, multiplies whatever is drawn. 0 draws nothing, but keeps the remaining scale.
+        noise_temperature: T' >= 0, multiplies what is drawn of the noise instead. A `persona` at 0.3 whose noise has 0.8
+            is somebody, and fluent; at equal temperatures a text is as much who as noise.
         central_mass: p in (0, 1]: e1 and e2 are uniform on the central p of the unit interval, and Q is the family's
             plain quantile function (p = 1 is the specification). None: as calibrated for the model, see
             `CausalQwenConfig.central_mass`; the values' own quantile function stays plain then.
@@ -51,6 +54,7 @@ class CausalDecoding:
     individual: str | Individual | Sequence[Individual] = "marginal"
     noise: Literal["marginal", "token", "sequence", "off"] = "marginal"
     temperature: float = 1.0
+    noise_temperature: float | None = None
     central_mass: float | None = None
     decision: Literal["ovr", "loc", "softmax"] = "ovr"
     seed: int | Sequence[int] | None = None
@@ -62,8 +66,9 @@ class CausalDecoding:
             raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
-        if not self.temperature >= 0:
-            raise ValueError(f"the temperature must be at least 0, got {self.temperature}")
+        for temperature in (self.temperature, self.temperature_of_noise):
+            if not temperature >= 0:
+                raise ValueError(f"the temperature must be at least 0, got {temperature}")
         if self.central_mass is not None and not 0 < self.central_mass <= 1:
             raise ValueError(f"the central mass must lie in (0, 1], got {self.central_mass}")
         if self.decision == "softmax" and (self.individual != "marginal" or self.noise != "marginal"):
@@ -75,6 +80,11 @@ class CausalDecoding:
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
         return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
+
+    @property
+    def temperature_of_noise(self) -> float:
+        """T'."""
+        return self.temperature if self.noise_temperature is None else self.noise_temperature
 
     @property
     def individual_mode(self) -> str:

@@ -10,7 +10,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.distributions import upcast
-from causalqwen.evaluation.texts import individual_resemblance, opening_words, perplexity_ratios, text_curves
+from causalqwen.evaluation.texts import (
+    PERSONA,
+    individual_resemblance,
+    opening_words,
+    perplexity_ratios,
+    text_curves,
+)
 from causalqwen.losses import graded_scale, solve_thresholds
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import choice_distances, text_chunks
@@ -205,8 +211,8 @@ def evaluate_language(
         if len(prompts) > 1:
             say("texts of the same individual")
             metrics["resemblance"] = {
-                preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed)
-                for preset in ("persona", "shared-individual")
+                preset: individual_resemblance(model, prompts[:12], preset=preset, setting=setting, seed=seed)
+                for preset, setting in (("persona", PERSONA), ("shared-individual", {"temperature": 0.7}))
             }
     return metrics
 
@@ -227,8 +233,10 @@ def language_facts(metrics: dict[str, Any]) -> list[str]:
     ]
     for sampler, ratio in m.get("perplexity_at_equal_diversity", {}).items():
         if sampler != "top-p":
-            told = f"{ratio:.2f} times that of top-p 0.9" if ratio else "not to be had: the curve does not reach it"
-            facts.append(f"{sampler}: perplexity at the distinct-2 of top-p 0.9 is {told}.")
+            at, along = (f"{r:.2f}" if r else "not to be had" for r in (ratio["at"], ratio["along"]))
+            facts.append(
+                f"{sampler}: perplexity over that of top-p at equal distinct-2: {at} at p = 0.9, {along} along the curve."
+            )
     for preset, found in m.get("resemblance", {}).items():
         facts.append(
             f"{preset}: texts of one individual resemble each other by {found['difference']:.4f} more than those of different "

@@ -11,11 +11,14 @@ from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
 
+PERSONA = {"temperature": 0.3, "noise_temperature": 0.95}
+"""Somebody, and fluent: how much of a persona's text is who, and how much is noise."""
+
 SWEEP: dict[str, list[dict[str, Any]]] = {
-    "top-p": [{"top_p": p} for p in (0.8, 0.9, 0.95)],
+    "top-p": [{"top_p": p} for p in (0.5, 0.7, 0.8, 0.9, 0.95)],
     "temperature": [{"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)],
-    "causal": [{"temperature": t} for t in (0.4, 0.6, 0.8, 1.0)],
-    "persona": [{"temperature": t} for t in (0.4, 0.6, 0.8, 1.0)],
+    "causal": [{"temperature": t} for t in (0.6, 0.8, 1.0, 1.2)],
+    "persona": [PERSONA | {"noise_temperature": t} for t in (0.6, 0.8, 0.95, 1.1)],
     "shared-individual": [{"temperature": t} for t in (0.4, 0.7, 1.0)],
 }
 """What is compared: transformers' two usual samplers, and three presets, each over its own dial."""
@@ -64,7 +67,7 @@ def continue_texts(
         settings |= {"top_k": 0, "top_p": setting.get("top_p", 1.0)}
     else:
         seeds = seed if not isinstance(seed, int) else [seed * 1000 + row for row in range(len(prompts))]
-        plan = CausalDecoding.preset(sampler, seed=seeds, temperature=setting.get("temperature", 1.0))
+        plan = CausalDecoding.preset(sampler, seed=seeds, **setting)
     made = model.generate(**inputs, **settings, causal_decoding=plan)
     start = inputs["input_ids"].shape[1]
     return model.processor.batch_decode(
@@ -111,20 +114,34 @@ def backbone_perplexity(model: CausalQwenForCausalLM, prompts: Sequence[str], te
 
 def perplexity_ratios(
     points: Sequence[dict[str, Any]], rival: tuple[str, str, float] = ("top-p", "top_p", 0.9)
-) -> dict[str, Any]:
-    """Each curve's perplexity over the rival's at the rival's distinct-2, interpolated in log perplexity along the curve.
+) -> dict[str, dict[str, float | None]]:
+    """Perplexities of each sampler over the rival's at equal distinct-2, interpolated in log perplexity along the curves.
 
-    None where the curve does not reach that diversity.
+    Returns, per sampler, `at`: its curve where the rival's own setting stands, and `along`: the geometric mean over its
+    points of their perplexity over the rival's curve; None where the curves do not overlap there.
     """
     name, dial, setting = rival
+    curves = {
+        sampler: sorted((p["distinct_2"], math.log(p["perplexity"])) for p in points if p["sampler"] == sampler)
+        for sampler in dict.fromkeys(p["sampler"] for p in points)
+    }
     (anchor,) = [p for p in points if p["sampler"] == name and p.get(dial) == setting]
-    ratios: dict[str, Any] = {}
-    for sampler in dict.fromkeys(p["sampler"] for p in points):
-        curve = sorted((p["distinct_2"], math.log(p["perplexity"])) for p in points if p["sampler"] == sampler)
-        diversity, fluency = (np.array(axis) for axis in zip(*curve, strict=True))
-        reached = diversity[0] <= anchor["distinct_2"] <= diversity[-1]
-        at = np.interp(anchor["distinct_2"], diversity, fluency)
-        ratios[sampler] = math.exp(at) / anchor["perplexity"] if reached else None
+
+    def gap(curve: list[tuple[float, float]], diversity: float, fluency: float) -> float | None:
+        """How far a curve lies above a point, in log perplexity; None where it does not pass it."""
+        if not curve[0][0] <= diversity <= curve[-1][0]:
+            return None
+        along, heights = np.array(curve).T
+        return float(np.interp(diversity, along, heights)) - fluency
+
+    ratios: dict[str, dict[str, float | None]] = {}
+    for sampler, curve in curves.items():
+        at = gap(curve, anchor["distinct_2"], math.log(anchor["perplexity"]))
+        along = [g for g in (gap(curves[name], *point) for point in curve) if g is not None]
+        ratios[sampler] = {
+            "at": None if at is None else math.exp(at),
+            "along": math.exp(-float(np.mean(along))) if along else None,
+        }
     return ratios
 
 
@@ -133,7 +150,7 @@ def individual_resemblance(
     prompts: Sequence[str],
     *,
     preset: str = "persona",
-    temperature: float = 1.0,
+    setting: dict[str, Any] = PERSONA,
     individuals: int = 8,
     new_tokens: int = 40,
     seed: int = 0,
@@ -158,7 +175,7 @@ def individual_resemblance(
         # The noise of a persona is fresh for each text; the individual is held by its seed.
         people = [Individual.from_seed(s, model.config.causal_size) for s in seeds]
         plan = CausalDecoding.preset(
-            preset, individual=people, temperature=temperature, seed=[10**6 + s + 100 * place for s in seeds]
+            preset, individual=people, seed=[10**6 + s + 100 * place for s in seeds], **setting
         )
         inputs = model.processor([prompt] * individuals, prompt=True, return_tensors="pt").to(model.device)
         made = model.generate(**inputs, max_new_tokens=new_tokens, min_new_tokens=new_tokens, causal_decoding=plan)

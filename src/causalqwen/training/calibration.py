@@ -44,8 +44,8 @@ class CalibrationSettings:
     batch_size: int = 512
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
-    unit_steps: int = 250
-    unit_draws: int = 64
+    unit_steps: int = 400
+    unit_draws: int = 128
     seed: int = 0
 
 
@@ -302,8 +302,8 @@ def fit_draw_unit(
     weight = upcast(lm_head.weight)
     bias = None if lm_head.bias is None else upcast(lm_head.bias)
     log_unit = action.draw_unit.log().clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([log_unit], lr=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, max(settings.unit_steps, 2))
+    optimizer = torch.optim.Adam([log_unit], lr=0.03)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, max(settings.unit_steps, 2))
     generator = torch.Generator().manual_seed(settings.seed)
     for step in tqdm(range(settings.unit_steps), desc="fitting the temperature unit", leave=False):
         index = torch.randint(len(facts), (16,), generator=generator).to(weight.device)
@@ -326,8 +326,8 @@ def fit_draw_unit(
         schedule.step()
     with torch.no_grad():
         action.draw_unit.copy_(log_unit.exp())
-        index = torch.arange(0, len(facts), max(1, len(facts) // 48), device=weight.device)
-        factors = [0.6 * 1.12**i for i in range(10)]
+        index = torch.arange(0, len(facts), max(1, len(facts) // 96), device=weight.device)
+        factors = [1.07**i for i in range(-5, 6)]
         found = choice_distances(model, facts.features[index], draws=200, factors=factors)
         action.draw_unit *= factors[int(torch.stack([found[factor] for factor in factors]).mean(-1).argmin())]
 

@@ -12,8 +12,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.data import Example, collate
+from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform
+from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, stream_facts
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import Stage, TrainSettings
@@ -61,12 +63,15 @@ def train(
         the scores on the evaluation rows after the last stage (`score_tokens`, metrics only; empty without such rows).
 
     Raises:
+        FileNotFoundError: an anchor text that is not there.
         ValueError: training rows without a number; an output that already holds a model or an unfinished run
             (without `resume`), or another run's work (with it).
     """
     settings = settings or TrainSettings()
     output = Path(output)
     work = output / WORK
+    anchored = settings.lora is not None and settings.lora.anchor > 0
+    anchor_text = read_text(settings.lora.anchor_text) if anchored else None  # a missing file stops the run here
     values = _known_values(model, train_examples)
     _open_work(output, work, settings, resume)
     if settings.value_transform != "keep":
@@ -77,7 +82,7 @@ def train(
     if settings.values is not None:
         _train_values(model, train_examples, eval_examples, output, settings)
     if settings.lora is not None:
-        _train_lora(model, train_examples, eval_examples, output, settings)
+        _train_lora(model, train_examples, eval_examples, output, settings, anchor_text)
     model.requires_grad_(True).eval()
     metrics: dict[str, Any] = {}
     if eval_examples:
@@ -180,10 +185,12 @@ def _train_lora(
     eval_examples: Sequence[Example],
     output: Path,
     settings: TrainSettings,
+    anchor_text: str | None,
 ) -> None:
     stage = settings.lora
     _train_numbers_only(model)
     model.numeric_embedding.requires_grad_(True)
+    anchor = TextAnchor(model, anchor_text, stage.anchor_tokens) if anchor_text is not None else None
     torch.manual_seed(settings.seed)
     config = LoraConfig(
         r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
@@ -193,7 +200,7 @@ def _train_lora(
     _run_stage(
         "lora",
         stage,
-        TrainedForCausalLM(model, whole_vocabulary=stage.whole_vocabulary),
+        TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor),
         ExampleRows(train_examples),
         lambda examples: collate(examples, pad),
         eval_examples,

@@ -51,6 +51,9 @@ class LoraStage(Stage):
         rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
         whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone, because L_cls pulls a
             pretrained language towards its frequent words (theory 4).
+        anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
+            move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
+            anchor_tokens: of it per step.
     """
 
     epochs: int = 1
@@ -62,6 +65,9 @@ class LoraStage(Stage):
     dropout: float = 0.05
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     whole_vocabulary: bool = False
+    anchor: float = 0.0
+    anchor_text: str | None = None
+    anchor_tokens: int = 128
 
 
 @dataclass(frozen=True)

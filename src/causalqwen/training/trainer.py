@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, number_terms
 
 WEIGHTS = "model.safetensors"
@@ -28,15 +29,24 @@ class TrainedForCausalLM(nn.Module):
     Args:
         whole_vocabulary: take the rest of the vocabulary into L_cls where rows come as tokens; else `<NUM>`'s own term
             alone. Kept facts hold the rest as numbers.
+        anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
     """
 
     accepts_loss_kwargs = True
 
-    def __init__(self, model: CausalQwenForCausalLM, whole_vocabulary: bool = True) -> None:
+    def __init__(
+        self,
+        model: CausalQwenForCausalLM,
+        whole_vocabulary: bool = True,
+        anchor: TextAnchor | None = None,
+        anchor_weight: float = 1.0,
+    ) -> None:
         super().__init__()
         self.model = model
         self.config = model.config
         self.whole_vocabulary = whole_vocabulary
+        self.anchor = anchor
+        self.anchor_weight = anchor_weight
 
     def forward(
         self,
@@ -77,7 +87,13 @@ class TrainedForCausalLM(nn.Module):
         parts = model.losses(
             masks, rest_loss, log_num, log_not_num, loc_Y, scale_Y, num_items_in_batch, num_numbers_in_batch
         )
-        return ModelOutput(loss=parts.total, loss_cls=parts.cls, loss_reg=parts.reg, decisions=decisions)
+        loss = parts.total
+        if self.anchor is not None and self.training:
+            share = 1.0 if num_items_in_batch is None else masks.cls_mask.sum() / num_items_in_batch
+            # The chunk follows from the rows, so that a resumed run meets the same one.
+            chunk = int(input_ids.sum()) % len(self.anchor)
+            loss = loss + self.anchor_weight * share * self.anchor.loss(model, chunk)
+        return ModelOutput(loss=loss, loss_cls=parts.cls, loss_reg=parts.reg, decisions=decisions)
 
 
 class FactRows(torch.utils.data.Dataset):

@@ -1,6 +1,7 @@
 """Real text that comes with the package."""
 
 from importlib.resources import files
+from pathlib import Path
 
 from causalqwen.numbers import find_numbers
 
@@ -17,3 +18,19 @@ def speech_paragraphs(year: int = 1941, *, numbers: bool = True) -> list[str]:
 def speeches(years: tuple[int, ...]) -> str:
     """Whole addresses, a paragraph per line."""
     return "\n".join(line for year in years for line in speech_paragraphs(year))
+
+
+def read_text(path: str | Path | None) -> str:
+    """A text file in UTF-8; None for the speeches to calibrate on. The error names what cannot be read."""
+    if path is None:
+        return speeches(CALIBRATION_YEARS)
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8 (byte {error.start})") from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text

@@ -1,0 +1,51 @@
+"""What keeps a backbone's language while adapters in it learn numbers: its own distributions on plain text."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+from causalqwen.distributions import upcast
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training.calibration import text_chunks
+
+_OUT = -1e30  # a score without probability whose differences stay finite
+
+
+class TextAnchor:
+    """KL(backbone || model), softmax over loc_S, on chunks of plain text (soft targets: Hinton et al. 2015).
+
+    What the backbone says is kept as features, H numbers per token instead of V. Make it before anything is trained.
+
+    Args:
+        tokens: length of a chunk; a shorter end of the text is left out unless it is all there is.
+        count: how many chunks to keep at most, spread over the text.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: CausalQwenForCausalLM, text: str, tokens: int = 128, count: int = 256) -> None:
+        chunks = text_chunks(model, text, tokens)
+        chunks = [part for part in chunks if len(part) == len(chunks[0])]
+        chunks = chunks[:: -(-len(chunks) // count)]
+        self.ids = torch.stack(chunks).to(model.device)
+        was_training = model.training
+        model.eval()
+        passes = tqdm(self.ids.split(8), desc="reading the anchor text", leave=False)
+        self.features = torch.cat([model.features(ids).last_hidden_state[:, :-1] for ids in passes])
+        model.train(was_training)
+        used = model.action.vocabulary_mask[: model.action.rows].clone()
+        if not model.action.num_appended:
+            used[model.config.num_token_id] = False
+        self.used = used
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def loss(self, model: CausalQwenForCausalLM, index: int) -> Tensor:
+        """Mean nats per token of chunk `index`, with a gradient to whatever of `model` requires one."""
+        lm_head = model.get_output_embeddings()
+        with torch.no_grad():
+            wanted = upcast(lm_head(self.features[index])).masked_fill(~self.used, _OUT).log_softmax(-1)
+        features = model.features(self.ids[index : index + 1]).last_hidden_state[0, :-1]
+        scores = upcast(lm_head(model.abduction.locate(features))).masked_fill(~self.used, _OUT)
+        return F.kl_div(scores.log_softmax(-1), wanted, reduction="batchmean", log_target=True)
