@@ -168,12 +168,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("runs/recipes"))
+    parser.add_argument("--only", type=int, nargs="*", help="Numbers of recipes, from 0; the first is always made.")
     arguments = parser.parse_args()
     start, rows, test_rows = prepare(arguments.output, arguments.seed)
     held_out = speeches((2016,))
     text = Text(CausalQwenForCausalLM.from_pretrained(start).eval(), speeches(CALIBRATION_YEARS), TOKENS, 2 * UPDATES)
     base = None
-    for recipe in RECIPES:
+    chosen = RECIPES if arguments.only is None else [RECIPES[i] for i in sorted({0, *arguments.only})]
+    for recipe in chosen:
         model = CausalQwenForCausalLM.from_pretrained(start).eval()
         fit(model, recipe, rows, text, arguments.seed)
         language = score_language(model, held_out, solve=False)

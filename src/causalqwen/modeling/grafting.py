@@ -20,7 +20,7 @@ _PROBE = (
 
 FAITHFUL_SCALE = 1.0
 """2 m . gamma at a faithful start, in logits: what U and the noise give scale_S if they are Cauchy; less if they are
-Gaussian. The same gamma for all, because the value reads U too, and would be widened by a larger one (experiments 5)."""
+Gaussian. The same gamma for all, because the value reads U too, and would be widened by a larger one (experiments 6)."""
 
 FAITHFUL_LINK = {
     # score_noise, score_slope, threshold minus log-partition, central mass of the draws
