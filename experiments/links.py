@@ -14,35 +14,25 @@ threshold and one scale has less.
 """
 
 import torch
-from torch import Tensor
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
 from causalqwen.distributions import get_family
 from causalqwen.evaluation.language import calibration_error
 from causalqwen.losses import ovr_log_probs
-from causalqwen.training.calibration import ScoreSummary, link_terms, summarize_scores, text_chunks
+from causalqwen.training.calibration import (
+    ScoreSummary,
+    link_terms,
+    solved_thresholds,
+    summarize_scores,
+    text_chunks,
+)
 
 LINKS = [
     ("cauchy", 0.01, 0.0), ("cauchy", 1.0, 0.0), ("cauchy", 10.0, 0.0),
     *(("gaussian", scale, 0.0) for scale in (1.0, 2.0, 2.5, 3.0, 4.0)),
     *(("gaussian", scale, 0.56) for scale in (0.5, 0.8, 1.2)),
 ]  # fmt: skip
-
-
-@torch.no_grad()
-def solve(facts: ScoreSummary, scale: float, slope: float, family: str) -> Tensor:
-    """Thresholds, less the log-partition, by halving."""
-    law = get_family(family)
-    low, high = (
-        torch.full_like(facts.target, -60.0),
-        torch.full_like(facts.target, 60.0 + 2e5 * scale * (family == "cauchy")),
-    )
-    for _ in range(60):
-        middle = (low + high) / 2
-        above = link_terms(facts, slice(None), middle, scale, slope, law)[1] > 0
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    return middle
 
 
 @torch.no_grad()
@@ -56,9 +46,11 @@ def least_divergence(facts: ScoreSummary, family: str, sum_to_one: bool) -> floa
     wanted = (loc + weight.log()).log_softmax(-1)
     entropy = -(wanted.exp() * (wanted - weight.log()).nan_to_num(neginf=0.0, posinf=0.0, nan=0.0)).sum(-1)
     best = torch.full_like(entropy, torch.inf)
+    law = get_family(family)
+    fixed = [torch.full_like(facts.target, c) for c in torch.arange(-40.0, 12.0, 0.25).tolist()]
     for scale in torch.logspace(-6, 1.5, 46).tolist():
-        fixed = [torch.full_like(facts.target, c) for c in torch.arange(-40.0, 12.0, 0.25).tolist()]
-        for thresholds in [solve(facts, scale, 0.0, family)] if sum_to_one else fixed:
+        tried = [solved_thresholds(facts, slice(None), scale, 0.0, law)] if sum_to_one else fixed
+        for thresholds in tried:
             own = torch.full_like(loc[:, :1], scale)
             log_p, _ = ovr_log_probs(loc, own, thresholds[:, None], family=family)
             cost = (log_p + weight.log()).logsumexp(-1) - (wanted.exp() * log_p).sum(-1) - entropy
@@ -75,11 +67,11 @@ def main() -> None:
     for size, factor in (("49k", 1.0), ("152k", 151_665 / 49_152)):
         softmax_nll = -facts.target + torch.log1p((factor - 1) * (1 - facts.top.exp().sum(-1)).clamp(min=0))
         facts.counts *= factor
-        print(
-            f"vocabulary of {size}, {len(facts)} positions\n{'family':10}{'scale':>8}{'slope':>8}{'NLL gap':>10}{'ECE':>8}"
-        )
+        print(f"vocabulary of {size}, {len(facts)} positions")
+        print(f"{'family':10}{'scale':>8}{'slope':>8}{'NLL gap':>10}{'ECE':>8}{'log P':>12}")
         for family, scale, slope in LINKS:
-            law, thresholds = get_family(family), solve(facts, scale, slope, family)
+            law = get_family(family)
+            thresholds = solved_thresholds(facts, slice(None), scale, slope, law)
             log_p, log_sum = link_terms(facts, slice(None), thresholds, scale, slope, law)
             own = torch.full((len(facts), 1), scale)
             top, _ = ovr_log_probs(facts.top[:, :1], own, thresholds[:, None], family=family, slope=slope)

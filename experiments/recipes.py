@@ -46,7 +46,6 @@ class Recipe:
     trained: str = "lora"
     words: bool = False
     text: str = ""
-    weight: float = 1.0
     limit: bool = False
 
 
@@ -119,7 +118,7 @@ def fit(model: CausalQwenForCausalLM, recipe: Recipe, rows: list, text: Text, se
         batch = collate([rows[i] for i in order[step * ROWS % len(rows) :][:ROWS]], pad)
         loss = trained(**batch).loss
         if recipe.text:
-            loss = loss + recipe.weight * text.other_loss(model, recipe.text, int(chunks[step % len(chunks)]))
+            loss = loss + text.other_loss(model, recipe.text, int(chunks[step % len(chunks)]))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -129,7 +128,7 @@ def fit(model: CausalQwenForCausalLM, recipe: Recipe, rows: list, text: Text, se
 
 
 def scale_back(model: CausalQwenForCausalLM, divergence: Callable[[], float]) -> None:
-    """Multiply the adapters by the largest factor of 8 halvings at which the divergence stays within LIMIT."""
+    """Multiply the adapters by about the largest factor, found by halving, at which the divergence stays within LIMIT."""
     layers = [m for m in model.backbone.modules() if isinstance(m, LoraLayer)]
     full = [layer.scaling["default"] for layer in layers]
 

@@ -40,7 +40,7 @@ class CausalDecoding:
             text), or an `Individual` (or one per row), which is then held for the whole text.
         noise: "marginal", "token", "sequence", or "off" (no noise at all).
         temperature: T >= 0, multiplies whatever is drawn. 0 draws nothing, but keeps the remaining scale.
-        noise_temperature: T' >= 0, multiplies what is drawn of the noise instead. A `persona` at 0.3 whose noise has 0.8
+        noise_temperature: T' >= 0, multiplies what is drawn of the noise instead. A `persona` at 0.3 whose noise has 0.95
             is somebody, and fluent; at equal temperatures a text is as much who as noise.
         central_mass: p in (0, 1]: e1 and e2 are uniform on the central p of the unit interval, and Q is the family's
             plain quantile function (p = 1 is the specification). None: as calibrated for the model, see

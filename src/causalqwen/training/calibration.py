@@ -209,7 +209,7 @@ def _fit_link(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: Calib
         slope = action.score_slope or (0.5 if law.alpha > 1 else 0.0)
         noise = max(action.score_noise, 0.1)
         some = slice(0, None, max(1, len(facts) // 64))
-        start = _solved_offset(facts, some, noise, slope, law)
+        start = solved_thresholds(facts, some, noise, slope, law).median().item()
     unit = max(abs(start), 0.1)
     device = inputs.device
     scalars = torch.tensor([math.log(noise), math.log(slope or 1.0), start / unit], device=device, requires_grad=True)
@@ -273,8 +273,9 @@ def link_terms(
     return log_p(facts.target[index].unsqueeze(-1)).squeeze(-1), log_sum
 
 
-def _solved_offset(facts: ScoreSummary, some: slice, noise: float, slope: float, law: StableFamily) -> float:
-    """Median over some positions of the threshold, less the log-partition, at which the P_k sum to 1."""
+@torch.no_grad()
+def solved_thresholds(facts: ScoreSummary, some: slice, noise: float, slope: float, law: StableFamily) -> Tensor:
+    """The thresholds of some positions, less the log-partition, at which the P_k sum to 1, by halving; [n]."""
     low, high = (torch.full_like(facts.target[some], edge) for edge in (-50.0, 50.0))
     while bool((link_terms(facts, some, high, noise, slope, law)[1] > 0).any()):
         high = high * 2
@@ -282,7 +283,7 @@ def _solved_offset(facts: ScoreSummary, some: slice, noise: float, slope: float,
         middle = (low + high) / 2
         above = link_terms(facts, some, middle, noise, slope, law)[1] > 0
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    return high.median().item()
+    return high
 
 
 # ---- the temperature unit --------------------------------------------------------------------------------------------
