@@ -1,6 +1,7 @@
 """Generation through transformers' `generate`, on tiny backbones."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -57,6 +58,11 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
             value_loc, value_scale = model.value_branch(z, loc, scale)
             position = ids.shape[1] - 1
             spread = {"value": [], "token": []}
+            gain = 1.0
+            if action.partition is not None and plan.central_mass is None:
+                anchors = (head(loc)[0, action.partition.anchor_ids] - action.partition(z, loc, head)[0]).double()
+                slope, origin = action.draw_slope.tolist()
+                gain = math.exp(slope * (-(anchors.exp() * anchors).sum().item() - origin))
             of_noise = plan.temperature if plan.noise_temperature is None else plan.noise_temperature
             for mode, stream, size, temperature in (
                 (plan.individual, INDIVIDUAL_STREAM, (scale, value_scale), plan.temperature),
@@ -73,7 +79,7 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                     else:
                         p = 0.5 + plan.central_mass * (e - 0.5)
                         of_token, of_value = law.quantile(p), action.value_law.quantile(p)
-                    loc = loc + temperature * size[0] * of_token.float()
+                    loc = loc + temperature * gain * size[0] * of_token.float()
                     value_loc = value_loc + temperature * size[1] * of_value.float()
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             scores = decision_scores(
@@ -92,6 +98,27 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
         shown = value.view(1, 1) if token == model.config.num_token_id else torch.zeros(1, 1, dtype=torch.float64)
         values = torch.cat([values, shown], dim=1)
     return ids[0], values[0], margins
+
+
+@pytest.mark.parametrize("preset", ["causal", "persona", "noise"])
+def test_what_calibration_fits_is_what_is_drawn(tiny_tokenizer, preset):
+    """Central mass, unit, and the growth of the unit where the text is open, against the slow loop."""
+    model = eager(graft_tiny("qwen2", tiny_tokenizer, central_mass=0.9, anchor_tokens=30))
+    action, generator = model.action, torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        action.partition.anchor_ids = torch.randperm(100, generator=generator)[:30]
+        action.partition.rest.weight.normal_(generator=generator).mul_(0.1)
+        action.draw_unit.uniform_(0.5, 2.0, generator=generator)
+        action.draw_slope.copy_(torch.tensor([2.0, 0.5]))
+    plan = CausalDecoding.preset(preset, seed=3)
+    ids, values, margins = step_by_step(model, PROMPTS[0], plan, 12)
+    made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
+    assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
+    assert torch.equal(made.sequences[0], ids)
+    with torch.no_grad():
+        action.draw_slope.zero_()
+    without = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
+    assert not torch.equal(without.sequences[0], ids)
 
 
 @pytest.mark.parametrize("score_scale", ["equal", "documents"])

@@ -75,13 +75,19 @@ class BoundDecoding:
         return cls(plan, seeds, causal_size, individuals, scores_as_logits)
 
     def situate(
-        self, loc: Tensor, scale: Tensor, noise: Tensor, positions: Tensor, reader: QuantileReader
+        self,
+        loc: Tensor,
+        scale: Tensor,
+        noise: Tensor,
+        positions: Tensor,
+        reader: QuantileReader,
+        gain: Tensor | float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """The law of U' that is left after the draws (module docstring of `plan`).
 
         Args:
             loc, scale: [B, S, C] of U; noise: |b_noise| [C]; positions: int64 [B, S], the index of each token among
-                the real tokens of its row; reader: the head's quantile function.
+                the real tokens of its row; reader: the head's quantile function. gain: [B, S, 1], multiplies what is drawn.
 
         Returns:
             loc and scale [B, S, C]; scale is 0 where nothing is left to integrate out.
@@ -92,12 +98,12 @@ class BoundDecoding:
             left.append(scale)
         else:
             drawn = self._read(INDIVIDUAL_STREAM, plan.individual_mode, positions, reader)
-            loc = loc + plan.temperature * scale * drawn
+            loc = loc + plan.temperature * gain * scale * drawn
         if plan.noise == "marginal":
             left.append(noise.expand_as(scale))
         elif plan.noise != "off":
             drawn = self._read(NOISE_STREAM, plan.noise, positions, reader)
-            loc = loc + plan.temperature_of_noise * noise * drawn
+            loc = loc + plan.temperature_of_noise * gain * noise * drawn
         return loc, (reader.law.add(*left) if left else torch.zeros_like(scale))
 
     def _read(self, stream: int, mode: str, positions: Tensor, reader: QuantileReader) -> Tensor:

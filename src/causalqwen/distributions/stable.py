@@ -32,6 +32,14 @@ def widen(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) for t in tensors)
 
 
+# (1 - Phi(x))/phi(x), x >= 0, is sum_j MILLS_j t^j, t = 1/(1 + x/4), j from 1, within 4e-8 (float32 makes it 4e-7): our
+# own fit of the least largest relative error, made with mpmath; `tests/test_distributions.py` holds it to that.
+MILLS = (
+    0.2499999875, 0.2500024419, 0.2342796882, 0.2046007597, 0.1475747572,
+    0.1603895241, -0.08072356236, 0.240843697, -0.2033885745, 0.04973537813,
+)  # fmt: skip
+
+
 class StableFamily(ABC):
     """One symmetric stable law. Shapes broadcast; `loc`, `scale` > 0 and the result share one shape."""
 
@@ -86,6 +94,28 @@ class StableFamily(ABC):
         """P(X <= x)."""
         return self.log_cdf(x, loc, scale).exp()
 
+    def log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """log F(x) and its derivative f(x)/F(x) under the standard law, each [N, V]; for losses written out by hand.
+
+        Rows of x >= 0, which is where a vocabulary's tokens are, take a fast form of float32 that is as exact.
+        """
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            return self._log_cdf_and_hazard(x)
+        log_cdf, hazard = self._upper_log_cdf_and_hazard(x)
+        rows = (x.amin(-1) < 0).nonzero().squeeze(-1)
+        if len(rows):
+            log_cdf[rows], hazard[rows] = self._log_cdf_and_hazard(x[rows])
+        return log_cdf, hazard
+
+    def _log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        zero, one = x.new_zeros(()), x.new_ones(())
+        log_cdf = self.log_cdf(x, zero, one)
+        return log_cdf, torch.exp(self.log_prob(x, zero, one) - log_cdf)
+
+    @abstractmethod
+    def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The fast form; right where x >= 0."""
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -100,6 +130,12 @@ class Cauchy(StableFamily):
         """log(atan2(scale, loc - x) / pi): the angle is exact in both tails and nothing is divided (theory 3.6)."""
         x, loc, scale = widen(x, loc, scale)
         return torch.log(torch.atan2(scale, loc - x) / math.pi)
+
+    def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """log1p(-p), p = atan2(1, x)/pi; 1/(pi (1 + x^2) (1 - p))."""
+        p = torch.atan2(torch.ones_like(x), x).mul_(-1 / math.pi)
+        hazard = torch.addcmul(x.new_ones(()), x, x).mul_(torch.add(p, 1.0)).mul_(math.pi).reciprocal_()
+        return p.log1p_(), hazard
 
     def log_prob(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
@@ -135,6 +171,22 @@ class Gaussian(StableFamily):
         x, loc, scale = widen(x, loc, scale)
         return torch.special.log_ndtr((x - loc) / scale)
 
+    def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """log1p(-p) and phi/(1 - p), p = phi(x) Mills(x)."""
+        mills = _mills_ratio(x)
+        density = torch.mul(x, x).mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+        p = mills.mul_(density).neg_()
+        return torch.log1p(p), density.div_(p.add_(1.0))
+
+    def _log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Below 0, F(x) = phi(x) Mills(-x)."""
+        if x.dtype == torch.float64:
+            return super()._log_cdf_and_hazard(x)
+        log_cdf, hazard = self._upper_log_cdf_and_hazard(x.abs())
+        mills = _mills_ratio(x.clamp(max=0).neg_())
+        below = mills.log() - 0.5 * math.log(2 * math.pi) - 0.5 * x**2
+        return torch.where(x < 0, below, log_cdf), torch.where(x < 0, mills.reciprocal(), hazard)
+
     def cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """erfc((loc - x)/(scale sqrt 2))/2: exact in the lower tail, where torch's own ndtr is 0 too early."""
         x, loc, scale = widen(x, loc, scale)
@@ -160,6 +212,15 @@ class Gaussian(StableFamily):
         z = (x - loc) / scale
         density = torch.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
         return scale * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+
+
+def _mills_ratio(x: Tensor) -> Tensor:
+    """(1 - Phi(x))/phi(x), x >= 0, in float32."""
+    t = torch.mul(x, 0.25).add_(1.0).reciprocal_()
+    mills = torch.mul(t, MILLS[-1])
+    for coefficient in MILLS[-2::-1]:
+        mills.add_(coefficient).mul_(t)
+    return mills
 
 
 FAMILIES: dict[str, StableFamily] = {family.name: family for family in (Cauchy(), Gaussian())}

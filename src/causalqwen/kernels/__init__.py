@@ -1,5 +1,6 @@
 """Fast paths, each beside its slow obvious reference. Stands on `losses`."""
 
 from causalqwen.kernels.linear_ovr import linear_ovr_loss
+from causalqwen.kernels.negatives import Negatives, inclusion_probabilities, sample_negatives
 
-__all__ = ["linear_ovr_loss"]
+__all__ = ["Negatives", "inclusion_probabilities", "linear_ovr_loss", "sample_negatives"]

@@ -32,10 +32,20 @@ class PartitionEstimate(nn.Module):
 
     def forward(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
         """[..., 1], float32, from features [..., H] and loc_U [..., C]."""
+        return torch.logaddexp(self._scores(loc, lm_head).logsumexp(-1, keepdim=True), self._rest(features))
+
+    def entropy(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
+        """The anchors' share of the softmax's entropy, -sum_{k in anchors} p_k log p_k, [..., 1], float32, nats."""
+        scores = self._scores(loc, lm_head)
+        log_p = scores - torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._rest(features))
+        return -(log_p.exp() * log_p).sum(-1, keepdim=True)
+
+    def _scores(self, loc: Tensor, lm_head: nn.Linear) -> Tensor:
         bias = None if lm_head.bias is None else upcast(lm_head.bias[self.anchor_ids])
-        scores = F.linear(upcast(loc), upcast(lm_head.weight[self.anchor_ids]), bias)
-        rest = F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))
-        return torch.logaddexp(scores.logsumexp(-1, keepdim=True), rest)
+        return F.linear(upcast(loc), upcast(lm_head.weight[self.anchor_ids]), bias)
+
+    def _rest(self, features: Tensor) -> Tensor:
+        return F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))
 
 
 class ActionNetwork(nn.Module):
@@ -65,6 +75,7 @@ class ActionNetwork(nn.Module):
 
     vocabulary_mask: Tensor
     draw_unit: Tensor
+    draw_slope: Tensor
 
     def __init__(
         self,
@@ -117,6 +128,8 @@ class ActionNetwork(nn.Module):
         self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
         # By what the tokens multiply a drawn coordinate at T = 1; the law itself, and the values, do not change with it.
         self.register_buffer("draw_unit", torch.ones(causal_size))
+        # Slope and origin of its growth with the entropy of a position, see `draw_gain`.
+        self.register_buffer("draw_slope", torch.zeros(2))
         self._largest_weight: tuple[tuple, Tensor] | None = None
         self.reset_parameters()
 
@@ -133,6 +146,7 @@ class ActionNetwork(nn.Module):
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
         nn.init.ones_(self.draw_unit)
+        nn.init.zeros_(self.draw_slope)
         nn.init.zeros_(self.num_row)
         nn.init.zeros_(self.num_bias)
         nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)
@@ -244,6 +258,13 @@ class ActionNetwork(nn.Module):
         if self.partition is not None:
             shift = shift + self.partition(features, loc, self._head(lm_head))
         return upcast(self.threshold) + shift
+
+    def draw_gain(self, features: Tensor, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor | float:
+        """exp(slope (entropy - origin)) [..., 1], by which `draw_unit` grows where the anchors leave more open (theory 3.9)."""
+        if self.partition is None:
+            return 1.0
+        slope, origin = self.draw_slope
+        return (slope * (self.partition.entropy(features, loc, self._head(lm_head)) - origin)).exp()
 
     # ---- values ------------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class HeadsMixin:
         """
         action, lm_head = self.action, self.get_output_embeddings()
         loc_U, scale_U = self.abduction(features)
-        loc, scale = self.situate(loc_U, scale_U, causal_decoding, positions)
+        loc, scale = self.situate(loc_U, scale_U, causal_decoding, positions, features)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, causal_decoding, positions)
         thresholds = self.thresholds(features, loc_U, scale_U)
         log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, lm_head), thresholds.squeeze(-1))
@@ -85,12 +85,25 @@ class HeadsMixin:
     # ---- parts, which training on kept features calls one by one ------------------------------------------------------
 
     def situate(
-        self, loc_U: Tensor, scale_U: Tensor, bound: BoundDecoding | None = None, positions: Tensor | None = None
+        self,
+        loc_U: Tensor,
+        scale_U: Tensor,
+        bound: BoundDecoding | None = None,
+        positions: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The law of U' that the tokens see: noise added to the scale, or what a plan's draws leave (theory 3.9)."""
+        """The law of U' that the tokens see: noise added to the scale, or what a plan's draws leave (theory 3.9).
+
+        With a plan, give positions and features too.
+        """
+        action = self.action
         if bound is None:
-            return loc_U, self.action.law.add(scale_U, self.action.noise)
-        loc, scale = bound.situate(upcast(loc_U), scale_U, self.action.noise, positions, self._readers(bound.plan)[0])
+            return loc_U, action.law.add(scale_U, action.noise)
+        gain = 1.0  # a central mass of the plan's own comes with the plain quantile function
+        if bound.plan.central_mass is None:
+            gain = action.draw_gain(features, loc_U, self.get_output_embeddings())
+        reader = self._readers(bound.plan)[0]
+        loc, scale = bound.situate(upcast(loc_U), scale_U, action.noise, positions, reader, gain)
         return loc.to(loc_U.dtype), scale
 
     def value_parameters(

@@ -5,8 +5,8 @@ backbone's. Fitted are (theory 3.5):
 
 - the threshold's shift c(z): a `PartitionEstimate`, and a linear map of the features;
 - `score_noise` and `score_slope`, a token's own noise;
-- `draw_unit`, by which tokens read an individual's coordinates: temperature 1 then chooses as the backbone does when it is
-  sampled at temperature 1.
+- `draw_unit` and `draw_slope`, by which tokens read an individual's coordinates: temperature 1 then chooses as the backbone
+  does when it is sampled at temperature 1.
 """
 
 import math
@@ -44,7 +44,7 @@ class CalibrationSettings:
     batch_size: int = 512
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
-    unit_steps: int = 400
+    unit_steps: int = 800
     unit_draws: int = 128
     seed: int = 0
 
@@ -292,7 +292,8 @@ def solved_thresholds(facts: ScoreSummary, some: slice, noise: float, slope: flo
 def fit_draw_unit(
     model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings, candidates: int = 512
 ) -> None:
-    """Fit `draw_unit` [C]: the tokens that drawn individuals choose (`causal`, T = 1) should be as frequent as likely.
+    """Fit `draw_unit` [C] and `draw_slope`: the tokens that drawn individuals choose (`causal`, T = 1) should be as frequent
+    as likely.
 
     Maximised is the likelihood of the backbone's distribution p over each position's likeliest tokens under the mean of
     softmax(drawn scores / tau) over draws; tau = 1/4 instead of an argmax makes it differentiable. A common
@@ -303,7 +304,12 @@ def fit_draw_unit(
     weight = upcast(lm_head.weight)
     bias = None if lm_head.bias is None else upcast(lm_head.bias)
     log_unit = action.draw_unit.log().clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([log_unit], lr=0.03)
+    growth = torch.zeros((), device=weight.device, requires_grad=True)
+    with torch.no_grad():
+        pairs = zip(facts.features.split(4096), facts.loc.split(4096), strict=True)
+        entropy = torch.cat([action.partition.entropy(*pair, lm_head) for pair in pairs])
+    mean, std = _moments(entropy)
+    optimizer = torch.optim.Adam([log_unit, growth], lr=0.03)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, max(settings.unit_steps, 2))
     generator = torch.Generator().manual_seed(settings.seed)
     for step in tqdm(range(settings.unit_steps), desc="fitting the temperature unit", leave=False):
@@ -318,7 +324,8 @@ def fit_draw_unit(
             )
             draws = draws.view(len(index), settings.unit_draws, -1) * upcast(scale_U).unsqueeze(1)
             wanted = top.values.softmax(-1)
-        scores = top.values.unsqueeze(1) + (draws * log_unit.exp()) @ rows.transpose(1, 2)
+        gain = (growth * (entropy[index] - mean) / std).exp().unsqueeze(1)
+        scores = top.values.unsqueeze(1) + gain * ((draws * log_unit.exp()) @ rows.transpose(1, 2))
         chosen = (scores / 0.25).softmax(-1).mean(1)
         loss = -(wanted * (chosen + 1e-4).log()).sum(-1).mean()
         optimizer.zero_grad()
@@ -327,6 +334,7 @@ def fit_draw_unit(
         schedule.step()
     with torch.no_grad():
         action.draw_unit.copy_(log_unit.exp())
+        action.draw_slope.copy_(torch.stack([growth / std.squeeze(), mean.squeeze()]))
         index = torch.arange(0, len(facts), max(1, len(facts) // 96), device=weight.device)
         factors = [1.07**i for i in range(-5, 6)]
         found = choice_distances(model, facts.features[index], draws=200, factors=factors)
@@ -350,7 +358,7 @@ def choice_distances(
         scores = upcast(lm_head(loc_U)).masked_fill(~action.vocabulary_mask[: action.rows], -torch.inf)
         seeds = seed + place * draws + torch.arange(draws)
         drawn = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, len(loc_U)).to(z.device)).to(weight.dtype)
-        moved = (drawn * upcast(scale_U)) @ weight.T
+        moved = (action.draw_gain(z, loc_U, lm_head) * drawn * upcast(scale_U)) @ weight.T
         for factor in factors:
             chosen = torch.bincount((scores + factor * moved).argmax(-1), minlength=len(scores)) / draws
             found[factor].append((chosen - scores.softmax(-1)).abs().sum() / 2)
