@@ -10,6 +10,9 @@ from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
 
 
+_AHEAD = 32  # positions drawn at once where a text is written token by token
+
+
 @dataclass(frozen=True)
 class QuantileReader:
     """How a head reads uniforms e [..., C]: Q(e) = unit * quantile(1/2 + mass (e - 1/2)); unit a number or [C] (theory 3.9)."""
@@ -30,8 +33,9 @@ class BoundDecoding:
     seeds: Tensor  # int64 [B]
     causal_size: int
     individuals: Tensor | None = None  # e1 of given individuals, float64 [B, C]
-    scores_as_logits: bool = False  # the model's logits are to be the scores that the plan decides by
+    every_score: bool = False  # scores of tokens that cannot win are wanted too: a processor may take the best away
     _held: dict[int, Tensor] = field(default_factory=dict)
+    _ahead: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def bind(
@@ -41,7 +45,7 @@ class BoundDecoding:
         causal_size: int,
         device: torch.device,
         copies: int = 1,
-        scores_as_logits: bool = False,
+        every_score: bool = False,
     ) -> "BoundDecoding":
         """Give every row its seed and its individual.
 
@@ -72,7 +76,7 @@ class BoundDecoding:
                     )
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
-        return cls(plan, seeds, causal_size, individuals, scores_as_logits)
+        return cls(plan, seeds, causal_size, individuals, every_score)
 
     def situate(
         self,
@@ -110,9 +114,26 @@ class BoundDecoding:
         """Q(e) of one source, float32, [B, S, C] (or [B, 1, C] where it is held for the text)."""
         if mode == "sequence":
             return reader(self.held(stream)).unsqueeze(1).to(torch.float32)
+        if positions.shape[1] == 1 and positions.device.type == "cpu":
+            return reader(self._next(stream, positions)).to(torch.float32)
+        return reader(self._draw(stream, positions)).to(torch.float32)
+
+    def _draw(self, stream: int, positions: Tensor) -> Tensor:
+        """Uniforms of positions [B, S], float64 [B, S, C]."""
         seeds = self.seeds.unsqueeze(1).expand_as(positions)
         uniform = uniform_draws(seeds.flatten(), stream, positions.flatten(), self.causal_size)
-        return reader(uniform).view(*positions.shape, self.causal_size).to(torch.float32)
+        return uniform.view(*positions.shape, self.causal_size)
+
+    def _next(self, stream: int, positions: Tensor) -> Tensor:
+        """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""
+        if stream in self._ahead:
+            first, draws = self._ahead[stream]
+            offset = positions - first
+            index = int(offset[0, 0])
+            if 0 <= index < draws.shape[1] and bool((offset == index).all()):
+                return draws[:, index : index + 1]
+        self._ahead[stream] = (positions, self._draw(stream, positions + torch.arange(_AHEAD)))
+        return self._ahead[stream][1][:, :1]
 
     def held(self, stream: int) -> Tensor:
         """The uniforms that a source holds for the whole text, float64 [B, C]; drawn once."""

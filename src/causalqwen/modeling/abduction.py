@@ -77,6 +77,7 @@ class AbductionNetwork(nn.Module):
         self.loc_net = nn.Linear(hidden_size, causal_size)
         self.scale_net = nn.Linear(hidden_size, causal_size)
         self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
+        self._identity: tuple[tuple, bool] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -91,18 +92,32 @@ class AbductionNetwork(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of z, scale_U [..., C] in float32 at least, positive."""
+        return self.locate(features), self.spread(features)
+
+    def spread(self, features: Tensor) -> Tensor:
+        """scale_U [..., C] alone."""
         raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
         if self.residual is not None:
             raw_scale = raw_scale + self.residual(features).chunk(2, dim=-1)[1]
-        scale = raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
-        return self.locate(features), scale
+        return raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
 
     def locate(self, features: Tensor) -> Tensor:
-        """loc_U [..., C] alone."""
-        loc = self.loc_net(features)
+        """loc_U [..., C] alone. Without gradients, W_loc = I is not multiplied by: that changes no bit."""
+        loc = features if not torch.is_grad_enabled() and self._is_identity() else self.loc_net(features)
         if self.residual is not None:
             loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)
         return loc
+
+
+    def _is_identity(self) -> bool:
+        """W_loc = I and b_loc = 0; looked at anew when one of them changes."""
+        weight, bias = self.loc_net.weight, self.loc_net.bias
+        key = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
+        if self._identity is None or self._identity[0] != key:
+            square = weight.shape[0] == weight.shape[1]
+            eye = square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
+            self._identity = (key, eye and not bool(bias.any()))
+        return self._identity[1]
 
 
 class ValueBranch(nn.Module):

@@ -28,6 +28,7 @@ class PartitionEstimate(nn.Module):
     def __init__(self, hidden_size: int, anchors: int) -> None:
         super().__init__()
         self.register_buffer("anchor_ids", torch.zeros(anchors, dtype=torch.int64))
+        self._rows: tuple[tuple, Tensor] | None = None
         self.rest = nn.Linear(hidden_size, 1)
 
     def forward(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
@@ -42,7 +43,16 @@ class PartitionEstimate(nn.Module):
 
     def _scores(self, loc: Tensor, lm_head: nn.Linear) -> Tensor:
         bias = None if lm_head.bias is None else upcast(lm_head.bias[self.anchor_ids])
-        return F.linear(upcast(loc), upcast(lm_head.weight[self.anchor_ids]), bias)
+        return F.linear(upcast(loc), self._anchor_rows(lm_head.weight), bias)
+
+    def _anchor_rows(self, weight: Tensor) -> Tensor:
+        """The anchors' rows of W, float32; without gradients they are kept until W changes."""
+        if torch.is_grad_enabled():
+            return upcast(weight[self.anchor_ids])
+        key = (weight.data_ptr(), weight._version, self.anchor_ids.data_ptr(), self.anchor_ids._version)
+        if self._rows is None or self._rows[0] != key:
+            self._rows = (key, upcast(weight[self.anchor_ids]))
+        return self._rows[1]
 
     def _rest(self, features: Tensor) -> Tensor:
         return F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))

@@ -1,10 +1,11 @@
 """Generation through transformers' own `generate`: what it needs to carry values and to decide causally.
 
 A value exists before its token does: each forward pass predicts the value that the next token would have if it were
-`<NUM>`. It is appended to `numeric_values` at every step and read back only where `<NUM>` was chosen.
+`<NUM>`. `numeric_values` grows by one at every step; on the CPU the value itself is computed only where `<NUM>` was chosen.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,6 +56,40 @@ class RaceSampler(LogitsProcessor):
         num_prob = torch.sigmoid(of_number - tokens.logsumexp(dim=-1))
         winner = torch.where(-torch.expm1(-time) < num_prob, tokens.shape[-1], winner)
         return torch.full_like(scores, -torch.inf).scatter_(-1, winner.unsqueeze(-1), 0.0)
+
+
+class ValueLog:
+    """The values of each step of a decoding loop, [B] each, computed when they are asked for.
+
+    Args:
+        compute: the values that follow features [B, 1, H] of the last position, whose indices are [B, 1].
+        at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
+    """
+
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], at_once: bool) -> None:
+        self.compute, self.at_once = compute, at_once
+        self._steps: list[Tensor | tuple[Tensor, Tensor] | None] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def append(self, features: Tensor, positions: Tensor) -> None:
+        self._steps.append(self.compute(features, positions) if self.at_once else (features, positions))
+
+    def __getitem__(self, step: int) -> Tensor:
+        found = self._steps[step]
+        if found is None:
+            raise IndexError(f"no number came at step {step}: its value was dropped")
+        if isinstance(found, tuple):
+            found = self._steps[step] = self.compute(*found)
+        return found
+
+    def settle(self, step: int, is_number: Tensor) -> Tensor | None:
+        """The step's values, once its tokens are known: None where no number came (bool [B])."""
+        if self.at_once or bool(is_number.any()):
+            return self[step]
+        self._steps[step] = None
+        return None
 
 
 class CausalGenerationMixin(GenerationMixin):
@@ -160,11 +195,14 @@ class CausalGenerationMixin(GenerationMixin):
         inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
         numeric_values: Tensor | None = None,
-        value_log: list[Tensor] | None = None,
+        value_log: ValueLog | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
-        del value_log  # bookkeeping of the loop, not an input
+        if value_log is not None and len(value_log) and not value_log.at_once:
+            found = value_log.settle(-1, input_ids[:, -1] == self.config.num_token_id)
+            if found is not None:
+                numeric_values[:, -1] = found
         model_inputs = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
@@ -177,18 +215,24 @@ class CausalGenerationMixin(GenerationMixin):
         ids = model_inputs.get("input_ids")
         if ids is not None and numeric_values is not None:
             model_inputs["numeric_values"] = numeric_values[:, -ids.shape[1] :].to(ids.device)
+        if value_log is not None:
+            model_inputs["scores_only"] = True
         return model_inputs
 
     def _update_model_kwargs_for_generation(
         self, outputs: CausalQwenOutput, model_kwargs: dict[str, Any], **kwargs: Any
     ) -> dict[str, Any]:
-        """Append the value that the next token has if it is `<NUM>`; the token itself is chosen after this."""
+        """Make room for the value that the next token has if it is `<NUM>`; the token itself is chosen after this."""
+        log, mask = model_kwargs.get("value_log"), model_kwargs.get("attention_mask")
+        values = model_kwargs.get("numeric_values")
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        log = model_kwargs.get("value_log")
         if log is not None:
-            values = self.value_transform.inverse(outputs.loc_Y[:, -1])
-            log.append(round_significant(values, self.config.value_digits))
-            model_kwargs["numeric_values"] = torch.cat([model_kwargs["numeric_values"], log[-1].unsqueeze(1)], dim=1)
+            positions = torch.full_like(values[:, :1], values.shape[1] - 1, dtype=torch.int64)
+            if mask is not None:
+                positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
+            log.append(outputs.features[:, -1:], positions)
+            room = log[-1].unsqueeze(1) if log.at_once else torch.zeros_like(values[:, :1])
+            model_kwargs["numeric_values"] = torch.cat([values, room], dim=1)
             if model_kwargs.get("past_key_values") is not None:
                 # Beam search reorders its rows through the cache alone, see `_reorder_cache`.
                 model_kwargs["past_key_values"].numeric_values = model_kwargs["numeric_values"]
@@ -220,15 +264,16 @@ class CausalGenerationMixin(GenerationMixin):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        log = self._start_values(input_ids, model_kwargs)
+        plan, bound = model_kwargs.pop("causal_decoding", None), None
+        if plan is not None:
+            every_score = any(not isinstance(processor, MaskFreeRows) for processor in logits_processor)
+            copies = generation_config.num_return_sequences or 1
+            bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
+                plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
+            )
+        log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
         if hasattr(streamer, "follow"):
             streamer.follow(log)
-        plan = model_kwargs.pop("causal_decoding", None)
-        if plan is not None:
-            copies = generation_config.num_return_sequences or 1
-            model_kwargs["causal_decoding"] = BoundDecoding.bind(
-                plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, scores_as_logits=True
-            )
         race = None
         if generation_config.do_sample and (plan is not None or self.config.num_token_appended):
             generation_config = copy.copy(generation_config)
@@ -249,8 +294,15 @@ class CausalGenerationMixin(GenerationMixin):
             return result
         if race is not None and result.scores is not None:
             result.scores = tuple(race.scores[: len(result.scores)])  # type: ignore[assignment]
-        values = torch.cat([prompt_values, torch.stack(log, dim=1)], dim=1)
-        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, values))
+        values = prompt_values.new_zeros(result.sequences.shape)
+        values[:, : prompt_values.shape[1]] = prompt_values
+        is_number = result.sequences == self.config.num_token_id
+        for step in range(len(log)):
+            place = prompt_values.shape[1] + step
+            found = log.settle(step, is_number[:, place])
+            if found is not None:
+                values[:, place] = found
+        return GenerateCausalOutput(**result, numeric_values=values.masked_fill(~is_number, 0.0))
 
     def _beam_search(
         self,
@@ -262,7 +314,7 @@ class CausalGenerationMixin(GenerationMixin):
     ) -> Any:
         if not model_kwargs.get("use_cache", True):
             raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
-        log = self._start_values(input_ids, model_kwargs)
+        log = self._start_values(input_ids, model_kwargs, at_once=True)
         prompt_values = model_kwargs["numeric_values"]
         wants_dict = generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
@@ -274,24 +326,26 @@ class CausalGenerationMixin(GenerationMixin):
             return result.sequences
         # Step t chose the token of sequence i out of running row beam_indices[i, t], so that row's value is its value.
         rows = result.beam_indices.long().clamp(min=0)
-        made = torch.stack(log, dim=1)[:, : rows.shape[1]].gather(0, rows.to(prompt_values.device))
+        made = torch.stack([log[step] for step in range(len(log))], dim=1)[:, : rows.shape[1]].gather(0, rows.to(prompt_values.device))
         copies = generation_config.num_return_sequences or 1
         prompts = prompt_values[:: generation_config.num_beams].repeat_interleave(copies, dim=0)
-        values = torch.cat([prompts, made], dim=1)
-        return GenerateCausalBeamOutput(**result, numeric_values=self._values_of(result.sequences, values))
+        values = torch.cat([prompts, made], dim=1)[:, : result.sequences.shape[1]]
+        values = torch.where(result.sequences == self.config.num_token_id, values, 0.0)
+        return GenerateCausalBeamOutput(**result, numeric_values=values)
 
-    @staticmethod
-    def _start_values(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Tensor]:
+    def _start_values(
+        self, input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None = None, *, at_once: bool
+    ) -> ValueLog:
         """Give the loop its values and an empty log of those it predicts."""
         if model_kwargs.get("numeric_values") is None:
             model_kwargs["numeric_values"] = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
-        model_kwargs["value_log"] = []
-        return model_kwargs["value_log"]
 
-    def _values_of(self, sequences: Tensor, values: Tensor) -> Tensor:
-        """Values of `sequences`, 0 off `<NUM>`."""
-        values = values[:, : sequences.shape[1]]
-        return torch.where(sequences == self.config.num_token_id, values, 0.0)
+        def compute(features: Tensor, positions: Tensor) -> Tensor:
+            loc_Y, _ = self.value_parameters(features, *self.abduction(features), bound, positions)
+            return round_significant(self.value_transform.inverse(loc_Y[:, -1]), self.config.value_digits)
+
+        model_kwargs["value_log"] = ValueLog(compute, at_once)
+        return model_kwargs["value_log"]
 
 
 def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import upcast
-from causalqwen.kernels import linear_ovr_loss
+from causalqwen.kernels import ScaleBounds, linear_ovr_loss
 from causalqwen.losses import (
     NO_TARGET,
     LossMasks,
@@ -31,6 +31,7 @@ class HeadsMixin:
     abduction: AbductionNetwork
     value_branch: ValueBranch | None
     action: ActionNetwork
+    _scale_bounds: tuple[tuple, ScaleBounds] | None = None
 
     def heads(
         self,
@@ -56,15 +57,14 @@ class HeadsMixin:
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, causal_decoding, positions)
         thresholds = self.thresholds(features, loc_U, scale_U)
         log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, lm_head), thresholds.squeeze(-1))
-        result = CausalQwenOutput(loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp())
+        result = CausalQwenOutput(
+            features=features, loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp()
+        )
         if not skip_logits:
             result.logits = action.score_loc(loc, lm_head)
         if output_ovr:
             logits = action.score_loc(loc, lm_head) if skip_logits else result.logits
             self._add_ovr(result, logits, action.score_scale_of(scale, lm_head), thresholds)
-        if causal_decoding is not None and causal_decoding.scores_as_logits:
-            scales, rule = action.score_scale_of(scale, lm_head), causal_decoding.plan.decision
-            result.logits = decision_scores(result.logits, scales, thresholds, decision=rule)
         if labels is None:
             return result
 
@@ -81,6 +81,49 @@ class HeadsMixin:
         )
         result.loss, result.loss_cls, result.loss_reg = parts.total, parts.cls, parts.reg
         return result
+
+    def scores(
+        self, features: Tensor, bound: BoundDecoding | None = None, positions: Tensor | None = None
+    ) -> CausalQwenOutput:
+        """What one step of `generate` needs of the heads: `logits` (what `bound` decides by) and the features.
+
+        Under the common scale the decision is argmax_k loc_S: no scale, threshold or value is computed. Under the
+        documents', scales are computed only for tokens that can still win (`ScaleBounds`), unless `bound.every_score`.
+        """
+        action, lm_head = self.action, self.get_output_embeddings()
+        loc_U = self.abduction.locate(features)
+        if bound is None:
+            return CausalQwenOutput(logits=action.score_loc(loc_U, lm_head), features=features)
+        plan = bound.plan
+        own_scale = action.score_scale == "documents" and plan.decision == "ovr"
+        loc, scale_U, scale = loc_U, None, None
+        if own_scale or plan.individual_mode != "marginal" or plan.noise in ("token", "sequence"):
+            scale_U = self.abduction.spread(features)
+            loc, scale = self.situate(loc_U, scale_U, bound, positions, features)
+        logits = action.score_loc(loc, lm_head)
+        if not own_scale:
+            return CausalQwenOutput(logits=upcast(logits), features=features)
+        thresholds = self.thresholds(features, loc_U, scale_U)
+        if bound.every_score or features.shape[1] > 1:
+            scales = action.score_scale_of(scale, lm_head)
+            return CausalQwenOutput(logits=decision_scores(logits, scales, thresholds), features=features)
+        return CausalQwenOutput(logits=self._bounded_scores(logits, scale, thresholds), features=features)
+
+    def _bounded_scores(self, logits: Tensor, scale: Tensor, thresholds: Tensor) -> Tensor:
+        """`decision_scores` of one position per row under the documents' scale, -inf where a token cannot win."""
+        action, lm_head, num_id = self.action, self.get_output_embeddings(), self.config.num_token_id
+        rows = action.vocabulary_mask[: action.rows].clone()
+        rows[num_id : num_id + 1] = False
+        key = (lm_head.weight.data_ptr(), lm_head.weight._version, lm_head.weight.device)
+        if self._scale_bounds is None or self._scale_bounds[0] != key:
+            self._scale_bounds = (key, ScaleBounds(lm_head.weight, action.law))
+        bounds = self._scale_bounds[1]
+        scores = bounds.decision_scores(logits[:, -1, : action.rows], scale[:, -1], thresholds[:, -1], rows)
+        of_number = (upcast(logits[:, -1, num_id]) - thresholds[:, -1, 0]) / action.num_scale(scale[:, -1], lm_head)
+        if action.num_appended:
+            return torch.cat([scores, of_number.unsqueeze(-1)], dim=-1).unsqueeze(1)
+        scores[:, num_id] = of_number
+        return scores.unsqueeze(1)
 
     # ---- parts, which training on kept features calls one by one ------------------------------------------------------
 

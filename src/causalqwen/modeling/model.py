@@ -181,6 +181,7 @@ class CausalQwenForCausalLM(
         logits_to_keep: int | Tensor = 0,
         output_ovr: bool = False,
         skip_logits: bool = False,
+        scores_only: bool = False,
         causal_decoding: CausalDecoding | BoundDecoding | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
@@ -196,6 +197,7 @@ class CausalQwenForCausalLM(
             logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
             output_ovr: also return scale_S, ovr_probs and decisions.
             skip_logits: do not form the [B, S, V'] scores at all; the loss then comes from blocks of the vocabulary.
+            scores_only: compute `logits` alone, and where a plan decides, by what it decides: see `scores`.
             causal_decoding: situate U by a plan: logits, values and decisions are those of the drawn individuals.
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
                 divided by; this batch's own by default.
@@ -222,18 +224,21 @@ class CausalQwenForCausalLM(
             causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
         if causal_decoding is not None:
             positions = token_positions(features, attention_mask, position_ids, past_key_values)[:, kept]
-        result = self.heads(
-            features[:, kept],
-            labels=labels,
-            numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
-            attention_mask=attention_mask,
-            output_ovr=output_ovr,
-            skip_logits=skip_logits,
-            causal_decoding=causal_decoding,
-            positions=positions,
-            num_items_in_batch=num_items_in_batch,
-            num_numbers_in_batch=num_numbers_in_batch,
-        )
+        if scores_only:
+            result = self.scores(features[:, kept], causal_decoding, positions)
+        else:
+            result = self.heads(
+                features[:, kept],
+                labels=labels,
+                numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
+                attention_mask=attention_mask,
+                output_ovr=output_ovr,
+                skip_logits=skip_logits,
+                causal_decoding=causal_decoding,
+                positions=positions,
+                num_items_in_batch=num_items_in_batch,
+                num_numbers_in_batch=num_numbers_in_batch,
+            )
         result.past_key_values = outputs.get("past_key_values")
         result.hidden_states = outputs.get("hidden_states")
         result.attentions = outputs.get("attentions")

@@ -13,7 +13,8 @@ class CausalQwenOutput(ModelOutput):
     """Output of `CausalQwenForCausalLM.forward`; S is the number of positions kept (`logits_to_keep`).
 
     loss, loss_cls, loss_reg: [] where labels are given: total, classification and value part (theory 3.7).
-    logits: loc_S [B, S, V'], V' = config.vocab_size; None where `skip_logits`.
+    logits: loc_S [B, S, V'], V' = config.vocab_size; None where `skip_logits`. Under `scores_only` with a plan: what the plan decides by.
+    features: z [B, S, H], which all heads read.
     loc_U, scale_U: [B, S, C].
     loc_Y, scale_Y: [B, S], on the axis of the value transform; under a `causal_decoding` what its draws leave.
     num_prob: P_NUM [B, S].
@@ -26,6 +27,7 @@ class CausalQwenOutput(ModelOutput):
     loss_cls: Tensor | None = None
     loss_reg: Tensor | None = None
     logits: Tensor | None = None
+    features: Tensor | None = None
     loc_U: Tensor | None = None
     scale_U: Tensor | None = None
     loc_Y: Tensor | None = None

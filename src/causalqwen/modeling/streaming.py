@@ -20,14 +20,15 @@ class _NumberStreaming:
     def begin(self, numeric_values: Tensor | None) -> None:
         self._prompt = None if numeric_values is None else numeric_values[0].tolist()
         self._seen: list[float] = []
-        self._log: list[Tensor] = []
+        self._log: Any = ()
 
-    def follow(self, log: list[Tensor]) -> None:
+    def follow(self, log: Any) -> None:
         self._log = log
 
     def put(self, value: Tensor) -> None:
         if self._log:
-            self._seen.append(self._log[-1][0].item())
+            is_number = value.reshape(-1)[0].item() == self.processor.num_token_id
+            self._seen.append(self._log[-1][0].item() if is_number else 0.0)
         else:
             self._seen.extend(self._prompt or [0.0] * value.numel())
         super().put(value)
