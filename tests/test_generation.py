@@ -111,7 +111,7 @@ def test_what_calibration_fits_is_what_is_drawn(tiny_tokenizer, preset):
         action.draw_unit.uniform_(0.5, 2.0, generator=generator)
         action.draw_slope.copy_(torch.tensor([2.0, 0.5]))
     plan = CausalDecoding.preset(preset, seed=3)
-    ids, values, margins = step_by_step(model, PROMPTS[0], plan, 12)
+    ids, _, margins = step_by_step(model, PROMPTS[0], plan, 12)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
     assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
     assert torch.equal(made.sequences[0], ids)

@@ -9,7 +9,6 @@ from causalqwen.decoding.individual import Individual
 from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
 
-
 _AHEAD = 32  # positions drawn at once where a text is written token by token
 
 

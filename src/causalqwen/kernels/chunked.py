@@ -71,13 +71,16 @@ def one_pass(
     Shapes as in `linear_ovr_loss`; thresholds [], [V] or [N, 1]. stage: `tiled_stage`, or another of its form.
     """
     inputs = (loc, scale, weight, bias, thresholds)
-    wide = torch.promote_types(torch.float32, torch.promote_types(loc.dtype, torch.promote_types(scale.dtype, weight.dtype)))
+    wide = torch.promote_types(
+        torch.float32, torch.promote_types(loc.dtype, torch.promote_types(scale.dtype, weight.dtype))
+    )
     positions, law, own = len(loc), task.law, scale.dim() == 2
     losses = torch.zeros(positions, dtype=wide, device=loc.device)
     # Each block's rows of dW are final: they need no wider accumulator.
     accumulators = (wide, wide, weight.dtype, wide, wide)
     gradients = [
-        torch.zeros_like(t, dtype=dtype) if w else None for t, w, dtype in zip(inputs, wanted, accumulators, strict=True)
+        torch.zeros_like(t, dtype=dtype) if w else None
+        for t, w, dtype in zip(inputs, wanted, accumulators, strict=True)
     ]
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
@@ -103,9 +106,9 @@ def one_pass(
         if gradients[3] is not None:
             gradients[3][part] = of_scores.sum(0, dtype=wide)
         if gradients[4] is not None:
-            of_thresholds = {0: (0, 1), 1: 0, 2: 1}[thresholds.dim()]
+            over: tuple[int, ...] = ((0, 1), (0,), (1,))[thresholds.dim()]
             target = gradients[4][part] if thresholds.dim() == 1 else gradients[4]
-            target -= of_scores.sum(of_thresholds, keepdim=thresholds.dim() == 2, dtype=wide)
+            target -= of_scores.sum(over, keepdim=thresholds.dim() == 2, dtype=wide)
         if not own and gradients[1] is not None:
             gradients[1] += of_scale
         if own and of_scales_wanted:
@@ -147,10 +150,7 @@ def tiled_stage(
     for top in range(0, len(losses), height):
         tile = slice(top, top + height)
         base = block.scale[tile].to(wide)
-        if own:
-            base = (base if law.alpha == 1 else base.pow_(1 / law.alpha)).clamp_(min=SCALE_FLOOR)
-        else:
-            base = base.unsqueeze(1)
+        base = (base ** (1 / law.alpha)).clamp_(min=SCALE_FLOOR) if own else base.unsqueeze(1)
         thresholds = block.thresholds[tile] if len(block.thresholds) > 1 else block.thresholds
         x = thresholds - block.scores[tile]
         s = base

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from causalqwen.distributions import SCALE_FLOOR, StableFamily, get_family, upcast
+from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
 from causalqwen.kernels.chunked import OvrTask, one_pass
 from causalqwen.kernels.negatives import Negatives
-from causalqwen.losses import IGNORE_INDEX, NO_TARGET, check_targets, graded_scale, ovr_loss, reduce_losses
+from causalqwen.losses import IGNORE_INDEX, NO_TARGET, check_targets, graded_scale, ovr_loss
 
 
+@torch.compiler.disable  # blocks and library products: there is nothing to fuse, and the graph simply goes on behind it
 def linear_ovr_loss(
     loc: Tensor,
     scale: Tensor,
@@ -76,7 +77,6 @@ def linear_ovr_loss(
         loc, weight, bias = (t if t is None else t.to(dtype) for t in (loc, weight, bias))
     valid = targets != ignore_index
     check_targets(targets[valid], weight.shape[0], vocabulary_mask)
-    settings = {"family": family, "slope": slope}
     with torch.autocast(device, enabled=False):
         if impl == "reference" and negatives is None:
             own = law.linear_scale(upcast(scale), upcast(weight)).clamp(min=SCALE_FLOOR) if scale.dim() == 2 else None
@@ -85,10 +85,11 @@ def linear_ovr_loss(
                 scale.unsqueeze(-1) if own is None else own,
                 targets,
                 thresholds,
+                family=family,
+                slope=slope,
                 vocabulary_mask=vocabulary_mask,
                 ignore_index=ignore_index,
                 reduction=reduction,
-                **settings,
             )
         if impl == "reference" and negatives is not None:
             raise ValueError("the reference has no sample of negatives: it is the whole vocabulary")
@@ -96,14 +97,13 @@ def linear_ovr_loss(
             loc, scale, targets = loc[valid], scale[valid], targets[valid]
             thresholds = thresholds[valid] if thresholds.dim() == 2 else thresholds
         task = OvrTask(targets, law, slope, vocabulary_mask, chunk_size)
+        share = {"none": None, "sum": 1.0, "mean": 1.0 / max(len(targets), 1)}[reduction]
         tensors = (loc, scale, weight, bias, thresholds)
         if negatives is None:
-            losses = _LinearOvr.apply(*tensors, task, impl, reduction == "none")
+            losses = _LinearOvr.apply(*tensors, task, impl, share)
         else:
-            losses = _sampled_loss(*tensors, task, negatives, impl, reduction == "none")
-    if reduction == "none":
-        return losses.new_zeros(valid.shape).masked_scatter(valid, losses)
-    return losses if reduction == "sum" else losses / valid.sum().clamp(min=1)
+            losses = _sampled_loss(*tensors, task, negatives, impl, share)
+    return losses.new_zeros(valid.shape).masked_scatter(valid, losses) if share is None else losses
 
 
 def _sampled_loss(
@@ -115,7 +115,7 @@ def _sampled_loss(
     task: OvrTask,
     negatives: Negatives,
     impl: str,
-    per_position: bool,
+    share: float | None,
 ) -> Tensor:
     """-log P_y exactly, and the wrong tokens of the sample by their weights."""
     ids = negatives.ids.to(weight.device)
@@ -124,7 +124,7 @@ def _sampled_loss(
     kept = None if task.mask is None else task.mask[ids]
     wrong = OvrTask(place[task.targets], task.law, task.slope, kept, task.chunk_size, negatives.weights.to(loc.device))
     some = (None if bias is None else bias[ids], thresholds[ids] if thresholds.dim() == 1 else thresholds)
-    losses = _LinearOvr.apply(loc, scale, weight[ids], *some, wrong, impl, per_position)
+    losses = _LinearOvr.apply(loc, scale, weight[ids], *some, wrong, impl, share)
 
     right = (task.targets != NO_TARGET).nonzero().squeeze(-1)
     targets, rows = task.targets[right], upcast(weight[task.targets[right]])
@@ -133,21 +133,25 @@ def _sampled_loss(
     if scale.dim() == 2:
         power = (upcast(own) ** task.law.alpha * rows.abs() ** task.law.alpha).sum(-1)
         own = power.clamp(min=1e-30) ** (1 / task.law.alpha)
-    threshold = {0: lambda: thresholds, 1: lambda: thresholds[targets], 2: lambda: thresholds[right].squeeze(-1)}
-    threshold = threshold[thresholds.dim()]()
-    passed = task.law.log_sf(threshold, at, graded_scale(at, own.clamp(min=SCALE_FLOOR), threshold, task.slope, task.law))
-    return losses.index_add(0, right, -passed) if per_position else losses - passed.sum()
+    threshold = thresholds
+    if thresholds.dim():
+        threshold = thresholds[targets] if thresholds.dim() == 1 else thresholds[right].squeeze(-1)
+    passed = task.law.log_sf(
+        threshold, at, graded_scale(at, own.clamp(min=SCALE_FLOOR), threshold, task.slope, task.law)
+    )
+    return losses.index_add(0, right, -passed) if share is None else losses - share * passed.sum()
 
 
 class _LinearOvr(torch.autograd.Function):
-    """Losses of the positions [N], or their sum [].
+    """Losses of the positions [N], or `share` times their sum [] where a share is given.
 
-    Gradients are made beside the losses and kept, times whatever comes back. Where positions have losses of their own and
-    something is shared by all of them (weight, bias, thresholds of tokens) they are made in a second pass instead.
+    Gradients are made beside the losses and kept, and multiplied by what comes back unless that is 1. Where positions have
+    losses of their own and something is shared by all of them (weight, bias, thresholds of tokens) they are made in a second
+    pass instead.
     """
 
     @staticmethod
-    def forward(ctx: Any, loc, scale, weight, bias, thresholds, task, impl, per_position):
+    def forward(ctx: Any, loc, scale, weight, bias, thresholds, task, impl, share):
         ctx.task, ctx.stage = task, None
         if impl == "triton":
             from causalqwen.kernels.triton_ovr import triton_stage
@@ -155,22 +159,26 @@ class _LinearOvr(torch.autograd.Function):
             ctx.stage = triton_stage
         ctx.wanted = ctx.needs_input_grad[:5]
         tensors = (loc, scale, weight, bias, thresholds)
-        ctx.per_position = per_position
-        ctx.twice = per_position and (ctx.wanted[2] or ctx.wanted[3] or (ctx.wanted[4] and thresholds.dim() < 2))
-        losses, gradients = one_pass(*tensors, task, (False,) * 5 if ctx.twice else ctx.wanted, stage=ctx.stage)
+        ctx.per_position = share is None
+        ctx.twice = share is None and (ctx.wanted[2] or ctx.wanted[3] or (ctx.wanted[4] and thresholds.dim() < 2))
+        weights = None if share is None or share == 1.0 else torch.full((len(loc),), share, device=loc.device)
+        wanted = (False,) * 5 if ctx.twice else ctx.wanted
+        losses, gradients = one_pass(*tensors, task, wanted, row_weights=weights, stage=ctx.stage)
         ctx.save_for_backward(*(tensors if ctx.twice else gradients))
-        return losses if per_position else losses.sum()
+        return losses if share is None else losses.sum() * share
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):
+        saved = ctx.saved_tensors  # once: checkpointing allows no more
         if ctx.twice:
-            _, gradients = one_pass(*ctx.saved_tensors, ctx.task, ctx.wanted, gradient, ctx.stage)
-        else:
-            of_row = [gradient if g is None or not ctx.per_position else _like(gradient, g) for g in ctx.saved_tensors]
-            gradients = [None if g is None else (g * w).to(g.dtype) for g, w in zip(ctx.saved_tensors, of_row, strict=True)]
-        return *gradients, None, None, None
+            loc, scale, weight, bias, thresholds = saved
+            _, gradients = one_pass(loc, scale, weight, bias, thresholds, ctx.task, ctx.wanted, gradient, ctx.stage)
+            return *gradients, None, None, None
+        if not ctx.per_position and gradient.device.type == "cpu" and gradient == 1:
+            return *saved, None, None, None  # no second dW
 
+        def chained(kept: Tensor) -> Tensor:
+            by_row = gradient.view(-1, *[1] * (kept.dim() - 1)) if ctx.per_position else gradient
+            return (kept * by_row).to(kept.dtype)
 
-def _like(rows: Tensor, tensor: Tensor) -> Tensor:
-    """[N] as [N, 1, ...], to multiply `tensor`."""
-    return rows.view(-1, *[1] * (tensor.dim() - 1))
+        return *(None if kept is None else chained(kept) for kept in saved), None, None, None

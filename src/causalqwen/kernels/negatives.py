@@ -33,7 +33,7 @@ def inclusion_probabilities(importance: Tensor, size: int) -> Tensor:
     # With the i likeliest taken always, c = (size - i) / sum of the others; i is the first whose next one stays below 1.
     rest = ordered.flip(0).cumsum(0).flip(0)
     taken = torch.arange(len(q), device=q.device)
-    certain = int(((size - taken) * ordered >= rest).long()[: size].cumprod(0).sum())
+    certain = int(((size - taken) * ordered >= rest).long()[:size].cumprod(0).sum())
     if certain >= size:
         return (q >= ordered[size - 1]).double()
     return (q * (size - certain) / rest[certain]).clamp(max=1.0)

@@ -37,7 +37,7 @@ def _log1p(u):
 
 
 @triton.jit
-def _log_cdf_and_hazard(x, CAUCHY: tl.constexpr):  # noqa: N803
+def _log_cdf_and_hazard(x, CAUCHY: tl.constexpr):
     """log F(x) and F'(x)/F(x) of the standard law."""
     a = tl.abs(x)
     if CAUCHY:
@@ -67,7 +67,7 @@ def _stage(
     columns, slope,
     CAUCHY: tl.constexpr, OWN: tl.constexpr, THRESHOLDS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     POSITIVE: tl.constexpr, SLOPED: tl.constexpr, OF_SCORES: tl.constexpr, OF_SCALES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip # noqa: N803
+):  # fmt: skip
     """One program per position; THRESHOLDS: 0 for one, 1 per token, 2 per position."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)

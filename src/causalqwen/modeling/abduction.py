@@ -108,7 +108,6 @@ class AbductionNetwork(nn.Module):
             loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)
         return loc
 
-
     def _is_identity(self) -> bool:
         """W_loc = I and b_loc = 0; looked at anew when one of them changes."""
         weight, bias = self.loc_net.weight, self.loc_net.bias

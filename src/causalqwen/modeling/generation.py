@@ -326,7 +326,9 @@ class CausalGenerationMixin(GenerationMixin):
             return result.sequences
         # Step t chose the token of sequence i out of running row beam_indices[i, t], so that row's value is its value.
         rows = result.beam_indices.long().clamp(min=0)
-        made = torch.stack([log[step] for step in range(len(log))], dim=1)[:, : rows.shape[1]].gather(0, rows.to(prompt_values.device))
+        made = torch.stack([log[step] for step in range(len(log))], dim=1)[:, : rows.shape[1]].gather(
+            0, rows.to(prompt_values.device)
+        )
         copies = generation_config.num_return_sequences or 1
         prompts = prompt_values[:: generation_config.num_beams].repeat_interleave(copies, dim=0)
         values = torch.cat([prompts, made], dim=1)[:, : result.sequences.shape[1]]

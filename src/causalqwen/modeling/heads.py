@@ -5,7 +5,7 @@ from torch import Tensor
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import upcast
-from causalqwen.kernels import ScaleBounds, linear_ovr_loss
+from causalqwen.kernels import Negatives, ScaleBounds, linear_ovr_loss
 from causalqwen.losses import (
     NO_TARGET,
     LossMasks,
@@ -142,7 +142,7 @@ class HeadsMixin:
         action = self.action
         if bound is None:
             return loc_U, action.law.add(scale_U, action.noise)
-        gain = 1.0  # a central mass of the plan's own comes with the plain quantile function
+        gain: Tensor | float = 1.0  # a central mass of the plan's own comes with the plain quantile function
         if bound.plan.central_mass is None:
             gain = action.draw_gain(features, loc_U, self.get_output_embeddings())
         reader = self._readers(bound.plan)[0]
@@ -195,11 +195,17 @@ class HeadsMixin:
         return ovr_log_probs(num_loc, num_scale, thresholds, family=law, slope=slope)
 
     def rest_loss(
-        self, logits: Tensor | None, loc: Tensor, scale: Tensor, thresholds: Tensor, targets: Tensor
+        self,
+        logits: Tensor | None,
+        loc: Tensor,
+        scale: Tensor,
+        thresholds: Tensor,
+        targets: Tensor,
+        negatives: Negatives | None = None,
     ) -> Tensor:
         """What every token but `<NUM>` adds to L_cls [B, S-1]; all arguments but logits are shifted already.
 
-        From the scores [B, S, V'] where there are any, else block by block of the vocabulary.
+        From the scores [B, S, V'] where there are any, else block by block of the vocabulary, or of a sample of it.
         """
         action, lm_head = self.action, self.get_output_embeddings()
         mask = action.vocabulary_mask[: action.rows].clone()
@@ -229,6 +235,7 @@ class HeadsMixin:
             family=action.law.name,
             slope=action.score_slope,
             vocabulary_mask=mask,
+            negatives=negatives,
             reduction="none",
         )
         return losses.view(targets.shape)

@@ -4,13 +4,14 @@ from causalqwen.training.calibration import CalibrationSettings, calibrate, choi
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.run import METRICS, train
 from causalqwen.training.scores import LEVELS, score_tokens, score_values
-from causalqwen.training.settings import LoraStage, TrainSettings, ValueStage
+from causalqwen.training.settings import HeadStage, LoraStage, TrainSettings, ValueStage
 
 __all__ = [
     "LEVELS",
     "METRICS",
     "CalibrationSettings",
     "FactStore",
+    "HeadStage",
     "LoraStage",
     "TokenFacts",
     "TrainSettings",

@@ -68,8 +68,8 @@ class TokenFacts:
         return TokenFacts(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
 
     def tensor(self, name: str) -> Tensor:
-        """One column as a tensor of its own."""
-        return torch.from_numpy(np.array(getattr(self, name)))
+        """One column as a tensor; it shares the column's memory, and where that is a file, nothing is read yet."""
+        return torch.from_numpy(getattr(self, name))
 
 
 _DTYPES = {"targets": np.int32, "rival_id": np.int32, "backbone_id": np.int32, "values": np.float64}
@@ -78,15 +78,24 @@ _DTYPES = {"targets": np.int32, "rival_id": np.int32, "backbone_id": np.int32, "
 @torch.no_grad()
 def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], positions_at_once: int = 256) -> TokenFacts:
     """Facts on all positions of a few examples (one padded batch), in their order."""
-    config, action, lm_head = model.config, model.action, model.get_output_embeddings()
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     labels = batch.pop("labels")
     hidden = model.features(**batch).last_hidden_state
     keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
-    z, targets = hidden[:, :-1][keep], labels[:, 1:][keep]
+    return facts_of(
+        model, hidden[:, :-1][keep], labels[:, 1:][keep], batch["numeric_values"][:, 1:][keep], positions_at_once
+    )
+
+
+@torch.no_grad()
+def facts_of(
+    model: CausalQwenForCausalLM, z: Tensor, targets: Tensor, values: Tensor, positions_at_once: int = 256
+) -> TokenFacts:
+    """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`)."""
+    config, action, lm_head = model.config, model.action, model.get_output_embeddings()
     is_num = targets == config.num_token_id
-    values = torch.where(is_num, batch["numeric_values"][:, 1:][keep], torch.nan)
+    values = torch.where(is_num, values, torch.nan)
     used = action.vocabulary_mask[: action.rows].clone()
     if not action.num_appended:
         used[config.num_token_id] = False
@@ -181,7 +190,7 @@ class FactStore:
 
     def __init__(self, folder: Path) -> None:
         arrays = {
-            field.name: np.load(folder / f"{field.name}.npy", mmap_mode="r") for field in dataclasses.fields(TokenFacts)
+            field.name: np.load(folder / f"{field.name}.npy", mmap_mode="c") for field in dataclasses.fields(TokenFacts)
         }
         self.folder = folder
         self.facts = TokenFacts(**arrays)
@@ -197,6 +206,12 @@ class FactStore:
         """All positions, some at a time."""
         for start in range(0, len(self.facts), positions):
             yield self.facts[start : start + positions]
+
+    def renewed(self, model: CausalQwenForCausalLM, positions: int = 1024) -> Iterator[TokenFacts]:
+        """All positions from their features under the heads that `model` has now, for heads that the facts depend on."""
+        for block in self.blocks(positions):
+            columns = [block.tensor(name).to(model.device) for name in ("features", "targets", "values")]
+            yield facts_of(model, columns[0].to(model.dtype), columns[1].long(), columns[2])
 
     @classmethod
     def build(

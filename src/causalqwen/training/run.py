@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -13,10 +14,12 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.data import Example, collate
 from causalqwen.data.texts import read_text
+from causalqwen.distributions import upcast
+from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform
 from causalqwen.training.anchor import TextAnchor
-from causalqwen.training.features import FactStore, stream_facts
+from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import Stage, TrainSettings
 from causalqwen.training.trainer import (
@@ -81,6 +84,8 @@ def train(
     model.config.interval_levels = None
     if settings.values is not None:
         _train_values(model, train_examples, eval_examples, output, settings)
+    if settings.heads is not None:
+        _train_heads(model, train_examples, eval_examples, output, settings)
     if settings.lora is not None:
         _train_lora(model, train_examples, eval_examples, output, settings, anchor_text)
     model.requires_grad_(True).eval()
@@ -176,6 +181,59 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
     model.value_branch.feature_std.copy_(std)
 
 
+# ---- the heads -------------------------------------------------------------------------------------------------------
+
+
+def _train_heads(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings,
+) -> None:
+    stage, work = settings.heads, output / WORK
+    train_store = FactStore.build(model, train_examples, work, title="training rows")
+    eval_store = FactStore.build(model, eval_examples, work, title="evaluation rows") if eval_examples else None
+    _train_numbers_only(model)
+    for part in (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift):
+        part.requires_grad_(True)
+    importance = token_importance(model, train_store.facts) if stage.negatives else None
+    _run_stage(
+        "heads",
+        stage,
+        TrainedForCausalLM(model, heads=True, negatives=stage.negatives, importance=importance),
+        FactRows(train_store),
+        collate_facts,
+        eval_examples,
+        output,
+        settings,
+        blocks=(lambda: eval_store.renewed(model)) if eval_store is not None else None,
+    )
+
+
+@torch.no_grad()
+def token_importance(model: CausalQwenForCausalLM, facts: TokenFacts, positions: int = 512) -> torch.Tensor:
+    """By what wrong tokens are sampled [V]: their mean P_k over some positions, and as much again spread over all tokens."""
+    chosen = np.linspace(0, len(facts) - 1, min(positions, len(facts))).astype(int)
+    features = torch.from_numpy(facts.features[chosen]).to(model.device, model.dtype)
+    action, lm_head = model.action, model.get_output_embeddings()
+    mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
+    for part in features.split(64):
+        loc_U, scale_U = model.abduction(part)
+        loc, scale = model.situate(loc_U, scale_U)
+        scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
+        thresholds = model.thresholds(part, loc_U, scale_U)
+        log_p, _ = ovr_log_probs(
+            upcast(lm_head(loc)), scales, thresholds, family=action.law.name, slope=action.score_slope
+        )
+        mass += log_p.exp().sum(0)
+    used = action.vocabulary_mask[: action.rows].clone()
+    if not action.num_appended:
+        used[model.config.num_token_id] = False
+    mass *= used
+    return mass + used * mass.sum() / used.sum()
+
+
 # ---- stage 2 ---------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +249,9 @@ def _train_lora(
     _train_numbers_only(model)
     model.numeric_embedding.requires_grad_(True)
     anchor = TextAnchor(model, anchor_text, stage.anchor_tokens) if anchor_text is not None else None
+    importance = None
+    if stage.whole_vocabulary and stage.negatives:
+        importance = token_importance(model, next(stream_facts(model, train_examples))[1])
     torch.manual_seed(settings.seed)
     config = LoraConfig(
         r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
@@ -200,7 +261,9 @@ def _train_lora(
     _run_stage(
         "lora",
         stage,
-        TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor),
+        TrainedForCausalLM(
+            model, stage.whole_vocabulary, anchor, stage.anchor, negatives=stage.negatives, importance=importance
+        ),
         ExampleRows(train_examples),
         lambda examples: collate(examples, pad),
         eval_examples,
@@ -240,8 +303,10 @@ def _run_stage(
     eval_examples: Sequence[Example],
     output: Path,
     settings: TrainSettings,
+    blocks: Callable[[], Iterable[TokenFacts]] | None = None,
 ) -> None:
     model, work = trained.model, output / WORK
+    blocks = blocks or (lambda: _eval_blocks(model, eval_examples, work))
     updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
     every = max(1, updates // settings.evaluations)
     arguments = TrainingArguments(
@@ -278,7 +343,7 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=collator,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, _eval_blocks(model, eval_examples, work)),
+        scorer=lambda: score_tokens(model, blocks()),
         metrics_file=MetricsFile(output / METRICS, name),
     )
     checkpoint = last_checkpoint(work / name)

@@ -44,13 +44,32 @@ class ValueStage(Stage):
 
 
 @dataclass(frozen=True)
+class HeadStage(Stage):
+    """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
+
+    Trained are abduction, noise, threshold and its shift beside all that stage 1 trains. It moves the language, and not for
+    the better (experiments 5): calibrate and train values instead, unless it is what you study.
+
+    Args:
+        negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
+            expectation (theory 3.7); 0 for all.
+    """
+
+    epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    negatives: int = 0
+
+
+@dataclass(frozen=True)
 class LoraStage(Stage):
     """Stage 2: LoRA adapters in the backbone beside all that stage 1 trains, and `<NUM>`'s input row and direction.
 
     Args:
         rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
         whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone, because L_cls pulls a
-            pretrained language towards its frequent words (theory 4).
+            pretrained language towards its frequent words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
         anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
             move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
             anchor_tokens: of it per step.
@@ -65,6 +84,7 @@ class LoraStage(Stage):
     dropout: float = 0.05
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     whole_vocabulary: bool = False
+    negatives: int = 0
     anchor: float = 0.0
     anchor_text: str | None = None
     anchor_tokens: int = 128
@@ -76,7 +96,7 @@ class TrainSettings:
 
     Args:
         value_transform: "affine" or "symlog", fitted to the training values, or "identity"; "keep" for the model's own.
-        values: stage 1, or None to leave it out. lora: stage 2, or None.
+        values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
             a checkpoint written, from which a killed run can be resumed.
@@ -86,6 +106,7 @@ class TrainSettings:
     seed: int = 0
     value_transform: str = "affine"
     values: ValueStage | None = field(default_factory=ValueStage)
+    heads: HeadStage | None = None
     lora: LoraStage | None = None
     recalibrate: bool = True
     logging_steps: int = 20
@@ -97,8 +118,8 @@ class TrainSettings:
             raise ValueError(
                 f"value_transform {self.value_transform!r} is not one of affine, symlog, identity and keep"
             )
-        if self.values is None and self.lora is None:
-            raise ValueError("nothing to train: both stages are left out")
+        if self.values is None and self.heads is None and self.lora is None:
+            raise ValueError("nothing to train: all stages are left out")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "TrainSettings":
@@ -118,7 +139,7 @@ class TrainSettings:
     def from_dict(cls, given: dict[str, Any], place: str = "settings") -> "TrainSettings":
         """Settings from nested dictionaries, as a YAML file holds them."""
         given = dict(given)
-        for name, stage in (("values", ValueStage), ("lora", LoraStage)):
+        for name, stage in (("values", ValueStage), ("heads", HeadStage), ("lora", LoraStage)):
             if isinstance(given.get(name), dict):
                 given[name] = _build(stage, given[name], f"{place}, {name}")
             elif given.get(name) is True:

@@ -13,6 +13,7 @@ from transformers.integrations import TensorBoardCallback, TrackioCallback, Wand
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import ModelOutput
 
+from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.anchor import TextAnchor
@@ -29,6 +30,8 @@ class TrainedForCausalLM(nn.Module):
     Args:
         whole_vocabulary: take the rest of the vocabulary into L_cls where rows come as tokens; else `<NUM>`'s own term
             alone. Kept facts hold the rest as numbers.
+        heads: train the heads that kept facts depend on: of the facts, the features alone are read then.
+        negatives, importance: how many wrong tokens a training step samples, 0 for all, and by what [V].
         anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
     """
 
@@ -40,8 +43,15 @@ class TrainedForCausalLM(nn.Module):
         whole_vocabulary: bool = True,
         anchor: TextAnchor | None = None,
         anchor_weight: float = 1.0,
+        *,
+        heads: bool = False,
+        negatives: int = 0,
+        importance: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.heads = heads
+        self.negatives = negatives
+        self.importance = importance
         self.model = model
         self.config = model.config
         self.whole_vocabulary = whole_vocabulary
@@ -66,20 +76,28 @@ class TrainedForCausalLM(nn.Module):
         """
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_values, attention_mask, num_id)
-        if facts is not None:
+        if facts is not None and not self.heads:
             features, rest_loss = facts["features"], facts["rest_loss"]
             _, log_num, log_not_num, score = number_terms(model, features, facts["num_scale"], facts["threshold"])
             decisions = torch.where(score.detach() > facts["rival_score"], num_id, facts["rival_id"].long())
         else:
-            hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
-            features = hidden[:, :-1]
+            if facts is not None:
+                features = facts["features"].to(model.dtype)
+            else:
+                features = model.features(input_ids, attention_mask, numeric_values).last_hidden_state[:, :-1]
             loc_U, scale_U = model.abduction(features)
             loc, scale = model.situate(loc_U, scale_U)
             thresholds = model.thresholds(features, loc_U, scale_U)
             rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
             if self.whole_vocabulary:
-                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets)
-            decisions = model.decide(loc, scale, thresholds)
+                sample = None
+                if self.negatives and self.training:
+                    sample = sample_negatives(self.importance, self.negatives)
+                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample)
+            # The decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
+            decisions = torch.full_like(masks.targets, IGNORE_INDEX)
+            if not (self.negatives and self.training):
+                decisions = model.decide(loc, scale, thresholds)
             num_scale = model.action.num_scale(scale, model.get_output_embeddings())
             log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
         at_numbers = features[masks.num_mask]
@@ -110,23 +128,22 @@ class FactRows(torch.utils.data.Dataset):
 
 
 def collate_facts(rows: Sequence[TokenFacts]) -> dict[str, Any]:
-    """A padded batch for `TrainedForCausalLM`; labels stand one place later than the positions that predict them."""
-    length = max(len(row) for row in rows)
+    """Rows packed end to end, for `TrainedForCausalLM`: the heads read each position alone, so nothing is padded.
 
-    def padded(name: str, fill: float) -> Tensor:
-        columns = [row.tensor(name) for row in rows]
-        batch = torch.full((len(rows), length, *columns[0].shape[1:]), fill, dtype=columns[0].dtype)
-        for index, column in enumerate(columns):
-            batch[index, : len(column)] = column
-        return batch
+    Labels stand one place later than the positions that predict them.
+    """
 
-    # Padding: a scale of 1 keeps the logarithms finite there; no label makes it count.
-    fills = {"features": 0.0, "rest_loss": 0.0, "threshold": 0.0, "num_scale": 1.0, "rival_score": 0.0, "rival_id": 0}
-    first = torch.full((len(rows), 1), IGNORE_INDEX)
+    def packed(name: str) -> Tensor:
+        return torch.cat([row.tensor(name) for row in rows]).unsqueeze(0)
+
+    first = torch.full((1, 1), IGNORE_INDEX)
     return {
-        "labels": torch.cat([first, padded("targets", IGNORE_INDEX).long()], dim=1),
-        "numeric_values": torch.cat([first.double(), padded("values", torch.nan)], dim=1),
-        "facts": {name: padded(name, fill) for name, fill in fills.items()},
+        "labels": torch.cat([first, packed("targets").long()], dim=1),
+        "numeric_values": torch.cat([first.double(), packed("values")], dim=1),
+        "facts": {
+            name: packed(name)
+            for name in ("features", "rest_loss", "threshold", "num_scale", "rival_score", "rival_id")
+        },
     }
 
 

@@ -1,0 +1,241 @@
+"""Fast paths against their references."""
+
+import copy
+import math
+import os
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from causalqwen import linear_ovr_loss
+from causalqwen.decoding import decision_scores
+from causalqwen.distributions import get_family
+from causalqwen.kernels import ScaleBounds, inclusion_probabilities, sample_negatives
+from causalqwen.losses import NO_TARGET
+
+FAMILIES = ["cauchy", "gaussian"]
+HAS_TRITON = True
+try:
+    import triton  # noqa: F401
+except ImportError:
+    HAS_TRITON = False
+
+
+# ---- the law's pair --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fast_form_of_a_law_is_exact_in_float32(family):
+    """log F and F'/F against 50 digits, both tails, within a few units of the last place."""
+    mpmath.mp.dps = 50
+    x = torch.cat([torch.linspace(-40, 40, 321), torch.tensor([-1e4, 0.0, 1e-6, 300.0, 1e4])])
+    for rows in (x.unsqueeze(1), x.abs().unsqueeze(0)):
+        log_cdf, hazard = get_family(family).log_cdf_and_hazard(rows)
+        for place, log_f, h in zip(
+            rows.flatten().tolist(), log_cdf.flatten().tolist(), hazard.flatten().tolist(), strict=True
+        ):
+            at = mpmath.mpf(place)
+            if family == "cauchy":
+                cdf, density = mpmath.atan2(1, -at) / mpmath.pi, 1 / (mpmath.pi * (1 + at * at))
+            else:
+                cdf, density = mpmath.erfc(-at / mpmath.sqrt(2)) / 2, mpmath.npdf(at)
+            assert log_f == pytest.approx(float(mpmath.log(cdf)), rel=1e-5, abs=1e-38)
+            assert h == pytest.approx(float(density / cdf), rel=1e-5, abs=1e-38)
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+
+def problem(
+    positions: int, size: int, vocabulary: int, own_scale: bool, kind: str
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    scale = torch.rand(positions, *[size] * own_scale, generator=generator) + 0.2
+    thresholds = {"one": torch.tensor(0.3), "token": normal(vocabulary), "position": normal(positions, 1)}[kind]
+    leaves = [normal(positions, size), scale, normal(vocabulary, size), normal(vocabulary), thresholds]
+    targets = torch.randint(vocabulary - 1, (positions,), generator=generator)
+    targets[0], targets[1] = NO_TARGET, -100
+    mask = torch.ones(vocabulary, dtype=torch.bool)
+    mask[-1] = False
+    return leaves, targets, mask
+
+
+def run(leaves: list[Tensor], dtype: torch.dtype, targets: Tensor, reduction: str = "none", **settings) -> list[Tensor]:
+    leaves = [leaf.detach().clone().to(dtype).requires_grad_(True) for leaf in leaves]
+    loss = linear_ovr_loss(*leaves, targets, reduction=reduction, **settings)
+    weights = torch.linspace(0.5, 2.0, len(targets)) if reduction == "none" else 1.0
+    (loss * weights).sum().backward()
+    return [loss.detach().double()] + [leaf.grad.double() for leaf in leaves]
+
+
+IMPLEMENTATIONS = ["chunked", pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="no triton here"))]
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("own_scale", [False, True])
+@pytest.mark.parametrize("slope", [0.0, 0.6])
+def test_float32_is_within_rounding_of_the_float64_reference(impl, family, own_scale, slope):
+    """Ragged shapes, all kinds of thresholds; within the error of the plain form in float32, plus 1e-5."""
+    assert impl != "triton" or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+    for kind in ("one", "token", "position"):
+        for reduction in ("none", "mean"):
+            leaves, targets, mask = problem(5, 7, 37, own_scale, kind)
+            settings = {"family": family, "slope": slope, "vocabulary_mask": mask, "reduction": reduction}
+            exact = run(leaves, torch.float64, targets, impl="reference", **settings)
+            plain = run(leaves, torch.float32, targets, impl="reference", **settings)
+            fast = run(leaves, torch.float32, targets, impl=impl, chunk_size=16, **settings)
+            for a, b, c in zip(fast, plain, exact, strict=True):
+                assert (a - c).abs().max() <= (b - c).abs().max() + 1e-5 * c.abs().max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("own_scale", [False, True])
+def test_bfloat16_is_within_the_error_of_the_plain_form(family, own_scale):
+    leaves, targets, mask = problem(33, 64, 301, own_scale, "position")
+    settings = {"family": family, "vocabulary_mask": mask}
+    exact = run(leaves, torch.float64, targets, impl="reference", **settings)
+    plain = run(leaves, torch.bfloat16, targets, impl="reference", **settings)
+    fast = run(leaves, torch.bfloat16, targets, chunk_size=100, **settings)
+    for a, b, c in zip(fast, plain, exact, strict=True):
+        assert (a - c).abs().max() <= (b - c).abs().max() + 1e-2 * c.abs().max()
+
+
+def test_under_autocast_checkpointing_and_compilation():
+    leaves, targets, _ = problem(9, 16, 50, False, "one")
+    plain = run(leaves, torch.float32, targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = run(leaves, torch.float32, targets)
+    for a, b in zip(low, plain, strict=True):
+        assert (a - b).abs().max() <= 2e-2 * b.abs().max()
+    wide = [leaf.clone().requires_grad_(True) for leaf in leaves]
+    loss = torch.utils.checkpoint.checkpoint(
+        lambda *parts: linear_ovr_loss(*parts, targets, reduction="sum"), *wide, use_reentrant=False
+    )
+    loss.backward()
+    assert torch.equal(wide[0].grad.double(), run(leaves, torch.float32, targets, "sum")[1])
+    compiled = torch.compile(lambda *parts, **settings: 1.0 * linear_ovr_loss(*parts, **settings), backend="aot_eager")
+    wide = [leaf.clone().requires_grad_(True) for leaf in leaves]
+    compiled(*wide, targets, reduction="sum").backward()
+    torch.testing.assert_close(wide[2].grad.double(), run(leaves, torch.float32, targets, "sum")[3])
+
+
+def test_gradcheck_against_finite_differences():
+    leaves, targets, mask = problem(4, 3, 11, True, "token")
+    leaves = [leaf.double().requires_grad_(True) for leaf in leaves]
+    for family in FAMILIES:
+        assert torch.autograd.gradcheck(
+            lambda *parts, family=family: linear_ovr_loss(
+                *parts, targets, family=family, vocabulary_mask=mask, chunk_size=4, reduction="sum"
+            ),
+            leaves,
+        )
+
+
+def test_a_pass_never_holds_tokens_by_vocabulary():
+    """The largest tensor of a pass, in numbers, follows chunk_size."""
+    positions, size, vocabulary = 64, 8, 4096
+    loc, weight = torch.randn(positions, size, requires_grad=True), torch.randn(vocabulary, size)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple | list) else [out]:
+                largest = max(largest, tensor.numel() if isinstance(tensor, Tensor) else 0)
+            return out
+
+    with Watch():
+        linear_ovr_loss(
+            loc, torch.ones(positions), weight, None, 3.0, torch.zeros(positions, dtype=torch.int64), chunk_size=128
+        ).backward()
+    assert largest <= max(positions * 128, vocabulary * size)
+
+
+def test_a_sharded_weight_is_refused():
+    from torch.distributed.tensor import DTensor
+
+    sharded = torch.Tensor._make_subclass(DTensor, torch.ones(4, 3))
+    with pytest.raises(ValueError, match="FSDP"):
+        linear_ovr_loss(torch.ones(2, 3), torch.ones(2), sharded, None, 0.0, torch.tensor([0, 1]))
+
+
+# ---- sampled negatives -----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=2, max_size=40), st.integers(1, 40))
+def test_inclusion_probabilities_sum_to_the_size(importance, size):
+    q = torch.tensor(importance, dtype=torch.float64)
+    possible = int((q > 0).sum())
+    if not 1 <= size <= possible:
+        with pytest.raises(ValueError, match="negatives of"):
+            inclusion_probabilities(q, size)
+        return
+    pi = inclusion_probabilities(q, size)
+    assert pi.sum().item() == pytest.approx(size, rel=1e-9)
+    assert (pi <= 1).all() and (pi[q == 0] == 0).all()
+    assert (pi[q.argsort()].diff() >= -1e-12).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("own_scale", [False, True])
+def test_a_sample_of_negatives_is_unbiased(family, own_scale):
+    """Mean over many samples against the whole, in units of its standard error; loss and every gradient."""
+    leaves, targets, mask = problem(4, 5, 60, own_scale, "token")
+    settings = {"family": family, "vocabulary_mask": mask, "reduction": "sum"}
+    whole = run(leaves, torch.float64, targets, **settings)
+    importance = torch.rand(60, generator=torch.Generator().manual_seed(0)) + 0.05
+    importance[-1] = 0.0
+    generator = torch.Generator().manual_seed(1)
+    draws = [
+        run(leaves, torch.float64, targets, negatives=sample_negatives(importance, 15, generator), **settings)
+        for _ in range(600)
+    ]
+    for place, truth in enumerate(whole):
+        found = torch.stack([draw[place] for draw in draws])
+        error = found.std(0) / math.sqrt(len(found))
+        z = ((found.mean(0) - truth).abs() / (error + 1e-9 * truth.abs().max() + 1e-12)).flatten()
+        assert z.square().mean() < 2.0 and z.max() < 5.0
+    every = sample_negatives(torch.ones(60) * mask, 59)
+    for a, b in zip(run(leaves, torch.float64, targets, negatives=every, **settings), whole, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# ---- decisions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("threshold", [0.0, 3.0, 100.0])
+def test_bounded_decisions_are_the_exact_ones(family, threshold):
+    """Scales that wander from step to step, scores of both signs; and most positions never compute all scales."""
+    law, generator = get_family(family), torch.Generator().manual_seed(0)
+    weight = torch.randn(3000, 24, generator=generator) * (0.5 + torch.rand(3000, 1, generator=generator))
+    mask = torch.rand(3000, generator=generator) > 0.1
+    bounds = ScaleBounds(weight, law)
+    scale = torch.rand(24, generator=generator) + 0.5
+    for step in range(60):
+        scale = scale * (1 + 0.002 * torch.randn(24, generator=generator))
+        loc = F.linear(torch.randn(2, 24, generator=generator), weight)
+        spread = scale.expand(2, -1)
+        exact = decision_scores(
+            loc, law.linear_scale(spread, weight), torch.full((2, 1), threshold), vocabulary_mask=mask
+        )
+        found = bounds.decision_scores(loc, spread, torch.full((2, 1), threshold), mask)
+        assert torch.equal(found.argmax(-1), exact.argmax(-1)), step
+        best = found.argmax(-1, keepdim=True)
+        torch.testing.assert_close(found.gather(-1, best), exact.gather(-1, best), rtol=1e-5, atol=1e-6)
+    assert bounds.seen == 120 and bounds.full <= 40
+    constant = copy.copy(bounds.full)
+    for _ in range(5):
+        bounds.decision_scores(loc, spread, torch.full((2, 1), threshold), mask)
+    assert bounds.full - constant <= 1
