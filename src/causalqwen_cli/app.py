@@ -1,4 +1,4 @@
-"""`causalqwen`: graft, calibrate, train, predict, generate, evaluate, demo, doctor."""
+"""`causalqwen`: graft, calibrate, train, predict, generate, evaluate, benchmark, demo, doctor."""
 
 import json
 import os
@@ -17,6 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+benchmark = typer.Typer(help="Measure this machine's own figures.", no_args_is_help=True)
+app.add_typer(benchmark, name="benchmark")
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 Model = Annotated[Path, typer.Option("--model", help="Folder of a grafted model.")]
 Device = Annotated[str, typer.Option(help="Torch device, or auto for an accelerator where there is one.")]
@@ -32,7 +35,7 @@ def show(result: dict[str, Any], text: str, as_json: bool) -> None:
     print(json.dumps(result, ensure_ascii=False) if as_json else text, flush=True)
 
 
-def command(function: Callable) -> Callable:
+def command(function: Callable, group: typer.Typer = app) -> Callable:
     """Register a command: quiet libraries, and one line on stderr with exit status 1 for a mistake of the user's."""
 
     @wraps(function)
@@ -46,7 +49,7 @@ def command(function: Callable) -> Callable:
             print(f"causalqwen: {message}", file=sys.stderr)
             raise typer.Exit(1) from None
 
-    return app.command()(guarded)
+    return group.command()(guarded)
 
 
 @command
@@ -339,6 +342,30 @@ def evaluate(
     )
     told = "\n".join(facts)
     show({"output": str(output), "metrics": metrics}, f"{told}\n{output / 'report.html'}", as_json)
+
+
+def speed(
+    output: Annotated[Path, typer.Option(help="Folder for speed.json and speed.svg.")] = Path("runs/speed"),
+    parts: Annotated[
+        str,
+        typer.Option(help="Any of loss, growth, generate, epochs, tokenizer, with commas; the others' results stay."),
+    ] = "loss,growth,generate,epochs,tokenizer",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count; medians are taken over them.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Each case beside its rival, taking turns, as ratios: loss, generation, an epoch, tokenizer (an hour on two cores)."""
+    from causalqwen.evaluation import figures
+    from causalqwen.evaluation.speed import PARTS, benchmark_speed, speed_table
+
+    asked = tuple(part.strip() for part in parts.split(","))
+    if unknown := [part for part in asked if part not in PARTS]:
+        raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    found = benchmark_speed(output, asked, repeats, say)
+    (output / "speed.svg").write_text(figures.speed(found), encoding="utf-8")
+    show({"output": str(output), "speed": found}, f"{speed_table(found)}\n{output / 'speed.svg'}", as_json)
+
+
+command(speed, benchmark)
 
 
 @command

@@ -136,3 +136,47 @@ def language(metrics: dict[str, Any]) -> str:
         right.legend(frameon=False)
     figure.tight_layout()
     return as_svg(figure)
+
+
+def speed(found: dict[str, Any]) -> str:
+    """What `benchmark_speed` measured: time and memory of the loss as it grows, and generation against the backbone's."""
+    growth = found.get("growth", {})
+    axes_of = [axis for axis in ("tokens", "vocabulary", "hidden") if axis in growth]
+    rows = 1 + bool(found.get("generate"))
+    figure = plt.figure(figsize=(12.0, 3.8 * rows))
+    colours = dict(
+        zip(
+            next(iter(growth.values()), [{"seconds": {}}])[0]["seconds"],
+            matplotlib.color_sequences["tab10"],
+            strict=False,
+        )
+    )
+    for place, axis_name in enumerate(axes_of):
+        panel = figure.add_subplot(rows, 4, place + 1)
+        for name in growth[axis_name][0]["seconds"]:
+            points = [(row[axis_name], row["seconds"][name]) for row in growth[axis_name]]
+            panel.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
+        panel.set(xlabel=axis_name, xscale="log", yscale="log", title="loss and gradients, s" if not place else "")
+    if "tokens" in growth and "bytes" in growth["tokens"][0]:
+        panel = figure.add_subplot(rows, 4, 4)
+        for name in growth["tokens"][0]["bytes"]:
+            points = [(row["tokens"], row["bytes"][name] / 2**20) for row in growth["tokens"]]
+            panel.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
+        panel.set(xlabel="tokens", xscale="log", yscale="log", title="memory beside the inputs, MiB")
+    if axes_of:
+        figure.axes[0].legend(frameon=False, fontsize=7)
+    if found.get("generate"):
+        panel = figure.add_subplot(rows, 1, rows)
+        names = list(found["generate"][0]["speed_ratio"])
+        width = 0.8 / len(found["generate"])
+        for place, row in enumerate(found["generate"]):
+            left = np.arange(len(names)) + place * width
+            panel.bar(
+                left, [row["speed_ratio"][name] for name in names], width, label=f"{row['model']}, batch {row['batch']}"
+            )
+        panel.set_xticks(np.arange(len(names)) + 0.4 - width / 2, names)
+        panel.axhline(1.0, color="black", lw=0.8)
+        panel.set(ylabel="tokens/s over the backbone's greedy generate")
+        panel.legend(frameon=False, fontsize=7, ncol=2, loc="lower right")
+    figure.tight_layout()
+    return as_svg(figure)

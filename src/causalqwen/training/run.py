@@ -211,11 +211,15 @@ def _train_heads(
     )
 
 
-@torch.no_grad()
 def token_importance(model: CausalQwenForCausalLM, facts: TokenFacts, positions: int = 512) -> torch.Tensor:
-    """By what wrong tokens are sampled [V]: their mean P_k over some positions, and as much again spread over all tokens."""
+    """`mean_importance` over some of the kept positions."""
     chosen = np.linspace(0, len(facts) - 1, min(positions, len(facts))).astype(int)
-    features = torch.from_numpy(facts.features[chosen]).to(model.device, model.dtype)
+    return mean_importance(model, torch.from_numpy(facts.features[chosen]).to(model.device, model.dtype))
+
+
+@torch.no_grad()
+def mean_importance(model: CausalQwenForCausalLM, features: torch.Tensor) -> torch.Tensor:
+    """By what wrong tokens are sampled [V]: their mean P_k at features [N, H], and as much again spread over all tokens."""
     action, lm_head = model.action, model.get_output_embeddings()
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     for part in features.split(64):

@@ -1,0 +1,39 @@
+"""The speed benchmark runs at toy sizes and says what it measured; its figures belong to full sizes on a quiet machine."""
+
+import json
+import sys
+
+import pytest
+
+from causalqwen.evaluation import figures
+from causalqwen.evaluation.speed import SOFTMAX, LossSize, benchmark_speed, score_generation, score_losses, speed_table
+from conftest import graft_tiny
+
+TINY = LossSize(tokens=32, vocabulary=2048, hidden=16, dtype="float32")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_losses_are_timed_in_turns_and_their_memory_in_processes_of_their_own():
+    size = LossSize(tokens=512, vocabulary=32768, hidden=16, dtype="float32", frozen=True)
+    row = score_losses(size, [SOFTMAX, "equal, Cauchy"], repeats=1, memory=True)
+    assert row["time_ratio"][SOFTMAX] == row["memory_ratio"][SOFTMAX] == 1.0
+    # softmax keeps at least the scores, 64 MiB; the chunked loss never does
+    assert row["bytes"][SOFTMAX] > 2**26 > row["bytes"]["equal, Cauchy"]
+
+
+def test_every_preset_is_timed_against_the_backbone(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    row = {**score_generation(model, batch=2, tokens=3, repeats=1), "model": "tiny"}
+    assert (
+        row["speed_ratio"]["backbone"] == 1.0
+        and {"no plan", "causal", "persona", "softmax"} < row["speed_ratio"].keys()
+    )
+    growth = {"tokens": [score_losses(TINY, [SOFTMAX, "documents"], 1, memory=False)]}
+    found = {"generate": [row], "growth": growth, "loss": growth["tokens"]}
+    assert "documents" in speed_table(found) and figures.speed(found).startswith("<svg")
+
+
+def test_results_of_other_parts_are_kept(tmp_path):
+    (tmp_path / "speed.json").write_text(json.dumps({"tokenizer": {"speed_ratio": 0.5}}))
+    found = benchmark_speed(tmp_path, parts=())
+    assert found["tokenizer"]["speed_ratio"] == 0.5 and "0.50 x the bare" in speed_table(found)
