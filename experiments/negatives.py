@@ -82,8 +82,8 @@ def main() -> None:
         error = torch.stack([gradient(start, *batch, sample) for sample in samples[:12]]) - whole
         exact = loss(start, *batch).item()
         print(
-            f"1/{share}: mean loss {values.mean():.5f} +- {values.std() / len(values) ** 0.5:.5f} (all: {exact:.5f}); gradient: "
-            f"mean error {error.mean(0).norm() / whole.norm():.3f} of its length (chance alone "
+            f"1/{share}: mean loss {values.mean():.5f} +- {values.std() / len(values) ** 0.5:.5f} (all: {exact:.5f}); "
+            f"gradient: mean error {error.mean(0).norm() / whole.norm():.3f} of its length (chance alone "
             f"{(error.pow(2).sum(-1).mean() / len(error)).sqrt() / whole.norm():.3f}), variance "
             f"{error.pow(2).sum(-1).mean() / whole.pow(2).sum():.4f}; between batches {between:.4f}",
             flush=True,
