@@ -208,6 +208,7 @@ def _train_heads(
         output,
         settings,
         blocks=(lambda: eval_store.renewed(model)) if eval_store is not None else None,
+        best="eval_cls_loss",
     )
 
 
@@ -308,6 +309,7 @@ def _run_stage(
     output: Path,
     settings: TrainSettings,
     blocks: Callable[[], Iterable[TokenFacts]] | None = None,
+    best: str = "eval_reg_loss",
 ) -> None:
     model, work = trained.model, output / WORK
     blocks = blocks or (lambda: _eval_blocks(model, eval_examples, work))
@@ -329,7 +331,7 @@ def _run_stage(
         save_steps=every,
         save_total_limit=2,
         load_best_model_at_end=bool(eval_examples),
-        metric_for_best_model="eval_reg_loss" if eval_examples else None,
+        metric_for_best_model=best if eval_examples else None,
         greater_is_better=False,
         report_to=list(settings.report_to),
         seed=settings.seed,

@@ -17,8 +17,8 @@ class Stage:
         epochs: passes over the rows. batch_size: rows per step. accumulation: steps per update.
         learning_rate: peak of a warm-up (`warmup`, a share of the updates) and cosine schedule.
         weight_decay: of the value branch's matrices and of adapters.
-        patience: stop after so many evaluations without a better value likelihood on the evaluation rows (0: never);
-            the best state is kept.
+        patience: stop after so many evaluations without a better value likelihood (for the heads, L_cls) on the evaluation
+            rows (0: never); the best state is kept.
     """
 
     epochs: int = 40
