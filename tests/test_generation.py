@@ -471,5 +471,30 @@ def test_bad_prompts_are_refused(talker):
         talker.generate(inputs["input_ids"], prefill_chunk_size=2)
     with pytest.raises(ValueError, match="one seed, not one per row"):
         talker.generate(inputs["input_ids"], causal_decoding=CausalDecoding.preset("softmax", seed=[1]))
-    with pytest.raises(ValueError, match="generation mode"):
-        talker.generate(inputs["input_ids"], prompt_lookup_num_tokens=2)
+
+
+# ---- drafts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", [None, "standard", "causal", "persona", "shared-noise"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_drafts_from_the_text_itself_change_no_token_and_no_value(tiny_tokenizer, family, preset):
+    """Prompt lookup: several tokens per step where the text repeats itself, numbers among them."""
+    model = eager(graft_tiny(family, tiny_tokenizer))
+    with torch.no_grad():
+        model.action.num_bias += 2.0  # numbers now and then
+    prompt = encode(model, ["one two 5 one two 5 one two"])
+    plan = {} if preset is None else {"causal_decoding": CausalDecoding.preset(preset, seed=5)}
+    settings = {"max_new_tokens": 24, "do_sample": None if plan else False, "return_dict_in_generate": True}
+    plain = model.generate(**prompt, **settings, **plan)
+    drafted = model.generate(**prompt, **settings, **plan, prompt_lookup_num_tokens=4)
+    assert torch.equal(plain.sequences, drafted.sequences)
+    torch.testing.assert_close(plain.numeric_values, drafted.numeric_values, rtol=1e-5, atol=1e-6)
+
+
+def test_drafts_that_cannot_be_checked_are_refused(tiny_llama):
+    prompt = encode(tiny_llama, PROMPTS[:1])
+    with pytest.raises(ValueError, match="an assistant model cannot read"):
+        tiny_llama.generate(**prompt, assistant_model=tiny_llama, max_new_tokens=4, do_sample=False)
+    with pytest.raises(ValueError, match="checked against one decision"):
+        tiny_llama.generate(**prompt, prompt_lookup_num_tokens=3, max_new_tokens=4, do_sample=True)

@@ -59,37 +59,58 @@ class RaceSampler(LogitsProcessor):
 
 
 class ValueLog:
-    """The values of each step of a decoding loop, [B] each, computed when they are asked for.
+    """The values that a decoding loop predicts, [B] each, by the place of their tokens; computed when they are asked for.
 
     Args:
-        compute: the values that follow features [B, 1, H] of the last position, whose indices are [B, 1].
+        compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
         at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
     """
 
     def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], at_once: bool) -> None:
         self.compute, self.at_once = compute, at_once
-        self._steps: list[Tensor | tuple[Tensor, Tensor] | None] = []
+        self.last = -1
+        self._kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
 
-    def __len__(self) -> int:
-        return len(self._steps)
+    def append(self, place: int, features: Tensor, positions: Tensor) -> None:
+        """Note what the value at `place` follows from."""
+        self.last = place
+        self._kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
 
-    def append(self, features: Tensor, positions: Tensor) -> None:
-        self._steps.append(self.compute(features, positions) if self.at_once else (features, positions))
-
-    def __getitem__(self, step: int) -> Tensor:
-        found = self._steps[step]
-        if found is None:
-            raise IndexError(f"no number came at step {step}: its value was dropped")
+    def __getitem__(self, place: int) -> Tensor:
+        found = self._kept[place]
         if isinstance(found, tuple):
-            found = self._steps[step] = self.compute(*found)
+            found = self._kept[place] = self.compute(*found)
         return found
 
-    def settle(self, step: int, is_number: Tensor) -> Tensor | None:
-        """The step's values, once its tokens are known: None where no number came (bool [B])."""
+    def settle(self, place: int, is_number: Tensor) -> Tensor | None:
+        """The values at `place`, once its tokens are known; None where none of them is a number (bool [B])."""
         if self.at_once or bool(is_number.any()):
-            return self[step]
-        self._steps[step] = None
+            return self[place]
+        self._kept.pop(place, None)
         return None
+
+    def places(self) -> list[int]:
+        """Where values were predicted and not dropped."""
+        return sorted(self._kept)
+
+
+class NumberFreeDrafts:
+    """A candidate generator of transformers whose drafts end before a `<NUM>`: its value is not known in advance."""
+
+    def __init__(self, generator: Any, num_token_id: int) -> None:
+        self.generator, self.num_token_id = generator, num_token_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.generator, name)
+
+    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        drafted, logits = self.generator.get_candidates(input_ids, **kwargs)
+        start = input_ids.shape[1]
+        numbers = (drafted[0, start:] == self.num_token_id).nonzero()
+        if len(numbers):
+            length = int(numbers[0])
+            drafted, logits = drafted[:, : start + length], None if logits is None else logits[:, :length]
+        return drafted, logits
 
 
 class CausalGenerationMixin(GenerationMixin):
@@ -100,6 +121,7 @@ class CausalGenerationMixin(GenerationMixin):
         GenerationMode.SAMPLE,
         GenerationMode.BEAM_SEARCH,
         GenerationMode.BEAM_SAMPLE,
+        GenerationMode.ASSISTED_GENERATION,
     )
 
     @torch.no_grad()
@@ -128,7 +150,7 @@ class CausalGenerationMixin(GenerationMixin):
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits.
 
         Raises:
-            ValueError: a prompt that fills the context, sampling arguments beside a causal plan, assisted decoding.
+            ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         if ids is not None:
@@ -199,10 +221,11 @@ class CausalGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
-        if value_log is not None and len(value_log) and not value_log.at_once:
-            found = value_log.settle(-1, input_ids[:, -1] == self.config.num_token_id)
+        if value_log is not None and value_log.last >= 0 and not value_log.at_once:
+            # Behind the last token of the text there may be drafts, which hold no number.
+            found = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
             if found is not None:
-                numeric_values[:, -1] = found
+                numeric_values[:, value_log.last] = found
         model_inputs = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
@@ -214,6 +237,8 @@ class CausalGenerationMixin(GenerationMixin):
         )
         ids = model_inputs.get("input_ids")
         if ids is not None and numeric_values is not None:
+            drafted = input_ids.shape[1] - numeric_values.shape[1]
+            numeric_values = nn.functional.pad(numeric_values, (0, drafted)) if drafted else numeric_values
             model_inputs["numeric_values"] = numeric_values[:, -ids.shape[1] :].to(ids.device)
         if value_log is not None:
             model_inputs["scores_only"] = True
@@ -227,11 +252,16 @@ class CausalGenerationMixin(GenerationMixin):
         values = model_kwargs.get("numeric_values")
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         if log is not None:
+            new = kwargs.get("num_new_tokens", 1)  # more than one: drafts that were right, and the token after them
+            drafted = outputs.features.shape[1] - 1 if "num_new_tokens" in kwargs else 0
             positions = torch.full_like(values[:, :1], values.shape[1] - 1, dtype=torch.int64)
             if mask is not None:
                 positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
-            log.append(outputs.features[:, -1:], positions)
-            room = log[-1].unsqueeze(1) if log.at_once else torch.zeros_like(values[:, :1])
+            at = outputs.features.shape[1] - 1 - drafted + new - 1
+            log.append(values.shape[1] + new - 1, outputs.features[:, at : at + 1], positions + new - 1)
+            room = values.new_zeros(len(values), new)
+            if log.at_once:
+                room[:, -1] = log[log.last]
             model_kwargs["numeric_values"] = torch.cat([values, room], dim=1)
             if model_kwargs.get("past_key_values") is not None:
                 # Beam search reorders its rows through the cache alone, see `_reorder_cache`.
@@ -294,15 +324,43 @@ class CausalGenerationMixin(GenerationMixin):
             return result
         if race is not None and result.scores is not None:
             result.scores = tuple(race.scores[: len(result.scores)])  # type: ignore[assignment]
-        values = prompt_values.new_zeros(result.sequences.shape)
-        values[:, : prompt_values.shape[1]] = prompt_values
-        is_number = result.sequences == self.config.num_token_id
-        for step in range(len(log)):
-            place = prompt_values.shape[1] + step
-            found = log.settle(step, is_number[:, place])
-            if found is not None:
-                values[:, place] = found
-        return GenerateCausalOutput(**result, numeric_values=values.masked_fill(~is_number, 0.0))
+        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, prompt_values, log))
+
+    def _assisted_decoding(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        """transformers' loop. A draft is checked under the plan itself: draws belong to positions, not to steps."""
+        plan, bound = model_kwargs.pop("causal_decoding", None), None
+        if model_kwargs.get("assistant_model") is not None:
+            raise ValueError(
+                "an assistant model cannot read <NUM>: draft from the text itself, by prompt_lookup_num_tokens"
+            )
+        if model_kwargs.get("streamer") is not None:
+            raise ValueError("a streamer gets drafts before their values: leave it out, or prompt_lookup_num_tokens")
+        if plan is None and generation_config.do_sample:
+            raise ValueError("drafts are checked against one decision: give a causal plan, or do_sample=False")
+        if plan is not None:
+            bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
+                plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
+            )
+        log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
+        prompt_values, wants_dict = model_kwargs["numeric_values"], generation_config.return_dict_in_generate
+        generation_config = copy.copy(generation_config)
+        generation_config.do_sample, generation_config.return_dict_in_generate = False, True
+        result = super()._assisted_decoding(
+            input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
+        )
+        if not wants_dict:
+            return result.sequences
+        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, prompt_values, log))
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        return NumberFreeDrafts(super()._get_candidate_generator(*args, **kwargs), self.config.num_token_id)
 
     def _beam_search(
         self,
@@ -326,14 +384,25 @@ class CausalGenerationMixin(GenerationMixin):
             return result.sequences
         # Step t chose the token of sequence i out of running row beam_indices[i, t], so that row's value is its value.
         rows = result.beam_indices.long().clamp(min=0)
-        made = torch.stack([log[step] for step in range(len(log))], dim=1)[:, : rows.shape[1]].gather(
-            0, rows.to(prompt_values.device)
-        )
+        start = prompt_values.shape[1]
+        made = torch.stack([log[start + step] for step in range(rows.shape[1])], dim=1)
+        made = made.gather(0, rows.to(prompt_values.device))
         copies = generation_config.num_return_sequences or 1
         prompts = prompt_values[:: generation_config.num_beams].repeat_interleave(copies, dim=0)
         values = torch.cat([prompts, made], dim=1)[:, : result.sequences.shape[1]]
         values = torch.where(result.sequences == self.config.num_token_id, values, 0.0)
         return GenerateCausalBeamOutput(**result, numeric_values=values)
+
+    def _values_of(self, sequences: Tensor, prompt_values: Tensor, log: ValueLog) -> Tensor:
+        """Values of `sequences`, 0 off `<NUM>`."""
+        values = prompt_values.new_zeros(sequences.shape)
+        values[:, : prompt_values.shape[1]] = prompt_values
+        is_number = sequences == self.config.num_token_id
+        for place in log.places():
+            found = log.settle(place, is_number[:, place])
+            if found is not None:
+                values[:, place] = found
+        return values.masked_fill(~is_number, 0.0)
 
     def _start_values(
         self, input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None = None, *, at_once: bool

@@ -11,8 +11,8 @@ from causalqwen.modeling.processor import CausalQwenProcessor
 class _NumberStreaming:
     """Gives a text streamer of transformers the values behind `<NUM>`.
 
-    `generate` calls `begin` with the prompt's values, then `follow` with the list to which it appends one value per
-    step, before the step's token is put.
+    `generate` calls `begin` with the prompt's values, then `follow` with the log of its values, which has that of a
+    token before the token is put.
     """
 
     processor: CausalQwenProcessor
@@ -20,15 +20,15 @@ class _NumberStreaming:
     def begin(self, numeric_values: Tensor | None) -> None:
         self._prompt = None if numeric_values is None else numeric_values[0].tolist()
         self._seen: list[float] = []
-        self._log: Any = ()
+        self._log: Any = None
 
     def follow(self, log: Any) -> None:
         self._log = log
 
     def put(self, value: Tensor) -> None:
-        if self._log:
+        if self._log is not None and self._log.last >= 0:
             is_number = value.reshape(-1)[0].item() == self.processor.num_token_id
-            self._seen.append(self._log[-1][0].item() if is_number else 0.0)
+            self._seen.append(self._log[self._log.last][0].item() if is_number else 0.0)
         else:
             self._seen.extend(self._prompt or [0.0] * value.numel())
         super().put(value)
