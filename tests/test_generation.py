@@ -361,6 +361,14 @@ def test_generation_without_a_cache_and_with_a_static_one_is_the_same(talker):
         torch.testing.assert_close(other.numeric_values, made.numeric_values, rtol=1e-4, atol=1e-4)
 
 
+def test_a_compiled_forward_pass_gives_the_same_scores(talker):
+    ids = encode(talker, PROMPTS[:1])["input_ids"]
+    compiled = torch.compile(talker.forward, backend="eager")
+    for settings in ({}, {"scores_only": True}):
+        with torch.no_grad():
+            assert torch.equal(compiled(ids, **settings).logits, talker(ids, **settings).logits)
+
+
 def test_streamers_write_numbers_as_they_come(talker, capsys):
     plan = CausalDecoding.preset("standard")
     prompt = "It is 1,272 and"

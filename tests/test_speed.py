@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from causalqwen.evaluation import figures
-from causalqwen.evaluation.speed import SOFTMAX, LossSize, benchmark_speed, score_generation, score_losses, speed_table
+from causalqwen.evaluation.speed import benchmark_speed, speed_table
+from causalqwen.evaluation.speed.generation import score_generation
+from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, score_losses
 from conftest import graft_tiny
 
 TINY = LossSize(tokens=32, vocabulary=2048, hidden=16, dtype="float32")

@@ -1,0 +1,121 @@
+"""Loss and gradients: time against softmax cross-entropy, and peak memory, each case in a process of its own."""
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+from causalqwen.evaluation.speed.turns import alternate
+from causalqwen.kernels import linear_ovr_loss, sample_negatives
+
+SOFTMAX = "softmax cross-entropy"
+SHARE = 16  # sampled negatives: one of so many tokens
+
+
+@dataclass(frozen=True)
+class LossSize:
+    """tokens x vocabulary x hidden size; frozen: the weight takes no gradient."""
+
+    tokens: int = 1024
+    vocabulary: int = 151936
+    hidden: int = 896
+    dtype: str = "bfloat16"
+    frozen: bool = False
+
+
+def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
+    """Loss and gradients of one batch: the documents' scale (one per token), the equal one, softmax, and rivals."""
+    dtype = getattr(torch, size.dtype)
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.empty(size.tokens, size.hidden, dtype=dtype).normal_(generator=generator).requires_grad_(True)
+    weight = torch.empty(size.vocabulary, size.hidden, dtype=dtype).normal_(std=0.05, generator=generator)
+    weight.requires_grad_(not size.frozen)
+    common = (torch.rand(size.tokens, generator=generator) + 0.5).requires_grad_(True)
+    own = (torch.rand(size.tokens, size.hidden, generator=generator) * 0.02 + 0.01).requires_grad_(True)
+    targets = torch.randint(size.vocabulary, (size.tokens,), generator=generator)
+    importance = torch.rand(size.vocabulary, generator=generator) + 0.1
+
+    def case(loss: Callable[[], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            for leaf in (loc, weight, common, own):
+                leaf.grad = None
+            loss().backward()
+
+        return run
+
+    def ovr(scale: Tensor, threshold: float, **settings: Any) -> Callable[[], None]:
+        return case(lambda: linear_ovr_loss(loc, scale, weight, None, threshold, targets, **settings))
+
+    cases = {
+        SOFTMAX: case(lambda: F.cross_entropy(F.linear(loc, weight), targets)),
+        "documents": ovr(own, 50.0),
+        "equal, Cauchy": ovr(common, 6.0),
+        "equal, Gaussian": ovr(common, 6.0, family="gaussian", slope=0.5),
+        f"equal, 1/{SHARE} of the negatives": case(
+            lambda: linear_ovr_loss(
+                loc,
+                common,
+                weight,
+                None,
+                6.0,
+                targets,
+                family="gaussian",
+                slope=0.5,
+                negatives=sample_negatives(importance, size.vocabulary // SHARE, generator),
+            )
+        ),
+        "documents, plain torch": ovr(own, 50.0, impl="reference"),
+    }
+    if hasattr(F, "linear_cross_entropy"):
+        cases["torch linear_cross_entropy"] = case(lambda: F.linear_cross_entropy(loc, weight, targets))
+    return cases
+
+
+def peak_memory(size: LossSize, name: str) -> float:
+    """Bytes that one case adds to a process of its own at most, beside its inputs."""
+    task = json.dumps({"size": asdict(size), "case": name})
+    done = subprocess.run([sys.executable, "-m", __name__, task], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024.0 * int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def _measure_memory(size: LossSize, name: str) -> float:
+    loss_cases(replace(size, tokens=16, vocabulary=512))[name]()  # the libraries' own buffers
+    case = loss_cases(size)[name]
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
+    before = _status("VmRSS")
+    case()
+    return _status("VmHWM") - before
+
+
+def score_losses(size: LossSize, names: list[str], repeats: int, memory: bool) -> dict[str, Any]:
+    """Seconds, and bytes where `memory`, of the named cases."""
+    cases = {name: case for name, case in loss_cases(size).items() if name in names}
+    seconds = alternate(cases, repeats)
+    result: dict[str, Any] = {**asdict(size), "seconds": seconds}
+    result["time_ratio"] = {name: taken / seconds[SOFTMAX] for name, taken in seconds.items()}
+    if memory and sys.platform == "linux":
+        result["bytes"] = {
+            name: peak_memory(size, name) for name in tqdm(cases, desc="memory, one process each", leave=False)
+        }
+        result["memory_ratio"] = {name: taken / result["bytes"][SOFTMAX] for name, taken in result["bytes"].items()}
+    return result
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    print(_measure_memory(LossSize(**given["size"]), given["case"]))

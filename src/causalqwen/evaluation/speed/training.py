@@ -1,0 +1,90 @@
+"""An epoch of heads on kept features against LoRA on the same rows, and text to tensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+
+from causalqwen.data import collate, encode_rows, parse_row
+from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.texts import speech_paragraphs
+from causalqwen.evaluation.speed.losses import SHARE
+from causalqwen.evaluation.speed.turns import alternate
+from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
+from causalqwen.training import FactStore
+from causalqwen.training.run import token_importance
+from causalqwen.training.trainer import TrainedForCausalLM, collate_facts
+
+
+def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
+    """One epoch over the same rows in batches of 16: heads on kept features, and LoRA through the backbone."""
+    work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    write_sentences(work / "rows.jsonl", split_by_compound(boiling_points(), {"train": rows})["train"])
+    lines = (work / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    model = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE)
+    examples = encode_rows([parse_row(line, "rows") for line in lines], model.processor)
+    store = FactStore.build(model, examples, work)
+    importance = token_importance(model, store.facts)
+    pad = model.processor.tokenizer.pad_token_id
+    negatives = model.action.rows // SHARE
+    heads = (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift)
+    numbers = (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias)
+
+    def epoch(trained: TrainedForCausalLM, parts: tuple, kept: bool) -> Callable[[], None]:
+        def run() -> None:
+            model.requires_grad_(False)
+            for part in parts:
+                part.requires_grad_(True)
+            adapters = [p for n, p in model.backbone.named_parameters() if "lora_" in n]
+            for parameter in adapters:
+                parameter.requires_grad_(not kept)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
+            trained.train()
+            for start in range(0, rows, 16):
+                batch = range(start, min(start + 16, rows))
+                inputs = (
+                    collate_facts([store[i] for i in batch]) if kept else collate([examples[i] for i in batch], pad)
+                )
+                trained(**inputs).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return run
+
+    sampled = {"negatives": negatives, "importance": importance}
+    cases = {
+        "heads, whole vocabulary": epoch(TrainedForCausalLM(model, heads=True), heads + numbers, True),
+        f"heads, 1/{SHARE} of the negatives": epoch(
+            TrainedForCausalLM(model, heads=True, **sampled), heads + numbers, True
+        ),
+        "numbers alone": epoch(TrainedForCausalLM(model), numbers, True),
+    }
+    lora = {
+        "LoRA, whole vocabulary": epoch(TrainedForCausalLM(model, True), numbers, False),
+        "LoRA, numbers alone": epoch(TrainedForCausalLM(model, False), numbers, False),
+    }
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    inject_adapter_in_model(config, model.backbone)
+    seconds = alternate(cases | lora, repeats)
+    reference = seconds["LoRA, whole vocabulary"]
+    return {
+        "rows": rows,
+        "tokens": len(store.facts),
+        "seconds": seconds,
+        "times_faster": {name: reference / taken for name, taken in seconds.items()},
+    }
+
+
+def score_tokenizer(repeats: int) -> dict[str, Any]:
+    """Text to tensors, numbers found, against the bare fast tokenizer on the same paragraphs."""
+    processor = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE).processor
+    texts = speech_paragraphs() * 4
+    cases = {
+        "tokenizer": lambda: processor.tokenizer(texts, return_tensors="pt", padding=True),
+        "processor": lambda: processor(texts, return_tensors="pt", padding=True),
+    }
+    seconds = alternate(cases, repeats)
+    return {"texts": len(texts), "seconds": seconds, "speed_ratio": seconds["tokenizer"] / seconds["processor"]}
