@@ -11,7 +11,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from causalqwen import PRESETS, CausalDecoding, Individual, NumberTextIteratorStreamer, NumberTextStreamer
 from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
-from causalqwen.modeling.generation import RaceSampler
+from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
 from conftest import graft_tiny
 

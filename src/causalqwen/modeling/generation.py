@@ -5,15 +5,15 @@ A value exists before its token does: each forward pass predicts the value that 
 """
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.generation import GenerationMode
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding
+from causalqwen.modeling.loop import MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 from causalqwen.numbers import round_significant
 
@@ -21,96 +21,6 @@ _SAMPLING_ARGUMENTS = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
     "num_beams", "penalty_alpha", "guidance_scale",
 )  # fmt: skip
-
-
-class MaskFreeRows(LogitsProcessor):
-    """-inf for rows of the vocabulary matrix that no token uses: no sampler and no beam ever takes one."""
-
-    def __init__(self, vocabulary_mask: Tensor) -> None:
-        self.vocabulary_mask = vocabulary_mask
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores.masked_fill(~self.vocabulary_mask.to(scores.device), -torch.inf)
-
-
-class RaceSampler(LogitsProcessor):
-    """Draws the token itself, so that a `<NUM>` column behind the matrix does not disturb the backbone's own draws.
-
-    torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins, and it consumes one E_k
-    per column; one column more would shift every later draw. Here the race is run over the backbone's V columns alone.
-    Its winning time is Exp(1) whoever wins, and decides independently whether `<NUM>` is taken instead:
-    P(NUM) = p_NUM, P(k) = (1 - p_NUM) p_k, as under the softmax over all columns.
-    """
-
-    def __init__(self) -> None:
-        self.scores: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.scores.append(scores)
-        tokens, of_number = scores[:, :-1], scores[:, -1]
-        probabilities = nn.functional.softmax(tokens, dim=-1)
-        times = torch.empty_like(probabilities).exponential_(1)
-        speeds = probabilities / times
-        winner = speeds.argmax(dim=-1)
-        time = 1 / speeds.gather(-1, winner.unsqueeze(-1)).squeeze(-1)
-        num_prob = torch.sigmoid(of_number - tokens.logsumexp(dim=-1))
-        winner = torch.where(-torch.expm1(-time) < num_prob, tokens.shape[-1], winner)
-        return torch.full_like(scores, -torch.inf).scatter_(-1, winner.unsqueeze(-1), 0.0)
-
-
-class ValueLog:
-    """The values that a decoding loop predicts, [B] each, by the place of their tokens; computed when they are asked for.
-
-    Args:
-        compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
-        at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
-    """
-
-    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], at_once: bool) -> None:
-        self.compute, self.at_once = compute, at_once
-        self.last = -1
-        self._kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
-
-    def append(self, place: int, features: Tensor, positions: Tensor) -> None:
-        """Note what the value at `place` follows from."""
-        self.last = place
-        self._kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
-
-    def __getitem__(self, place: int) -> Tensor:
-        found = self._kept[place]
-        if isinstance(found, tuple):
-            found = self._kept[place] = self.compute(*found)
-        return found
-
-    def settle(self, place: int, is_number: Tensor) -> Tensor | None:
-        """The values at `place`, once its tokens are known; None where none of them is a number (bool [B])."""
-        if self.at_once or bool(is_number.any()):
-            return self[place]
-        self._kept.pop(place, None)
-        return None
-
-    def places(self) -> list[int]:
-        """Where values were predicted and not dropped."""
-        return sorted(self._kept)
-
-
-class NumberFreeDrafts:
-    """A candidate generator of transformers whose drafts end before a `<NUM>`: its value is not known in advance."""
-
-    def __init__(self, generator: Any, num_token_id: int) -> None:
-        self.generator, self.num_token_id = generator, num_token_id
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.generator, name)
-
-    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        drafted, logits = self.generator.get_candidates(input_ids, **kwargs)
-        start = input_ids.shape[1]
-        numbers = (drafted[0, start:] == self.num_token_id).nonzero()
-        if len(numbers):
-            length = int(numbers[0])
-            drafted, logits = drafted[:, : start + length], None if logits is None else logits[:, :length]
-        return drafted, logits
 
 
 class CausalGenerationMixin(GenerationMixin):
