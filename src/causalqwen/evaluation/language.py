@@ -70,16 +70,20 @@ def score_language(model: CausalQwenForCausalLM, text: str, *, solve: bool = Tru
     """
     was_training = model.training
     model.eval()
-    columns: dict[str, list[Tensor]] = {}
-    for ids in tqdm(text_chunks(model, text), desc="scoring the language", unit="chunk", leave=False):
+    chunks = text_chunks(model, text)
+    total, done = sum(len(ids) - 1 for ids in chunks), 0
+    # Filled, not gathered: small results that stay would pin the memory of the large ones around them.
+    column: dict[str, Tensor] = {}
+    for ids in tqdm(chunks, desc="scoring the language", unit="chunk", leave=False):
         ids = ids.to(model.device)
         hidden = model.features(ids[None]).last_hidden_state[0, :-1]
         theirs = model.backbone(input_ids=ids[None]).logits[0, :-1]
         for part in zip(hidden.split(128), theirs.split(128), ids[1:].split(128), strict=True):
             for name, tensor in _score_positions(model, *part, solve).items():
-                columns.setdefault(name, []).append(tensor.cpu())
+                whole = column.setdefault(name, torch.empty(total, dtype=tensor.dtype))
+                whole[done : done + len(tensor)] = tensor
+            done += len(part[0])
     model.train(was_training)
-    column = {name: torch.cat(parts) for name, parts in columns.items()}
     right = column["right"]
     result: dict[str, Any] = {
         "tokens": len(right),
