@@ -167,7 +167,7 @@ def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[l
 
 @torch.no_grad()
 def choice_diversity(
-    model: CausalQwenForCausalLM, text: str, *, positions: int = 100, draws: int = 400, seed: int = 0
+    model: CausalQwenForCausalLM, text: str, *, positions: int = 300, draws: int = 400, seed: int = 0
 ) -> dict[str, float]:
     """How `causal` at T = 1 chooses, against softmax sampling at temperature 1.
 

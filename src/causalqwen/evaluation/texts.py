@@ -151,7 +151,7 @@ def individual_resemblance(
     *,
     preset: str = "persona",
     setting: dict[str, Any] = PERSONA,
-    individuals: int = 8,
+    individuals: int = 16,
     new_tokens: int = 40,
     seed: int = 0,
     permutations: int = 2000,

@@ -76,12 +76,9 @@ def one_pass(
     )
     positions, law, own = len(loc), task.law, scale.dim() == 2
     losses = torch.zeros(positions, dtype=wide, device=loc.device)
-    # Each block's rows of dW are final: they need no wider accumulator.
-    accumulators = (wide, wide, weight.dtype, wide, wide)
-    gradients = [
-        torch.zeros_like(t, dtype=dtype) if w else None
-        for t, w, dtype in zip(inputs, wanted, accumulators, strict=True)
-    ]
+    gradients = [torch.zeros_like(t, dtype=wide) if w else None for t, w in zip(inputs, wanted, strict=True)]
+    if wanted[2]:
+        gradients[2] = torch.empty_like(weight)  # each block's rows are final: no wider accumulator, no zeros
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
     powers = (scale.to(loc.dtype) if law.alpha == 1 else scale.to(loc.dtype) ** law.alpha) if own else None
