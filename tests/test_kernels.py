@@ -130,6 +130,18 @@ def test_under_autocast_checkpointing_and_compilation():
     torch.testing.assert_close(wide[2].grad.double(), run(leaves, torch.float32, targets, "sum")[3])
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_backward_may_come_twice(reduction):
+    leaves, targets, _ = problem(6, 5, 30, True, "one")
+    leaves = [leaf.clone().requires_grad_(True) for leaf in leaves]
+    loss = linear_ovr_loss(*leaves, targets, reduction=reduction).sum()
+    loss.backward(retain_graph=True)
+    once = [leaf.grad.clone() for leaf in leaves]
+    (3 * loss).backward()
+    for leaf, first in zip(leaves, once, strict=True):
+        torch.testing.assert_close(leaf.grad, 4 * first, rtol=1e-4, atol=1e-5)
+
+
 def test_gradcheck_against_finite_differences():
     leaves, targets, mask = problem(4, 3, 11, True, "token")
     leaves = [leaf.double().requires_grad_(True) for leaf in leaves]

@@ -76,9 +76,10 @@ def one_pass(
     )
     positions, law, own = len(loc), task.law, scale.dim() == 2
     losses = torch.zeros(positions, dtype=wide, device=loc.device)
-    gradients = [torch.zeros_like(t, dtype=wide) if w else None for t, w in zip(inputs, wanted, strict=True)]
-    if wanted[2]:
-        gradients[2] = torch.empty_like(weight)  # each block's rows are final: no wider accumulator, no zeros
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    for place, (tensor, want) in enumerate(zip(inputs, wanted, strict=True)):
+        if want:  # each block's rows of dW are final: no wider accumulator, no zeros
+            gradients[place] = torch.empty_like(weight) if place == 2 else torch.zeros_like(tensor, dtype=wide)
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
     powers = (scale.to(loc.dtype) if law.alpha == 1 else scale.to(loc.dtype) ** law.alpha) if own else None

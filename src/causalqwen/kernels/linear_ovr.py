@@ -145,9 +145,9 @@ def _sampled_loss(
 class _LinearOvr(torch.autograd.Function):
     """Losses of the positions [N], or `share` times their sum [] where a share is given.
 
-    Gradients are made beside the losses and kept, and multiplied by what comes back unless that is 1. Where positions have
-    losses of their own and something is shared by all of them (weight, bias, thresholds of tokens) they are made in a second
-    pass instead.
+    Gradients are made beside the losses, and multiplied by what comes back unless that is 1. Where positions have losses of
+    their own and something is shared by all of them (weight, bias, thresholds of tokens), or backward comes a second time,
+    they are made in a second pass instead.
     """
 
     @staticmethod
@@ -159,26 +159,25 @@ class _LinearOvr(torch.autograd.Function):
             ctx.stage = triton_stage
         ctx.wanted = ctx.needs_input_grad[:5]
         tensors = (loc, scale, weight, bias, thresholds)
-        ctx.per_position = share is None
-        ctx.twice = share is None and (ctx.wanted[2] or ctx.wanted[3] or (ctx.wanted[4] and thresholds.dim() < 2))
+        ctx.share = share
+        shared = ctx.wanted[2] or ctx.wanted[3] or (ctx.wanted[4] and thresholds.dim() < 2)
+        wanted = (False,) * 5 if share is None and shared else ctx.wanted
         weights = None if share is None or share == 1.0 else torch.full((len(loc),), share, device=loc.device)
-        wanted = (False,) * 5 if ctx.twice else ctx.wanted
         losses, gradients = one_pass(*tensors, task, wanted, row_weights=weights, stage=ctx.stage)
-        ctx.save_for_backward(*(tensors if ctx.twice else gradients))
+        ctx.save_for_backward(*tensors)
+        ctx.gradients = gradients if wanted == ctx.wanted else None
         return losses if share is None else losses.sum() * share
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):
-        saved = ctx.saved_tensors  # once: checkpointing allows no more
-        if ctx.twice:
-            loc, scale, weight, bias, thresholds = saved
-            _, gradients = one_pass(loc, scale, weight, bias, thresholds, ctx.task, ctx.wanted, gradient, ctx.stage)
-            return *gradients, None, None, None
-        if not ctx.per_position and gradient.device.type == "cpu" and gradient == 1:
-            return *saved, None, None, None  # no second dW
-
-        def chained(kept: Tensor) -> Tensor:
-            by_row = gradient.view(-1, *[1] * (kept.dim() - 1)) if ctx.per_position else gradient
-            return (kept * by_row).to(kept.dtype)
-
-        return *(None if kept is None else chained(kept) for kept in saved), None, None, None
+        # Handed over, not kept: autograd would copy what somebody else still holds, and dW is as large as W.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            loc, scale, weight, bias, thresholds = ctx.saved_tensors
+            weights = gradient if ctx.share is None else (gradient * ctx.share).expand(len(loc))
+            gradients = one_pass(loc, scale, weight, bias, thresholds, ctx.task, ctx.wanted, weights, ctx.stage)[1]
+        elif ctx.share is None:
+            gradients = [g if g is None else g * gradient.view(-1, *[1] * (g.dim() - 1)).to(g.dtype) for g in gradients]
+        elif gradient.device.type != "cpu" or gradient != 1:
+            gradients = [g if g is None else g * gradient.to(g.dtype) for g in gradients]
+        return *gradients, None, None, None
