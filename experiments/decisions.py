@@ -57,8 +57,8 @@ def main() -> None:
             net = model.abduction.scale_net
             net.weight.normal_(std=(spread * net.bias.mean() / length).item() if spread else 0.0)
         steps, equal = compare(model, features)
-        bounds = model._scale_bounds
-        share = f", all scales on {bounds[1].full / bounds[1].seen:.2%}" if bounds else ""
+        bounds = model.scale_bounds.value
+        share = f", all scales on {bounds.full / bounds.seen:.2%}" if bounds else ""
         print(f"{name:36} {equal:,} of {steps:,} decisions equal{share}", flush=True)
 
 

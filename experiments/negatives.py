@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
-from causalqwen.kernels import Negatives, sample_negatives
+from causalqwen.kernels import Negatives, inclusion_probabilities, sample_negatives
 from causalqwen.training import CalibrationSettings, calibrate, text_chunks
-from causalqwen.training.run import mean_importance
+from causalqwen.training.negatives import token_importance
 
 BATCH, UPDATES, RATE, HELD_OUT = 128, 150, 1e-4, 4096
 
@@ -66,7 +66,7 @@ def main() -> None:
         parameter.requires_grad_(True)
     z, targets = positions(start, speeches(CALIBRATION_YEARS))
     test_z, test_targets = (t[:HELD_OUT] for t in positions(start, speeches(HELD_OUT_YEARS)))
-    importance = mean_importance(start, z[torch.randperm(len(z))[:512]])
+    importance = token_importance(start, z[torch.randperm(len(z))[:512]])
     generator = torch.Generator().manual_seed(seed)
     order = torch.randint(len(z), (UPDATES, BATCH), generator=generator)
     print(f"seed {seed}: held-out L_cls at the start {held_out(start, test_z, test_targets):.4f}")
@@ -77,7 +77,8 @@ def main() -> None:
     between = ((others - others.mean(0)).pow(2).sum(-1).mean() / whole.pow(2).sum()).item()
     vocabulary = len(importance)
     for share in (4, 16, 64):
-        samples = [sample_negatives(importance, vocabulary // share, generator) for _ in range(40)]
+        pi = inclusion_probabilities(importance, vocabulary // share)
+        samples = [sample_negatives(pi, generator) for _ in range(40)]
         values = torch.stack([loss(start, *batch, sample).detach() for sample in samples])
         error = torch.stack([gradient(start, *batch, sample) for sample in samples[:12]]) - whole
         exact = loss(start, *batch).item()
@@ -90,9 +91,10 @@ def main() -> None:
         )
     for share in (1, 4, 16, 64):
         model = copy.deepcopy(start)
+        pi = inclusion_probabilities(importance, vocabulary // share) if share > 1 else None
         optimizer = torch.optim.Adam(trained(model), lr=RATE)
         for index in tqdm(order, desc=f"1/{share}", leave=False):
-            sample = sample_negatives(importance, vocabulary // share, generator) if share > 1 else None
+            sample = sample_negatives(pi, generator) if share > 1 else None
             optimizer.zero_grad()
             loss(model, z[index], targets[index], sample).backward()
             optimizer.step()

@@ -209,17 +209,17 @@ def test_a_sample_of_negatives_is_unbiased(family, own_scale):
     whole = run(leaves, torch.float64, targets, **settings)
     importance = torch.rand(60, generator=torch.Generator().manual_seed(0)) + 0.05
     importance[-1] = 0.0
+    pi = inclusion_probabilities(importance, 15)
     generator = torch.Generator().manual_seed(1)
     draws = [
-        run(leaves, torch.float64, targets, negatives=sample_negatives(importance, 15, generator), **settings)
-        for _ in range(600)
+        run(leaves, torch.float64, targets, negatives=sample_negatives(pi, generator), **settings) for _ in range(600)
     ]
     for place, truth in enumerate(whole):
         found = torch.stack([draw[place] for draw in draws])
         error = found.std(0) / math.sqrt(len(found))
         z = ((found.mean(0) - truth).abs() / (error + 1e-9 * truth.abs().max() + 1e-12)).flatten()
         assert z.square().mean() < 2.0 and z.max() < 5.0
-    every = sample_negatives(torch.ones(60) * mask, 59)
+    every = sample_negatives(inclusion_probabilities(torch.ones(60) * mask, 59))
     for a, b in zip(run(leaves, torch.float64, targets, negatives=every, **settings), whole, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -356,12 +356,13 @@ def speed(
     """Each case beside its rival, taking turns, as ratios: loss, generation, an epoch, tokenizer (an hour on two cores)."""
     from causalqwen.evaluation import figures
     from causalqwen.evaluation.speed import PARTS, benchmark_speed, speed_table
+    from causalqwen.files import write_text
 
     asked = tuple(part.strip() for part in parts.split(","))
     if unknown := [part for part in asked if part not in PARTS]:
         raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
     found = benchmark_speed(output, asked, repeats, say)
-    (output / "speed.svg").write_text(figures.speed(found), encoding="utf-8")
+    write_text(output / "speed.svg", figures.speed(found))
     show({"output": str(output), "speed": found}, f"{speed_table(found)}\n{output / 'speed.svg'}", as_json)
 
 

@@ -33,7 +33,7 @@ def widen(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 # (1 - Phi(x))/phi(x), x >= 0, is sum_j MILLS_j t^j, t = 1/(1 + x/4), j from 1, within 4e-8 (float32 makes it 4e-7): our
-# own fit of the least largest relative error, made with mpmath; `tests/test_distributions.py` holds it to that.
+# own fit of the least largest relative error, made with mpmath; `tests/test_kernels.py` holds it to that.
 MILLS = (
     0.2499999875, 0.2500024419, 0.2342796882, 0.2046007597, 0.1475747572,
     0.1603895241, -0.08072356236, 0.240843697, -0.2033885745, 0.04973537813,

@@ -10,6 +10,7 @@ import torch
 
 from causalqwen.data import Example
 from causalqwen.evaluation.rivals import NumberTable, score_rivals
+from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import FactStore, score_tokens
 
@@ -55,9 +56,7 @@ def evaluate(
 
 def write_metrics(path: Path, metrics: dict[str, Any]) -> None:
     """metrics.json, by rename."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_text(path, json.dumps(metrics, indent=2, sort_keys=True) + "\n")
 
 
 def interval_columns(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], level: float) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 from causalqwen.decoding import CausalDecoding
 from causalqwen.evaluation import figures
 from causalqwen.evaluation.evaluate import interval_columns
+from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 
 NAMES = {
@@ -100,6 +101,4 @@ def write_report(path: Path, **content: Any) -> None:
     """Render the page; it appears by rename. Unset parts of the template are left out."""
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True).from_string(template).render(heads=HEADS, **content)
-    part = path.with_name(path.name + ".part")
-    part.write_text(page, encoding="utf-8")
-    part.replace(path)
+    write_text(path, page)

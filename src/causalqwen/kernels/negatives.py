@@ -20,7 +20,10 @@ class Negatives:
 
 
 def inclusion_probabilities(importance: Tensor, size: int) -> Tensor:
-    """pi [V] = min(1, c q), c such that they sum to `size`; float64. importance q: [V], at least 0; 0 is never taken.
+    """pi [V] = min(1, c q), c such that they sum to `size`; float64.
+
+    importance q: [V], the order of magnitude of what each token adds to the gradient, such as its mean probability plus a
+    floor; tokens of importance 0 are never taken and never count.
 
     Raises:
         ValueError: a size that is not within 1 to the number of tokens of positive importance.
@@ -39,13 +42,8 @@ def inclusion_probabilities(importance: Tensor, size: int) -> Tensor:
     return (q * (size - certain) / rest[certain]).clamp(max=1.0)
 
 
-def sample_negatives(importance: Tensor, size: int, generator: torch.Generator | None = None) -> Negatives:
-    """`size` tokens (one more or less) by systematic sampling: one uniform number, no token twice.
-
-    importance: [V], the order of magnitude of what each token adds to the gradient, such as its mean probability plus a
-    floor; tokens without any are never taken and never count.
-    """
-    pi = inclusion_probabilities(importance, size)
+def sample_negatives(pi: Tensor, generator: torch.Generator | None = None) -> Negatives:
+    """Tokens by systematic sampling, one uniform number, none twice; as many as pi [V] (`inclusion_probabilities`) sums to."""
     order = torch.randperm(len(pi), generator=generator).to(pi.device)  # else neighbours would come together, or never
     ends = pi[order].cumsum(0) + torch.rand((), generator=generator, dtype=torch.float64).to(pi.device)
     hit = ends.floor() > torch.cat([ends[:1] - pi[order[:1]], ends[:-1]]).floor()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import upcast
+from causalqwen.modeling.kept import Kept
 
 
 def softplus_inverse(value: float) -> float:
@@ -77,7 +78,7 @@ class AbductionNetwork(nn.Module):
         self.loc_net = nn.Linear(hidden_size, causal_size)
         self.scale_net = nn.Linear(hidden_size, causal_size)
         self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
-        self._identity: tuple[tuple, bool] | None = None
+        self._identity = Kept()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -111,12 +112,13 @@ class AbductionNetwork(nn.Module):
     def _is_identity(self) -> bool:
         """W_loc = I and b_loc = 0; looked at anew when one of them changes."""
         weight, bias = self.loc_net.weight, self.loc_net.bias
-        key = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
-        if self._identity is None or self._identity[0] != key:
+
+        def looked_at() -> bool:
             square = weight.shape[0] == weight.shape[1]
             eye = square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
-            self._identity = (key, eye and not bool(bias.any()))
-        return self._identity[1]
+            return eye and not bool(bias.any())
+
+        return self._identity.get(looked_at, weight, bias)
 
 
 class ValueBranch(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
+from causalqwen.modeling.kept import Kept
 
 
 class PartitionEstimate(nn.Module):
@@ -28,7 +29,7 @@ class PartitionEstimate(nn.Module):
     def __init__(self, hidden_size: int, anchors: int) -> None:
         super().__init__()
         self.register_buffer("anchor_ids", torch.zeros(anchors, dtype=torch.int64))
-        self._rows: tuple[tuple, Tensor] | None = None
+        self._rows = Kept()
         self.rest = nn.Linear(hidden_size, 1)
 
     def forward(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
@@ -49,10 +50,7 @@ class PartitionEstimate(nn.Module):
         """The anchors' rows of W, float32; without gradients they are kept until W changes."""
         if torch.is_grad_enabled():
             return upcast(weight[self.anchor_ids])
-        key = (weight.data_ptr(), weight._version, self.anchor_ids.data_ptr(), self.anchor_ids._version)
-        if self._rows is None or self._rows[0] != key:
-            self._rows = (key, upcast(weight[self.anchor_ids]))
-        return self._rows[1]
+        return self._rows.get(lambda: upcast(weight[self.anchor_ids]), weight, self.anchor_ids)
 
     def _rest(self, features: Tensor) -> Tensor:
         return F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))
@@ -84,6 +82,7 @@ class ActionNetwork(nn.Module):
     """
 
     vocabulary_mask: Tensor
+    rest_mask: Tensor
     draw_unit: Tensor
     draw_slope: Tensor
 
@@ -136,16 +135,24 @@ class ActionNetwork(nn.Module):
         self.num_bias = nn.Parameter(torch.zeros(()))
         self.value_head = nn.Linear(causal_size, 1)
         self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
+        self.register_buffer("rest_mask", self._rest_mask(), persistent=False)
         # By what the tokens multiply a drawn coordinate at T = 1; the law itself, and the values, do not change with it.
         self.register_buffer("draw_unit", torch.ones(causal_size))
         # Slope and origin of its growth with the entropy of a position, see `draw_gain`.
         self.register_buffer("draw_slope", torch.zeros(2))
-        self._largest_weight: tuple[tuple, Tensor] | None = None
+        self._largest_weight = Kept()
         self.reset_parameters()
 
     def _mask(self) -> Tensor:
         mask = torch.ones(self.rows + self.num_appended, dtype=torch.bool)
         mask[self.free_token_ids] = False
+        return mask
+
+    def _rest_mask(self) -> Tensor:
+        """[V]: rows of the matrix that tokens other than `<NUM>` use."""
+        mask = self._mask()[: self.rows]
+        if self.num_token_id is not None:
+            mask[self.num_token_id : self.num_token_id + 1] = False
         return mask
 
     @torch.no_grad()
@@ -165,6 +172,7 @@ class ActionNetwork(nn.Module):
     def reset_buffers(self) -> None:
         """Fill the buffers that a checkpoint does not hold."""
         self.vocabulary_mask.copy_(self._mask())
+        self.rest_mask.copy_(self._rest_mask())
 
     @property
     def noise(self) -> Tensor:
@@ -252,15 +260,15 @@ class ActionNetwork(nn.Module):
     def largest_weight(self, lm_head: nn.Linear | None = None) -> Tensor:
         """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32. Kept until the weight changes."""
         weight = self._head(lm_head).weight
-        key = (weight.data_ptr(), weight._version, weight.device, weight.dtype)
-        if self._largest_weight is None or self._largest_weight[0] != key:
-            with torch.no_grad():
-                used = self.vocabulary_mask[: self.rows].unsqueeze(-1)
-                # Row blocks: |W| of a whole vocabulary would be as large as the matrix itself.
-                blocks = zip(weight.split(8192), used.split(8192), strict=True)
-                largest = upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
-            self._largest_weight = (key, largest)
-        return self._largest_weight[1]
+
+        @torch.no_grad()
+        def largest() -> Tensor:
+            used = self.vocabulary_mask[: self.rows].unsqueeze(-1)
+            # Row blocks: |W| of a whole vocabulary would be as large as the matrix itself.
+            blocks = zip(weight.split(8192), used.split(8192), strict=True)
+            return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
+
+        return self._largest_weight.get(largest, weight)
 
     def thresholds(self, features: Tensor, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
         """C + c(z) [..., 1], float32, from features z [..., H] and loc_U [..., C]; the same for all tokens of a position."""

@@ -21,6 +21,7 @@ from causalqwen.losses import (
 from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
 
 
@@ -31,7 +32,7 @@ class HeadsMixin:
     abduction: AbductionNetwork
     value_branch: ValueBranch | None
     action: ActionNetwork
-    _scale_bounds: tuple[tuple, ScaleBounds] | None = None
+    scale_bounds: Kept
 
     def heads(
         self,
@@ -112,13 +113,9 @@ class HeadsMixin:
     def _bounded_scores(self, logits: Tensor, scale: Tensor, thresholds: Tensor) -> Tensor:
         """`decision_scores` of one position per row under the documents' scale, -inf where a token cannot win."""
         action, lm_head, num_id = self.action, self.get_output_embeddings(), self.config.num_token_id
-        rows = action.vocabulary_mask[: action.rows].clone()
-        rows[num_id : num_id + 1] = False
-        key = (lm_head.weight.data_ptr(), lm_head.weight._version, lm_head.weight.device)
-        if self._scale_bounds is None or self._scale_bounds[0] != key:
-            self._scale_bounds = (key, ScaleBounds(lm_head.weight, action.law))
-        bounds = self._scale_bounds[1]
-        scores = bounds.decision_scores(logits[:, -1, : action.rows], scale[:, -1], thresholds[:, -1], rows)
+        bounds = self.scale_bounds.get(lambda: ScaleBounds(lm_head.weight, action.law), lm_head.weight)
+        of_rows = logits[:, -1, : action.rows]
+        scores = bounds.decision_scores(of_rows, scale[:, -1], thresholds[:, -1], action.rest_mask)
         of_number = (upcast(logits[:, -1, num_id]) - thresholds[:, -1, 0]) / action.num_scale(scale[:, -1], lm_head)
         if action.num_appended:
             return torch.cat([scores, of_number.unsqueeze(-1)], dim=-1).unsqueeze(1)
@@ -208,9 +205,7 @@ class HeadsMixin:
         From the scores [B, S, V'] where there are any, else block by block of the vocabulary, or of a sample of it.
         """
         action, lm_head = self.action, self.get_output_embeddings()
-        mask = action.vocabulary_mask[: action.rows].clone()
-        if not action.num_appended:
-            mask[self.config.num_token_id] = False
+        mask = action.rest_mask
         targets = targets.masked_fill(targets == self.config.num_token_id, NO_TARGET)
         if logits is not None:
             return ovr_loss(

@@ -16,6 +16,7 @@ from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.grafting import GraftingMixin
 from causalqwen.modeling.heads import HeadsMixin
+from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -100,6 +101,7 @@ class CausalQwenForCausalLM(
             initial_noise=config.initial_noise,
             initial_threshold=config.initial_threshold,
         )
+        self.scale_bounds = Kept()
         self._processor: CausalQwenProcessor | None = None
         self.post_init()
 

@@ -33,10 +33,7 @@ class TextAnchor:
         passes = tqdm(self.ids.split(8), desc="reading the anchor text", leave=False)
         self.features = torch.cat([model.features(ids).last_hidden_state[:, :-1] for ids in passes])
         model.train(was_training)
-        used = model.action.vocabulary_mask[: model.action.rows].clone()
-        if not model.action.num_appended:
-            used[model.config.num_token_id] = False
-        self.used = used
+        self.used = model.action.rest_mask
 
     def __len__(self) -> int:
         return len(self.ids)

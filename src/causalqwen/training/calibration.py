@@ -91,9 +91,7 @@ def text_chunks(model: CausalQwenForCausalLM, text: str, chunk: int = 512) -> li
 def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> ScoreSummary:
     """One pass of the backbone over the text; progress on stderr."""
     action, lm_head = model.action, model.get_output_embeddings()
-    used = action.vocabulary_mask[: action.rows].clone()
-    if not action.num_appended:
-        used[model.config.num_token_id] = False
+    used = action.rest_mask
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     columns: dict[str, list[Tensor]] = {}
     for ids in tqdm(chunks, desc="reading the text", unit="chunk", leave=False):

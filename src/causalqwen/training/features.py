@@ -96,9 +96,7 @@ def facts_of(
     config, action, lm_head = model.config, model.action, model.get_output_embeddings()
     is_num = targets == config.num_token_id
     values = torch.where(is_num, values, torch.nan)
-    used = action.vocabulary_mask[: action.rows].clone()
-    if not action.num_appended:
-        used[config.num_token_id] = False
+    used = action.rest_mask
     without = None if bool(used.all()) else ~used
     columns: dict[str, list[Tensor]] = {field.name: [] for field in dataclasses.fields(TokenFacts)}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -14,12 +13,11 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.data import Example, collate
 from causalqwen.data.texts import read_text
-from causalqwen.distributions import upcast
-from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
+from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import Stage, TrainSettings
 from causalqwen.training.trainer import (
@@ -197,11 +195,11 @@ def _train_heads(
     _train_numbers_only(model)
     for part in (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift):
         part.requires_grad_(True)
-    importance = token_importance(model, train_store.facts) if stage.negatives else None
+    sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
     _run_stage(
         "heads",
         stage,
-        TrainedForCausalLM(model, heads=True, negatives=stage.negatives, importance=importance),
+        TrainedForCausalLM(model, heads=True, negatives=sampled),
         FactRows(train_store),
         collate_facts,
         eval_examples,
@@ -210,33 +208,6 @@ def _train_heads(
         blocks=(lambda: eval_store.renewed(model)) if eval_store is not None else None,
         best="eval_cls_loss",
     )
-
-
-def token_importance(model: CausalQwenForCausalLM, facts: TokenFacts, positions: int = 512) -> torch.Tensor:
-    """`mean_importance` over some of the kept positions."""
-    chosen = np.linspace(0, len(facts) - 1, min(positions, len(facts))).astype(int)
-    return mean_importance(model, torch.from_numpy(facts.features[chosen]).to(model.device, model.dtype))
-
-
-@torch.no_grad()
-def mean_importance(model: CausalQwenForCausalLM, features: torch.Tensor) -> torch.Tensor:
-    """By what wrong tokens are sampled [V]: their mean P_k at features [N, H], and as much again spread over all tokens."""
-    action, lm_head = model.action, model.get_output_embeddings()
-    mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
-    for part in features.split(64):
-        loc_U, scale_U = model.abduction(part)
-        loc, scale = model.situate(loc_U, scale_U)
-        scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
-        thresholds = model.thresholds(part, loc_U, scale_U)
-        log_p, _ = ovr_log_probs(
-            upcast(lm_head(loc)), scales, thresholds, family=action.law.name, slope=action.score_slope
-        )
-        mass += log_p.exp().sum(0)
-    used = action.vocabulary_mask[: action.rows].clone()
-    if not action.num_appended:
-        used[model.config.num_token_id] = False
-    mass *= used
-    return mass + used * mass.sum() / used.sum()
 
 
 # ---- stage 2 ---------------------------------------------------------------------------------------------------------
@@ -254,9 +225,9 @@ def _train_lora(
     _train_numbers_only(model)
     model.numeric_embedding.requires_grad_(True)
     anchor = TextAnchor(model, anchor_text, stage.anchor_tokens) if anchor_text is not None else None
-    importance = None
+    sampled = None
     if stage.whole_vocabulary and stage.negatives:
-        importance = token_importance(model, next(stream_facts(model, train_examples))[1])
+        sampled = sampling_of_negatives(model, next(stream_facts(model, train_examples))[1], stage.negatives)
     torch.manual_seed(settings.seed)
     config = LoraConfig(
         r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
@@ -266,9 +237,7 @@ def _train_lora(
     _run_stage(
         "lora",
         stage,
-        TrainedForCausalLM(
-            model, stage.whole_vocabulary, anchor, stage.anchor, negatives=stage.negatives, importance=importance
-        ),
+        TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled),
         ExampleRows(train_examples),
         lambda examples: collate(examples, pad),
         eval_examples,

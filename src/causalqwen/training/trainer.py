@@ -13,6 +13,7 @@ from transformers.integrations import TensorBoardCallback, TrackioCallback, Wand
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import ModelOutput
 
+from causalqwen.files import write_text
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -31,7 +32,7 @@ class TrainedForCausalLM(nn.Module):
         whole_vocabulary: take the rest of the vocabulary into L_cls where rows come as tokens; else `<NUM>`'s own term
             alone. Kept facts hold the rest as numbers.
         heads: train the heads that kept facts depend on: of the facts, the features alone are read then.
-        negatives, importance: how many wrong tokens a training step samples, 0 for all, and by what [V].
+        negatives: [V], by what a training step samples wrong tokens (`inclusion_probabilities`); None for all of them.
         anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
     """
 
@@ -45,13 +46,11 @@ class TrainedForCausalLM(nn.Module):
         anchor_weight: float = 1.0,
         *,
         heads: bool = False,
-        negatives: int = 0,
-        importance: Tensor | None = None,
+        negatives: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
         self.negatives = negatives
-        self.importance = importance
         self.model = model
         self.config = model.config
         self.whole_vocabulary = whole_vocabulary
@@ -68,7 +67,7 @@ class TrainedForCausalLM(nn.Module):
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
     ) -> ModelOutput:
-        """Losses of rows [B, S], and the decisions [B, S-1] under `standard`.
+        """Losses of rows [B, S], and the decisions [B, S-1] under `standard` (none where wrong tokens are sampled).
 
         Args:
             facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
@@ -89,15 +88,11 @@ class TrainedForCausalLM(nn.Module):
             loc, scale = model.situate(loc_U, scale_U)
             thresholds = model.thresholds(features, loc_U, scale_U)
             rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
+            sample = sample_negatives(self.negatives) if self.negatives is not None and self.training else None
             if self.whole_vocabulary:
-                sample = None
-                if self.negatives and self.training:
-                    sample = sample_negatives(self.importance, self.negatives)
                 rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample)
-            # The decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
-            decisions = torch.full_like(masks.targets, IGNORE_INDEX)
-            if not (self.negatives and self.training):
-                decisions = model.decide(loc, scale, thresholds)
+            # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
+            decisions = model.decide(loc, scale, thresholds) if sample is None else None
             num_scale = model.action.num_scale(scale, model.get_output_embeddings())
             log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
         at_numbers = features[masks.num_mask]
@@ -167,9 +162,7 @@ class MetricsFile(TrainerCallback):
             return
         records = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
         kept = [r for r in records if r["stage"] != self.stage or r["step"] <= state.global_step]
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        part.replace(self.path)
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def record(self, step: int, epoch: float | None, metrics: dict[str, float]) -> None:
         line = {"stage": self.stage, "step": step, "epoch": epoch, **metrics}
@@ -218,6 +211,8 @@ class CausalTrainer(Trainer):
         window = self._window
         window["cls_loss_mean"] = window.get("cls_loss_mean", 0.0) + outputs["loss_cls"].item()
         window["reg_loss_effective"] = window.get("reg_loss_effective", 0.0) + outputs["loss_reg"].item()
+        if outputs.get("decisions") is None:
+            return (loss, outputs) if return_outputs else loss
         targets = inputs["labels"][:, 1:]
         counted = targets != IGNORE_INDEX
         window["right"] = window.get("right", 0) + ((outputs["decisions"] == targets) & counted).sum().item()
@@ -236,8 +231,9 @@ class CausalTrainer(Trainer):
                 "total_loss": logs["loss"],
                 "cls_loss_mean": window["cls_loss_mean"] / steps,
                 "reg_loss_effective": window["reg_loss_effective"] / steps,
-                "accuracy": window["right"] / max(window["counted"], 1),
             }
+            if window.get("counted"):
+                logs["accuracy"] = window["right"] / window["counted"]
         super().log(logs, start_time)
         numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
         numbers.pop("epoch", None)

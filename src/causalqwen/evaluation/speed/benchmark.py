@@ -11,6 +11,7 @@ import torch
 from causalqwen.evaluation.speed.generation import random_qwen, score_generation
 from causalqwen.evaluation.speed.losses import SHARE, SOFTMAX, LossSize, loss_cases, score_losses
 from causalqwen.evaluation.speed.training import score_epochs, score_tokenizer
+from causalqwen.files import write_text
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 
 PARTS = ("loss", "growth", "generate", "epochs", "tokenizer")
@@ -28,9 +29,7 @@ def benchmark_speed(
 
     def keep(part: str, result: Any) -> None:
         found[part] = result
-        made = file.with_suffix(".part")
-        made.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        made.replace(file)
+        write_text(file, json.dumps(found, indent=1) + "\n")
 
     if "loss" in parts:
         rows = []

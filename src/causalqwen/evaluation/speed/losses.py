@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen.evaluation.speed.turns import alternate
-from causalqwen.kernels import linear_ovr_loss, sample_negatives
+from causalqwen.kernels import inclusion_probabilities, linear_ovr_loss, sample_negatives
 
 SOFTMAX = "softmax cross-entropy"
 SHARE = 16  # sampled negatives: one of so many tokens
@@ -43,6 +43,7 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
     own = (torch.rand(size.tokens, size.hidden, generator=generator) * 0.02 + 0.01).requires_grad_(True)
     targets = torch.randint(size.vocabulary, (size.tokens,), generator=generator)
     importance = torch.rand(size.vocabulary, generator=generator) + 0.1
+    pi = inclusion_probabilities(importance, size.vocabulary // SHARE)
 
     def case(loss: Callable[[], Tensor]) -> Callable[[], None]:
         def run() -> None:
@@ -70,7 +71,7 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
                 targets,
                 family="gaussian",
                 slope=0.5,
-                negatives=sample_negatives(importance, size.vocabulary // SHARE, generator),
+                negatives=sample_negatives(pi, generator),
             )
         ),
         "documents, plain torch": ovr(own, 50.0, impl="reference"),

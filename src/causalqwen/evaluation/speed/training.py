@@ -14,7 +14,7 @@ from causalqwen.evaluation.speed.losses import SHARE
 from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.training import FactStore
-from causalqwen.training.run import token_importance
+from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.trainer import TrainedForCausalLM, collate_facts
 
 
@@ -27,9 +27,8 @@ def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
     model = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE)
     examples = encode_rows([parse_row(line, "rows") for line in lines], model.processor)
     store = FactStore.build(model, examples, work)
-    importance = token_importance(model, store.facts)
     pad = model.processor.tokenizer.pad_token_id
-    negatives = model.action.rows // SHARE
+    negatives = sampling_of_negatives(model, store.facts, model.action.rows // SHARE)
     heads = (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift)
     numbers = (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias)
 
@@ -54,11 +53,10 @@ def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
 
         return run
 
-    sampled = {"negatives": negatives, "importance": importance}
     cases = {
         "heads, whole vocabulary": epoch(TrainedForCausalLM(model, heads=True), heads + numbers, True),
         f"heads, 1/{SHARE} of the negatives": epoch(
-            TrainedForCausalLM(model, heads=True, **sampled), heads + numbers, True
+            TrainedForCausalLM(model, heads=True, negatives=negatives), heads + numbers, True
         ),
         "numbers alone": epoch(TrainedForCausalLM(model), numbers, True),
     }
