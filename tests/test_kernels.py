@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import shutil
 
 import mpmath
 import pytest
@@ -77,7 +78,12 @@ def run(leaves: list[Tensor], dtype: torch.dtype, targets: Tensor, reduction: st
     return [loss.detach().double()] + [leaf.grad.double() for leaf in leaves]
 
 
-IMPLEMENTATIONS = ["chunked", pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="no triton here"))]
+NEEDS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="no compiler here")
+IMPLEMENTATIONS = [
+    "chunked",
+    pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="no triton here")),
+    pytest.param("compiled", marks=[NEEDS_COMPILER, pytest.mark.slow]),
+]
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -96,6 +102,21 @@ def test_float32_is_within_rounding_of_the_float64_reference(impl, family, own_s
             fast = run(leaves, torch.float32, targets, impl=impl, chunk_size=16, **settings)
             for a, b, c in zip(fast, plain, exact, strict=True):
                 assert (a - c).abs().max() <= (b - c).abs().max() + 1e-5 * c.abs().max()
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("own_scale", [False, True])
+def test_the_compiled_stage_far_from_the_middle(own_scale):
+    """Scores from far below to far above the thresholds, a sample of the negatives, and rows of the vocabulary left out."""
+    leaves, targets, mask = problem(5, 7, 61, own_scale, "token")
+    leaves[2] *= torch.logspace(-3, 1.5, 61).unsqueeze(1)
+    for negatives in (None, sample_negatives(inclusion_probabilities(torch.ones(61) * mask, 30))):
+        settings = {"vocabulary_mask": mask, "negatives": negatives, "reduction": "sum"}
+        exact = run(leaves, torch.float64, targets, **settings)
+        plain = run(leaves, torch.float32, targets, **settings)
+        fast = run(leaves, torch.float32, targets, impl="compiled", **settings)
+        for a, b, c in zip(fast, plain, exact, strict=True):
+            assert (a - c).abs().max() <= (b - c).abs().max() + 1e-5 * c.abs().max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

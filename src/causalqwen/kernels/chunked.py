@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, StableFamily
 
-BLOCK = 2**22  # scores at a time
+BLOCK = 2**22  # scores, and powers of scales, at a time
 TILE = 2**18  # of them in float32: few enough for a core's cache
 
 
@@ -28,7 +28,7 @@ class OvrTask:
     """What a pass computes beside its tensors.
 
     targets: int64 [N], `NO_TARGET` (or any id outside the V rows) where none of them is right. mask: bool [V], False rows
-    take no part. chunk_size: rows of W at a time, None for `BLOCK` scores. column_weights: [V]; where they are given, the
+    take no part. chunk_size: rows of W at a time, None for what `BLOCK` allows. column_weights: [V]; where they are given, the
     rows are a sample of the wrong tokens, and the target's own row is left out of it.
     """
 
@@ -55,6 +55,10 @@ class Block:
     column_weights: Tensor | None
 
 
+Stage = Callable[[Block, OvrTask, Tensor, Tensor | None, bool, bool], Tensor | None]
+"""What lies between the products; see `tiled_stage`."""
+
+
 def one_pass(
     loc: Tensor,
     scale: Tensor,
@@ -64,7 +68,7 @@ def one_pass(
     task: OvrTask,
     wanted: tuple[bool, ...],
     row_weights: Tensor | None = None,
-    stage: Callable[..., Tensor | None] | None = None,
+    stage: Stage | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Losses [N] and the gradients of their sum (weighted by `row_weights`) for the wanted of the first five arguments.
 
@@ -83,7 +87,7 @@ def one_pass(
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
     powers = (scale.to(loc.dtype) if law.alpha == 1 else scale.to(loc.dtype) ** law.alpha) if own else None
-    size = task.chunk_size or max(256, min(BLOCK // max(positions, 1), 65536))
+    size = task.chunk_size or max(256, min(BLOCK // (1 + own) // max(positions, 1), 65536))
     for start in range(0, len(weight), size):
         part = slice(start, start + size)
         rows = weight[part]

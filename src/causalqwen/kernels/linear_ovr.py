@@ -7,6 +7,7 @@ over blocks computes both, its derivatives written out. `impl="reference"` is th
 tested against.
 """
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
-from causalqwen.kernels.chunked import OvrTask, one_pass
+from causalqwen.kernels.chunked import OvrTask, Stage, one_pass, tiled_stage
 from causalqwen.kernels.negatives import Negatives
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET, check_targets, graded_scale, ovr_loss
+
+IMPLEMENTATIONS = ("auto", "chunked", "compiled", "triton", "reference")
 
 
 @torch.compiler.disable  # blocks and library products: there is nothing to fuse, and the graph simply goes on behind it
@@ -36,7 +39,7 @@ def linear_ovr_loss(
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
     chunk_size: int | None = None,
-    impl: str = "chunked",
+    impl: str = "auto",
 ) -> Tensor:
     """OvR loss of the scores W U' + b against thresholds; equals `ovr_loss` of their laws.
 
@@ -52,8 +55,11 @@ def linear_ovr_loss(
         negatives: a weighted sample of the wrong tokens (`sample_negatives`): the loss and its gradients are then those of
             the whole vocabulary in expectation, at the cost of the sample.
         reduction: "none" [N], "sum", or "mean" over positions that have a loss.
-        chunk_size: rows of W at a time; memory grows with N x chunk_size. None: four million scores.
-        impl: "chunked"; "triton", the same pass as CUDA kernels; or "reference".
+        chunk_size: rows of W at a time; memory grows with N x chunk_size. None: four million scores,
+            or half as many and their scales.
+        impl: "chunked", blocks in plain torch; "compiled", the same with what lies between the products fused by
+            torch.compile (a C++ compiler on the CPU, ten seconds the first time); "triton", as CUDA kernels; or
+            "reference". "auto" takes "triton" for CUDA where it can, else "chunked".
 
     Returns:
         float32 (float64 where an argument is). Gradients reach loc, scale, weight, bias and thresholds.
@@ -68,8 +74,8 @@ def linear_ovr_loss(
         )
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"unknown reduction {reduction!r}; use 'none', 'sum' or 'mean'")
-    if impl not in ("chunked", "triton", "reference"):
-        raise ValueError(f"unknown impl {impl!r}; use 'chunked', 'triton' or 'reference'")
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"unknown impl {impl!r}; use one of {', '.join(IMPLEMENTATIONS)}")
     thresholds = torch.as_tensor(thresholds, dtype=upcast(loc).dtype, device=loc.device)
     device = loc.device.type
     if torch.is_autocast_enabled(device):
@@ -142,6 +148,22 @@ def _sampled_loss(
     return losses.index_add(0, right, -passed) if share is None else losses - share * passed.sum()
 
 
+def _stage_of(impl: str, loc: Tensor) -> Stage:
+    """Imported where they are used: neither Triton nor torch.compile need be there."""
+    if impl == "auto":
+        with_triton = loc.is_cuda and loc.dtype != torch.float64 and importlib.util.find_spec("triton") is not None
+        impl = "triton" if with_triton else "chunked"
+    if impl == "triton":
+        from causalqwen.kernels.triton_ovr import triton_stage
+
+        return triton_stage
+    if impl == "compiled":
+        from causalqwen.kernels.compiled_ovr import compiled_stage
+
+        return compiled_stage
+    return tiled_stage
+
+
 class _LinearOvr(torch.autograd.Function):
     """Losses of the positions [N], or `share` times their sum [] where a share is given.
 
@@ -152,11 +174,7 @@ class _LinearOvr(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loc, scale, weight, bias, thresholds, task, impl, share):
-        ctx.task, ctx.stage = task, None
-        if impl == "triton":
-            from causalqwen.kernels.triton_ovr import triton_stage
-
-            ctx.stage = triton_stage
+        ctx.task, ctx.stage = task, _stage_of(impl, loc)
         ctx.wanted = ctx.needs_input_grad[:5]
         tensors = (loc, scale, weight, bias, thresholds)
         ctx.share = share

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from causalqwen.distributions.stable import MILLS
+from causalqwen.distributions.stable import ATAN, MILLS
 from causalqwen.kernels.chunked import Block, OvrTask
 
 _WIDTH = 1024
@@ -19,13 +19,7 @@ _ROOT_2_PI: tl.constexpr = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _INVERSE_PI: tl.constexpr = tl.constexpr(1 / math.pi)
 _FLOOR: tl.constexpr = tl.constexpr(1e-6)
 _MILLS: tl.constexpr = tl.constexpr(MILLS[::-1])
-# atan(z)/z on [0, 1] as a polynomial in z^2 within 2e-8: our own fit of the least largest relative error.
-_ATAN: tl.constexpr = tl.constexpr(
-    (
-        0.00284980641, -0.01606829675, 0.04269098064, -0.07504249084, 0.1064091279,
-        -0.1420363908, 0.1999261872, -0.3333307331, 0.9999999848,
-    )
-)  # fmt: skip
+_ATAN: tl.constexpr = tl.constexpr(ATAN)
 
 
 @triton.jit
@@ -102,19 +96,17 @@ def _stage(
             grown = slope * tl.maximum(x, 0.0)
             s = base + grown if CAUCHY else tl.sqrt(base * base + grown)
         x = x / s
-        log_cdf, hazard = _log_cdf_and_hazard(x, CAUCHY)
         weight = tl.where(inside, 1.0, 0.0)
         if COLUMNS:
             weight = tl.load(column_weights + column, mask=inside, other=0.0)
         right = inside & (column == target)
-        if POSITIVE:
-            log_sf, mirrored = _log_cdf_and_hazard(-x, CAUCHY)
-            loss += tl.sum(-tl.where(right, log_sf, weight * log_cdf))
-            hazard = tl.where(right, -mirrored, weight * hazard)
-        else:
-            weight = tl.where(right, 0.0, weight)
-            loss += tl.sum(-weight * log_cdf)
-            hazard = weight * hazard
+        sign = 1.0
+        if POSITIVE:  # -log F(-x) of the right token: its sign turns x, and its hazard
+            sign = tl.where(right, -1.0, 1.0)
+        weight = tl.where(right, 1.0 if POSITIVE else 0.0, weight)
+        log_cdf, hazard = _log_cdf_and_hazard(x * sign, CAUCHY)
+        loss -= tl.sum(weight * log_cdf)
+        hazard = sign * weight * hazard
         hazard = hazard * row_weight / s
         if OF_SCALES:
             of_base = hazard * x

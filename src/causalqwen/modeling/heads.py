@@ -33,6 +33,8 @@ class HeadsMixin:
     value_branch: ValueBranch | None
     action: ActionNetwork
     scale_bounds: Kept
+    ovr_impl: str = "auto"
+    """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
 
     def heads(
         self,
@@ -232,6 +234,7 @@ class HeadsMixin:
             vocabulary_mask=mask,
             negatives=negatives,
             reduction="none",
+            impl=self.ovr_impl,
         )
         return losses.view(targets.shape)
 

@@ -80,6 +80,7 @@ def train(
         model.config.value_transform = transform.to_dict()
         model.config.value_range = [values.min().item(), values.max().item()]
     model.config.interval_levels = None
+    model.ovr_impl = settings.ovr_impl
     if settings.values is not None:
         _train_values(model, train_examples, eval_examples, output, settings)
     if settings.heads is not None:

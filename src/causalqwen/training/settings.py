@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from causalqwen.kernels import IMPLEMENTATIONS
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -100,6 +102,8 @@ class TrainSettings:
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
             a checkpoint written, from which a killed run can be resumed.
+        ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
+            (`linear_ovr_loss`).
         report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
     """
 
@@ -111,6 +115,7 @@ class TrainSettings:
     recalibrate: bool = True
     logging_steps: int = 20
     evaluations: int = 10
+    ovr_impl: str = "auto"
     report_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,6 +123,8 @@ class TrainSettings:
             raise ValueError(
                 f"value_transform {self.value_transform!r} is not one of affine, symlog, identity and keep"
             )
+        if self.ovr_impl not in IMPLEMENTATIONS:
+            raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
         if self.values is None and self.heads is None and self.lora is None:
             raise ValueError("nothing to train: all stages are left out")
 

@@ -59,8 +59,11 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
     cases = {
         SOFTMAX: case(lambda: F.cross_entropy(F.linear(loc, weight), targets)),
         "documents": ovr(own, 50.0),
+        "documents, compiled": ovr(own, 50.0, impl="compiled"),
         "equal, Cauchy": ovr(common, 6.0),
+        "equal, Cauchy, compiled": ovr(common, 6.0, impl="compiled"),
         "equal, Gaussian": ovr(common, 6.0, family="gaussian", slope=0.5),
+        "equal, Gaussian, compiled": ovr(common, 6.0, family="gaussian", slope=0.5, impl="compiled"),
         f"equal, 1/{SHARE} of the negatives": case(
             lambda: linear_ovr_loss(
                 loc,
