@@ -130,10 +130,12 @@ def _sampled_loss(
     kept = None if task.mask is None else task.mask[ids]
     wrong = OvrTask(place[task.targets], task.law, task.slope, kept, task.chunk_size, negatives.weights.to(loc.device))
     some = (None if bias is None else bias[ids], thresholds[ids] if thresholds.dim() == 1 else thresholds)
-    losses = _LinearOvr.apply(loc, scale, weight[ids], *some, wrong, impl, share)
-
     right = (task.targets != NO_TARGET).nonzero().squeeze(-1)
-    targets, rows = task.targets[right], upcast(weight[task.targets[right]])
+    targets = task.targets[right]
+    sampled, of_targets = weight[torch.cat([ids, targets])].split([len(ids), len(targets)])  # one gradient as large as W
+    losses = _LinearOvr.apply(loc, scale, sampled, *some, wrong, impl, share)
+
+    rows = upcast(of_targets)
     at = (upcast(loc[right]) * rows).sum(-1) + (0.0 if bias is None else bias[targets])
     own = scale[right]
     if scale.dim() == 2:
