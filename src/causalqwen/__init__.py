@@ -11,9 +11,12 @@ from causalqwen.modeling import (
     CausalQwenForCausalLM,
     CausalQwenOutput,
     CausalQwenProcessor,
+    Intervention,
     NumberPrediction,
     NumberTextIteratorStreamer,
     NumberTextStreamer,
+    Observation,
+    World,
 )
 
 __version__ = "0.1.0"
@@ -29,9 +32,12 @@ __all__ = [
     "CausalQwenOutput",
     "CausalQwenProcessor",
     "Individual",
+    "Intervention",
     "NumberPrediction",
     "NumberTextIteratorStreamer",
     "NumberTextStreamer",
+    "Observation",
+    "World",
     "cauchy_crps",
     "cauchy_nll",
     "linear_ovr_loss",

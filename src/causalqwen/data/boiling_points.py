@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from causalqwen.files import writing
 from causalqwen.numbers import find_numbers
 
 SENTENCE = "The boiling point of {name} ({formula}) is {value} K."
@@ -81,8 +82,6 @@ def split_by_compound(
 
 def write_sentences(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """A JSONL file of sentences (`text` rows); appears by rename."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
+    with writing(path) as part, part.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps({"text": sentence(record), "compound": record["name"]}, ensure_ascii=False) + "\n")
-    part.replace(path)

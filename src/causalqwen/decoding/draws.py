@@ -1,10 +1,12 @@
 """A decoding plan bound to the rows of a batch: the draws of each row, and what they leave of loc and scale."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from causalqwen.decoding.hindsight import Hindsight
 from causalqwen.decoding.individual import Individual
 from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
@@ -32,6 +34,8 @@ class BoundDecoding:
     seeds: Tensor  # int64 [B]
     causal_size: int
     individuals: Tensor | None = None  # e1 of given individuals, float64 [B, C]
+    hindsight: list[Hindsight] | None = None  # given noise, one per row
+    origins: Tensor | None = None  # int64 [B]: the position that the first token of a given noise is decided at
     every_score: bool = False  # scores of tokens that cannot win are wanted too: a processor may take the best away
     _held: dict[int, Tensor] = field(default_factory=dict)
     _ahead: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -75,7 +79,15 @@ class BoundDecoding:
                     )
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
-        return cls(plan, seeds, causal_size, individuals, every_score)
+        hindsight = None
+        if not isinstance(plan.noise, str):
+            noises = [plan.noise] if isinstance(plan.noise, Hindsight) else list(plan.noise)
+            if len(noises) not in (1, prompts):
+                raise ValueError(f"{len(noises)} noises for {prompts} prompts; give one, or one per prompt")
+            hindsight = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
+            if any(noise.draws.shape[1] != causal_size for noise in noises):
+                raise ValueError(f"a given noise does not fit a model whose causal size is {causal_size}")
+        return cls(plan, seeds, causal_size, individuals, hindsight, every_score=every_score)
 
     def situate(
         self,
@@ -102,10 +114,10 @@ class BoundDecoding:
         else:
             drawn = self._read(INDIVIDUAL_STREAM, plan.individual_mode, positions, reader)
             loc = loc + plan.temperature * gain * scale * drawn
-        if plan.noise == "marginal":
+        if plan.noise_mode == "marginal":
             left.append(noise.expand_as(scale))
-        elif plan.noise != "off":
-            drawn = self._read(NOISE_STREAM, plan.noise, positions, reader)
+        elif plan.noise_mode != "off":
+            drawn = self._read(NOISE_STREAM, plan.noise_mode, positions, reader)
             loc = loc + plan.temperature_of_noise * gain * noise * drawn
         return loc, (reader.law.add(*left) if left else torch.zeros_like(scale))
 
@@ -121,7 +133,38 @@ class BoundDecoding:
         """Uniforms of positions [B, S], float64 [B, S, C]."""
         seeds = self.seeds.unsqueeze(1).expand_as(positions)
         uniform = uniform_draws(seeds.flatten(), stream, positions.flatten(), self.causal_size)
-        return uniform.view(*positions.shape, self.causal_size)
+        uniform = uniform.view(*positions.shape, self.causal_size)
+        if stream == NOISE_STREAM:
+            for row, column, index, given in self._given(positions):
+                uniform[row, column] = given.draws[index].to(uniform.device)
+        return uniform
+
+    def _given(self, positions: Tensor) -> Iterator[tuple[int, int, int, Hindsight]]:
+        """(row, column, index in its noise, noise) of the positions [B, S] that a given noise reaches."""
+        if self.hindsight is None:
+            return
+        if self.origins is None:
+            raise ValueError("a given noise belongs to the text behind a prompt: it is for `generate`")
+        offsets = (positions - self.origins.unsqueeze(1)).tolist()
+        for row, noise in enumerate(self.hindsight):
+            for column, index in enumerate(offsets[row]):
+                if 0 <= index < len(noise):
+                    yield row, column, index, noise
+
+    def add_residuals(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """Scores [B, S, V'] with the residuals of a given noise added to the tokens that it explains, in place."""
+        for row, column, index, given in self._given(positions):
+            scores[row, column, given.tokens[index]] += given.residuals[index]
+        return scores
+
+    def value_residuals(self, positions: Tensor) -> Tensor | float:
+        """What a given noise adds to loc_Y [B, S]."""
+        if self.hindsight is None:
+            return 0.0
+        added = torch.zeros(positions.shape, dtype=torch.float64, device=positions.device)
+        for row, column, index, given in self._given(positions):
+            added[row, column] = given.value_residuals[index]
+        return added
 
     def _next(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from causalqwen.decoding.hindsight import Hindsight
 from causalqwen.decoding.individual import Individual
 
 INDIVIDUAL_MODES = ("marginal", "token", "sequence")
@@ -38,7 +39,8 @@ class CausalDecoding:
     Args:
         individual: "marginal" (integrated out), "token" (a new individual per token), "sequence" (one for the whole
             text), or an `Individual` (or one per row), which is then held for the whole text.
-        noise: "marginal", "token", "sequence", or "off" (no noise at all).
+        noise: "marginal", "token", "sequence", "off" (no noise at all), or a `Hindsight` (or one per row): the noise under
+            which an observed text came about, token by token behind the prompt, and fresh noise after its end.
         temperature: T >= 0, multiplies whatever is drawn. 0 draws nothing, but keeps the remaining scale.
         noise_temperature: T' >= 0, multiplies what is drawn of the noise instead. A `persona` at 0.3 whose noise has 0.95
             is somebody, and fluent; at equal temperatures a text is as much who as noise.
@@ -52,7 +54,7 @@ class CausalDecoding:
     """
 
     individual: str | Individual | Sequence[Individual] = "marginal"
-    noise: Literal["marginal", "token", "sequence", "off"] = "marginal"
+    noise: str | Hindsight | Sequence[Hindsight] = "marginal"
     temperature: float = 1.0
     noise_temperature: float | None = None
     central_mass: float | None = None
@@ -62,8 +64,12 @@ class CausalDecoding:
     def __post_init__(self) -> None:
         if isinstance(self.individual, str) and self.individual not in INDIVIDUAL_MODES:
             raise ValueError(f"unknown individual mode {self.individual!r}; use one of {', '.join(INDIVIDUAL_MODES)}")
-        if self.noise not in NOISE_MODES:
+        if isinstance(self.noise, str) and self.noise not in NOISE_MODES:
             raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
+        if not isinstance(self.noise, str) and self.individual_mode == "marginal":
+            raise ValueError(
+                "a given noise explains what one individual said: give that too (`Individual.nobody`, say)"
+            )
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
         for temperature in (self.temperature, self.temperature_of_noise):
@@ -85,6 +91,11 @@ class CausalDecoding:
     def temperature_of_noise(self) -> float:
         """T'."""
         return self.temperature if self.noise_temperature is None else self.noise_temperature
+
+    @property
+    def noise_mode(self) -> str:
+        """The mode as a word; given noise is that of tokens."""
+        return self.noise if isinstance(self.noise, str) else "token"
 
     @property
     def individual_mode(self) -> str:

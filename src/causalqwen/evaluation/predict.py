@@ -9,6 +9,7 @@ import torch
 from tqdm.auto import tqdm
 
 from causalqwen.data import Row, collate, encode_rows
+from causalqwen.files import writing
 from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.training import LEVELS
 
@@ -81,14 +82,9 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     """Write rows as JSON lines; the file appears by rename when the last row is written. Returns their number."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     count = 0
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                count += 1
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with writing(path) as part, part.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
     return count

@@ -59,8 +59,8 @@ def _stage(
     slope: float,
     cauchy: bool,
     positive: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [N], gradients of the scores [N, v], and of the scale: [N], or of its powers [N, v]."""
+) -> tuple[Tensor, Tensor]:
+    """Losses [N] and gradients of the scale [N]; those of the scores, and of powers of scales, are written over them."""
     own = scale.dim() == 2
     base = scale.float() if own else scale.unsqueeze(1)
     if own:
@@ -74,21 +74,16 @@ def _stage(
     x = x * inverse
     columns = torch.arange(scores.shape[1], dtype=torch.int32, device=x.device)
     right = columns == targets.unsqueeze(1)
-    if positive:  # -log F(-x) of the right token: its sign turns x, and its hazard
-        sign = torch.where(right, -1.0, 1.0)
-        weight = torch.where(right, 1.0, column_weights)
-    else:
-        sign, weight = 1.0, torch.where(right, 0.0, column_weights)
+    # -log F(-x) of the right token: its sign turns x, and its hazard. In a sample of the wrong ones it does not count.
+    sign = torch.where(right, -1.0 if positive else 1.0, 1.0)
+    weight = torch.where(right, 1.0 if positive else 0.0, column_weights)
     log_cdf, hazard = _log_cdf_and_hazard(x * sign, cauchy)
     losses = -(log_cdf * weight).sum(-1)
     hazard = hazard * (sign * weight * row_weights.unsqueeze(1) * inverse)
     of_base = hazard * x
     if slope and not cauchy:
         of_base = of_base * (base * inverse)
-    if own:
-        of_scale = scale.copy_(of_base if cauchy else of_base / (2 * base))
-    else:
-        of_scale = of_base.sum(-1)
+    of_scale = scale.copy_(of_base if cauchy else of_base / (2 * base)) if own else of_base.sum(-1)
     if slope:
         hazard = hazard * (1 - (above * inverse if cauchy else 0.5 * above * inverse * inverse))
     scores.copy_(hazard)
@@ -96,7 +91,7 @@ def _stage(
 
 
 @functools.cache
-def _fused() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_stage, dynamic=True)
 
 

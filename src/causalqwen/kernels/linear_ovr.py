@@ -132,7 +132,9 @@ def _sampled_loss(
     some = (None if bias is None else bias[ids], thresholds[ids] if thresholds.dim() == 1 else thresholds)
     right = (task.targets != NO_TARGET).nonzero().squeeze(-1)
     targets = task.targets[right]
-    sampled, of_targets = weight[torch.cat([ids, targets])].split([len(ids), len(targets)])  # one gradient as large as W
+    sampled, of_targets = weight[torch.cat([ids, targets])].split(
+        [len(ids), len(targets)]
+    )  # one gradient as large as W
     losses = _LinearOvr.apply(loc, scale, sampled, *some, wrong, impl, share)
 
     rows = upcast(of_targets)

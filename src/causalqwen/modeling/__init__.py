@@ -12,6 +12,7 @@ from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutp
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.processor import CausalQwenProcessor, NumericEncoding
 from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
+from causalqwen.modeling.worlds import Intervention, Observation, World
 
 AutoConfig.register("causalqwen", CausalQwenConfig)
 AutoModelForCausalLM.register(CausalQwenConfig, CausalQwenForCausalLM)
@@ -28,10 +29,13 @@ __all__ = [
     "CausalQwenProcessor",
     "GenerateCausalBeamOutput",
     "GenerateCausalOutput",
+    "Intervention",
     "NumberPrediction",
     "NumberTextIteratorStreamer",
     "NumberTextStreamer",
     "NumericEmbedding",
     "NumericEncoding",
+    "Observation",
     "ValueBranch",
+    "World",
 ]

@@ -211,6 +211,7 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
             )
+            bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
         log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
         if hasattr(streamer, "follow"):
             streamer.follow(log)
@@ -258,6 +259,7 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
+            bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
         log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
         prompt_values, wants_dict = model_kwargs["numeric_values"], generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
@@ -327,6 +329,13 @@ class CausalGenerationMixin(GenerationMixin):
 
         model_kwargs["value_log"] = ValueLog(compute, at_once)
         return model_kwargs["value_log"]
+
+
+def _last_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Index of each prompt's last token among its real tokens, int64 [B]."""
+    if attention_mask is None:
+        return torch.full((len(input_ids),), input_ids.shape[1] - 1, device=input_ids.device)
+    return (attention_mask.sum(-1) - 1).clamp(min=0)
 
 
 def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> None:

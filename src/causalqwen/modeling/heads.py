@@ -100,12 +100,12 @@ class HeadsMixin:
         plan = bound.plan
         own_scale = action.score_scale == "documents" and plan.decision == "ovr"
         loc, scale_U, scale = loc_U, None, None
-        if own_scale or plan.individual_mode != "marginal" or plan.noise in ("token", "sequence"):
+        if own_scale or plan.individual_mode != "marginal" or plan.noise_mode in ("token", "sequence"):
             scale_U = self.abduction.spread(features)
             loc, scale = self.situate(loc_U, scale_U, bound, positions, features)
         logits = action.score_loc(loc, lm_head)
-        if not own_scale:
-            return CausalQwenOutput(logits=upcast(logits), features=features)
+        if not own_scale or bound.hindsight is not None:  # nothing is left to integrate out where all noise is given
+            return CausalQwenOutput(logits=bound.add_residuals(upcast(logits), positions), features=features)
         thresholds = self.thresholds(features, loc_U, scale_U)
         if bound.every_score or features.shape[1] > 1:
             scales = action.score_scale_of(scale, lm_head)
@@ -164,7 +164,8 @@ class HeadsMixin:
             scale = self.action.value_law.add(scale, self.action.noise)
         else:
             loc, scale = bound.situate(upcast(loc), scale, self.action.noise, positions, self._readers(bound.plan)[1])
-        return self.action.value(loc, scale)
+        loc_Y, scale_Y = self.action.value(loc, scale)
+        return (loc_Y if bound is None else loc_Y + bound.value_residuals(positions)), scale_Y
 
     def thresholds(self, features: Tensor, loc_U: Tensor, scale_U: Tensor, positions_at_once: int = 256) -> Tensor:
         """C + c(z) [..., 1], predicted or solved (`config.threshold_shift`), from features and the law of U, [..., C]."""

@@ -13,7 +13,7 @@ from transformers.integrations import TensorBoardCallback, TrackioCallback, Wand
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import ModelOutput
 
-from causalqwen.files import write_text
+from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -282,9 +282,8 @@ class CausalTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         trained = {n: p.detach().cpu().contiguous() for n, p in self.model.named_parameters() if p.requires_grad}
-        part = folder / f"{WEIGHTS}.part"
-        save_file(trained, part, metadata={"format": "pt"})
-        part.replace(folder / WEIGHTS)
+        with writing(folder / WEIGHTS) as part:
+            save_file(trained, part, metadata={"format": "pt"})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_trained(Path(resume_from_checkpoint))

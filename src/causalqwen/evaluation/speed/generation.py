@@ -51,6 +51,7 @@ def score_generation(model: CausalQwenForCausalLM, batch: int, tokens: int, repe
 
     cases: dict[str, Callable[[], None]] = {
         "backbone": lambda: backbone.generate(**inputs, **fixed, do_sample=False),
+        "backbone, sampled": lambda: backbone.generate(**inputs, **fixed, do_sample=True, top_k=0),
         "no plan": lambda: model.generate(**inputs, **fixed, do_sample=False),
         **{name: plan(name) for name in PRESETS},
     }

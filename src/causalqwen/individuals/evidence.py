@@ -1,0 +1,163 @@
+"""What observed tokens and values say about an individual: log-likelihood, gradient and curvature in g (theory 3.12).
+
+g = Phi^-1(e1) is the individual as a standard Gaussian vector: e1 is uniform, so g ~ N(0, I) a priori, whatever law the heads
+read e1 by. In a context the individual adds reach * q(g) to loc_U, coordinate by coordinate, with q(g) = Q(Phi(g)) the head's
+own reading and reach = gain scale_U there.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from causalqwen.decoding import QuantileReader
+from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
+from causalqwen.losses import graded_scale
+
+LIKELIHOODS = ("softmax", "ovr")
+
+
+class Evidence(Protocol):
+    """Observations of one kind."""
+
+    def __len__(self) -> int: ...
+
+    def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
+        """log p(observations | g), its gradient [C], and (asked for) the Fisher information in g [C, C]; float64."""
+
+
+def read_factor(reader: QuantileReader, g: Tensor) -> tuple[Tensor, Tensor]:
+    """q(g) = Q(Phi(g)) and q'(g), float64 [C]."""
+    if reader.law.alpha == 2 and reader.mass == 1:
+        unit = torch.as_tensor(reader.unit, dtype=torch.float64, device=g.device).expand_as(g)
+        return unit * g, unit
+    with torch.enable_grad():
+        g = g.detach().double().requires_grad_(True)
+        q = reader(torch.special.ndtr(g))
+        (slope,) = torch.autograd.grad(q.sum(), g)
+    return q.detach(), slope
+
+
+@dataclass
+class TokenEvidence:
+    """N tokens, each with the law of U before it; the likelihood is the softmax over loc_S, or OvR's product over tokens.
+
+    loc: loc_U [N, C]; reach: [N, C], what a unit of q adds. targets: int64 [N]. weight [V, C], bias [V] or None: of the
+    scores. mask: bool [V], rows that take part. reader: how tokens read e1.
+    For "ovr": law, scale [N] of a score once the individual is known, thresholds [N], slope as in `graded_scale`.
+    """
+
+    loc: Tensor
+    reach: Tensor
+    targets: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    mask: Tensor
+    reader: QuantileReader
+    likelihood: str = "softmax"
+    law: StableFamily | None = None
+    scale: Tensor | None = None
+    thresholds: Tensor | None = None
+    slope: float = 0.0
+    positions_at_once: int = 128
+
+    def __post_init__(self) -> None:
+        if self.likelihood not in LIKELIHOODS:
+            raise ValueError(f"unknown likelihood {self.likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @torch.no_grad()
+    def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
+        """See `Evidence`. The curvature is exact where scale_U has one shape over coordinates at all positions (as at the
+        start), and that of the nearest such scale where it has not."""
+        q, slope = read_factor(self.reader, g)
+        weight = upcast(self.weight)
+        total, gradient = 0.0, torch.zeros(len(g), dtype=torch.float64, device=g.device)
+        typical = self.reach.square().mean(0).sqrt()
+        size = (self.reach @ typical / typical.square().sum()).square()  # of each position's reach, squared
+        mass = weight.new_zeros(len(weight))
+        outer = weight.new_zeros(weight.shape[1], weight.shape[1])
+        for part in torch.arange(len(self), device=g.device).split(self.positions_at_once):
+            scores = F.linear(self.loc[part] + self.reach[part] * q.to(self.reach.dtype), weight, self.bias)
+            value, residual, weights, means = self._terms(scores, part, curvature)
+            total += value
+            toward = residual @ weight
+            gradient += (toward * self.reach[part]).sum(0, dtype=torch.float64)
+            if weights is not None:
+                mass += size[part] @ weights
+                if means:  # a softmax's residual is the target's row less the mean of all rows
+                    mean = (weight[self.targets[part]] - toward) * size[part].sqrt().unsqueeze(-1)
+                    outer += mean.T @ mean
+        if not curvature:
+            return total, gradient * slope, None
+        information = (weight * mass.unsqueeze(-1)).T @ weight - outer
+        unit = typical.double() * slope
+        return total, gradient * slope, information.double() * unit * unit.unsqueeze(-1)
+
+    def _terms(self, scores: Tensor, part: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None, bool]:
+        """Log-likelihood, its derivatives by the scores [n, V], weights of the curvature [n, V], and if it is a softmax's."""
+        target = self.targets[part].unsqueeze(-1)
+        everyone = bool(self.mask.all())
+        if self.likelihood == "softmax":
+            scores = scores if everyone else scores.masked_fill_(~self.mask, -torch.inf)
+            partition = scores.logsumexp(-1, keepdim=True)
+            value = (scores.gather(-1, target) - partition).sum(dtype=torch.float64).item()
+            p = scores.sub_(partition).exp_()
+            residual = p.neg().scatter_add_(-1, target, torch.ones_like(target, dtype=p.dtype))
+            return value, residual, p if curvature else None, True
+        if self.law is None or self.scale is None or self.thresholds is None:
+            raise ValueError("likelihood 'ovr' needs law, scale and thresholds")
+        thresholds = self.thresholds[part].unsqueeze(-1)
+        base = self.scale[part].unsqueeze(-1).clamp(min=SCALE_FLOOR)
+        scale = graded_scale(scores, base, thresholds, self.slope, self.law)
+        x = (thresholds - scores) / scale
+        sign = torch.ones_like(x).scatter_(-1, target, -1.0)
+        log_f, hazard = self.law.log_cdf_and_hazard(x * sign)
+        _, hazard_other = self.law.log_cdf_and_hazard(-x * sign)
+        # dx/dscore: scale itself moves with the score where there is a slope
+        fall = self.slope * x.clamp(min=0) / (self.law.alpha * scale ** (self.law.alpha - 1)) if self.slope else 0.0
+        rate = (fall - 1.0) / scale
+        residual = sign * hazard * rate
+        weights = hazard * hazard_other * rate.square() if curvature else None
+        if not everyone:
+            log_f, residual = log_f * self.mask, residual * self.mask
+            weights = None if weights is None else weights * self.mask
+        return log_f.sum(dtype=torch.float64).item(), residual, weights, False
+
+
+@dataclass
+class ValueEvidence:
+    """n values, each with the law of U that the value head reads before it; what is left to the noise is a stable law.
+
+    loc [n, C], reach [n, C] as for tokens; row: W_reg [C], bias: []. values: [n], on the value axis. scale: [n], of the noise
+    that the head adds, positive.
+    """
+
+    loc: Tensor
+    reach: Tensor
+    values: Tensor
+    row: Tensor
+    bias: Tensor
+    scale: Tensor
+    reader: QuantileReader
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
+        """See `Evidence`; the Fisher information of a location is 1/(2 scale^2) for Cauchy, 1/scale^2 for Gaussian noise."""
+        q, slope = read_factor(self.reader, g)
+        law, row = self.reader.law, self.row.double()
+        loadings = self.reach.double() * row * slope  # [n, C]: d(location)/dg
+        with torch.enable_grad():
+            location = (self.loc.double() @ row + self.bias + (self.reach.double() * row) @ q).requires_grad_(True)
+            total = law.log_prob(self.values.double(), location, self.scale.double()).sum()
+            (by_location,) = torch.autograd.grad(total, location)
+        if not curvature:
+            return total.item(), loadings.T @ by_location, None
+        weights = (0.5 if law.alpha == 1 else 1.0) / self.scale.double().square()
+        return total.item(), loadings.T @ by_location, (loadings * weights.unsqueeze(-1)).T @ loadings

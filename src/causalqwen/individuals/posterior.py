@@ -1,0 +1,101 @@
+"""The posterior of an individual g given evidence: its mode, its width, and draws from it (theory 3.12)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from causalqwen.individuals.evidence import Evidence
+
+
+@dataclass
+class Posterior:
+    """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, prior_precision^-1).
+
+    gained: log-likelihood of the observations at the mode less that at the prior's mean, nats. evaluations: of the likelihood.
+    """
+
+    mode: Tensor
+    precision: Tensor
+    information: Tensor
+    gained: float
+    evaluations: int
+
+    @property
+    def directions(self) -> float:
+        """How many directions the observations determine: tr(F (F + P)^-1), F the information, P the prior's precision."""
+        return torch.linalg.solve(self.precision, self.information).diagonal().sum().item()
+
+    def draw(self, generator: torch.Generator | None = None) -> Tensor:
+        """One g [C] from the Gaussian."""
+        normal = torch.randn(len(self.mode), generator=generator, dtype=torch.float64)
+        upper = torch.linalg.cholesky(self.precision).mT
+        return self.mode + torch.linalg.solve_triangular(upper, normal.unsqueeze(-1), upper=True).squeeze(-1)
+
+
+def likeliest_spread(gradient: Tensor, information: Tensor, limits: tuple[float, float] = (1e-4, 2.0)) -> float:
+    """The prior's standard deviation s of g ~ N(0, s^2 I) under which the observations are likeliest (empirical Bayes).
+
+    With the log-likelihood quadratic around 0 (gradient b, information F), log evidence(s) =
+    b^T (F + I/s^2)^-1 b / 2 - log det(I + s^2 F) / 2, maximized over a grid of s in `limits`.
+    """
+    values, vectors = torch.linalg.eigh(information)
+    values, along = values.clamp(min=0), (vectors.T @ gradient).square()
+    spreads = torch.logspace(math.log10(limits[0]), math.log10(limits[1]), 200, dtype=torch.float64)
+    squared = spreads.square().unsqueeze(-1)
+    evidence = 0.5 * (along * squared / (1 + squared * values)).sum(-1) - 0.5 * torch.log1p(squared * values).sum(-1)
+    return spreads[evidence.argmax()].item()
+
+
+def find_posterior(
+    evidence: Sequence[Evidence],
+    prior_mean: Tensor,
+    prior_precision: Tensor | float | None,
+    *,
+    evaluations: int = 3,
+    tolerance: float = 1e-3,
+) -> Posterior:
+    """Mode by Fisher scoring from the prior's mean, the information taken there; a step that does not gain is halved.
+
+    Args:
+        prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest one.
+        evaluations: of the log-likelihood at most; the last step is not looked at again.
+        tolerance: nats that a step must promise.
+    """
+
+    def evaluate(g: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None]:
+        parts = [e.evaluate(g, curvature) for e in evidence if len(e)]
+        if not parts:
+            raise ValueError("there is nothing observed")
+        total, gradient = sum(part[0] for part in parts), torch.stack([part[1] for part in parts]).sum(0)
+        informations = [part[2] for part in parts if part[2] is not None]
+        return total, gradient, torch.stack(informations).sum(0) if informations else None
+
+    prior_mean = prior_mean.double()
+    start, gradient, information = evaluate(prior_mean, True)
+    assert information is not None
+    identity = torch.eye(len(prior_mean), dtype=torch.float64)
+    if prior_precision is None:
+        prior_precision = likeliest_spread(gradient, information) ** -2
+    prior = prior_precision * identity if isinstance(prior_precision, float | int) else prior_precision.double()
+    factor = torch.linalg.cholesky(information + prior)
+
+    def penalty(g: Tensor) -> float:
+        return 0.5 * ((g - prior_mean) @ prior @ (g - prior_mean)).item()
+
+    mode, best, gained, used = prior_mean, start, 0.0, 1
+    step = torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
+    promised = 0.5 * (step @ gradient).item()
+    while used < evaluations and promised > tolerance:
+        value, slope, _ = evaluate(mode + step, False)
+        used += 1
+        if value - penalty(mode + step) < best - penalty(mode):
+            step, promised = step / 2, promised / 2
+            continue
+        mode, best, gained = mode + step, value, value - start
+        pull = slope - prior @ (mode - prior_mean)
+        step = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
+        promised = 0.5 * (step @ pull).item()
+    return Posterior(mode, information + prior, information, gained, used)

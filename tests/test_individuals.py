@@ -1,0 +1,292 @@
+"""Individuals inferred from what was said, their noise, and their worlds."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch.nn import functional as F
+
+from causalqwen import CausalDecoding, Individual, Intervention, Observation
+from causalqwen.decoding import QuantileReader
+from causalqwen.distributions import get_family
+from causalqwen.individuals import Scorer, TokenEvidence, ValueEvidence, abduct_noise, find_posterior, likeliest_spread
+from causalqwen.losses import ovr_log_probs
+from conftest import graft_tiny
+from test_generation import eager
+
+N, C, V = 23, 6, 40
+READERS = [
+    QuantileReader(get_family("gaussian"), 1.0, 0.7),
+    QuantileReader(get_family("cauchy"), 0.8, torch.linspace(0.2, 0.5, C, dtype=torch.float64)),
+]
+
+
+def token_evidence(reader, likelihood="softmax", same_reach=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    reach = (normal(1, C).exp() * (0.5 + torch.rand(N, 1, generator=generator, dtype=torch.float64))).contiguous()
+    reach = reach if same_reach else reach * normal(N, C).exp()
+    mask = torch.ones(V, dtype=torch.bool)
+    mask[7] = False
+    targets = torch.randint(8, V, (N,), generator=generator)
+    settings = {}
+    if likelihood == "ovr":
+        law = get_family("gaussian")
+        settings = {"law": law, "scale": normal(N).exp(), "thresholds": 2 + normal(N), "slope": 0.4}
+    weight, bias = normal(V, C), normal(V)
+    return TokenEvidence(
+        normal(N, C), reach, targets, weight, bias, mask, reader, likelihood, **settings, positions_at_once=10
+    )
+
+
+def log_likelihood(evidence, g):
+    """The slow obvious form."""
+    q = evidence.reader(torch.special.ndtr(g))
+    scores = F.linear(evidence.loc + evidence.reach * q, evidence.weight, evidence.bias)
+    if evidence.likelihood == "softmax":
+        return -F.cross_entropy(scores.masked_fill(~evidence.mask, -torch.inf), evidence.targets, reduction="sum")
+    log_p, log_not = ovr_log_probs(
+        scores, evidence.scale[:, None], evidence.thresholds[:, None], family="gaussian", slope=evidence.slope
+    )
+    right = F.one_hot(evidence.targets, V).bool()
+    return torch.where(right, log_p, log_not)[:, evidence.mask].sum()
+
+
+# ---- evidence and posterior ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reader", READERS, ids=["gaussian", "cauchy"])
+@pytest.mark.parametrize("likelihood", ["softmax", "ovr"])
+@pytest.mark.parametrize("same_reach", [True, False])
+def test_evidence_is_the_likelihood_and_its_gradient(reader, likelihood, same_reach):
+    evidence = token_evidence(reader, likelihood, same_reach)
+    g = torch.linspace(-1, 1, C, dtype=torch.float64).requires_grad_(True)
+    exact = log_likelihood(evidence, g)
+    (slope,) = torch.autograd.grad(exact, g)
+    value, gradient, information = evidence.evaluate(g.detach(), True)
+    assert value == pytest.approx(exact.item(), rel=1e-6)
+    torch.testing.assert_close(gradient, slope, rtol=1e-5, atol=1e-6)
+    assert torch.linalg.eigvalsh(information).min() > -1e-6
+
+
+@pytest.mark.parametrize("likelihood", ["softmax", "ovr"])
+def test_the_curvature_is_the_fisher_information(likelihood):
+    """Expected outer product of the gradient over tokens (for OvR: over one-vs-rest outcomes) drawn from the model."""
+    evidence = token_evidence(READERS[0], likelihood)
+    g = torch.linspace(-0.3, 0.3, C, dtype=torch.float64)
+    information = evidence.evaluate(g, True)[2]
+    unit = READERS[0].unit * evidence.reach
+    scores = F.linear(evidence.loc + unit * g, evidence.weight, evidence.bias)
+    if likelihood == "softmax":
+        p = scores.masked_fill(~evidence.mask, -torch.inf).softmax(-1)
+        spread = [torch.diag(row) - torch.outer(row, row) for row in p]
+    else:
+        scores = scores.requires_grad_(True)
+        log_p, log_not = ovr_log_probs(
+            scores, evidence.scale[:, None], evidence.thresholds[:, None], family="gaussian", slope=evidence.slope
+        )
+        yes, no = (torch.autograd.grad(t.sum(), scores, retain_graph=True)[0] for t in (log_p, log_not))
+        spread = [torch.diag(row) for row in (log_p.exp() * yes**2 + log_not.exp() * no**2) * evidence.mask]
+    exact = sum(
+        (evidence.weight * row).T @ (middle @ (evidence.weight * row)) for row, middle in zip(unit, spread, strict=True)
+    )
+    torch.testing.assert_close(information, exact.detach(), rtol=1e-4, atol=1e-6)
+
+
+def value_evidence(values=12, noise=0.5):
+    generator = torch.Generator().manual_seed(3)
+    loc, reach = (torch.randn(values, C, generator=generator, dtype=torch.float64) for _ in range(2))
+    row = torch.randn(C, generator=generator, dtype=torch.float64)
+    observed = torch.randn(values, generator=generator, dtype=torch.float64)
+    scale = torch.full((values,), noise, dtype=torch.float64)
+    bias = torch.tensor(0.3, dtype=torch.float64)
+    return ValueEvidence(loc, reach.abs(), observed, row, bias, scale, QuantileReader(get_family("gaussian")))
+
+
+def test_the_posterior_of_gaussian_values_is_that_of_linear_regression():
+    evidence = value_evidence()
+    design = evidence.reach * evidence.row
+    rest = evidence.values - evidence.loc @ evidence.row - evidence.bias
+    precision = design.T @ design / 0.5**2 + torch.eye(C, dtype=torch.float64) / 0.8**2
+    found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 0.8**-2)
+    torch.testing.assert_close(found.mode, torch.linalg.solve(precision, design.T @ rest / 0.5**2))
+    torch.testing.assert_close(found.precision, precision)
+    gain = evidence.evaluate(found.mode)[0] - evidence.evaluate(torch.zeros(C, dtype=torch.float64))[0]
+    assert found.gained == pytest.approx(gain) and gain > 0
+    # The likeliest spread is that of the marginal Gaussian law of the values.
+    covariances = {s: 0.5**2 * torch.eye(12) + s**2 * design @ design.T for s in torch.logspace(-2, 0.3, 400).tolist()}
+    best = max(
+        covariances,
+        key=lambda s: stats.multivariate_normal(torch.zeros(12), covariances[s].numpy()).logpdf(rest.numpy()),
+    )
+    _, gradient, information = evidence.evaluate(torch.zeros(C, dtype=torch.float64), True)
+    assert likeliest_spread(gradient, information) == pytest.approx(best, rel=0.06)
+
+
+def test_fisher_scoring_finds_the_mode():
+    evidence = token_evidence(READERS[0])
+    found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30, tolerance=1e-10)
+    g = found.mode.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(log_likelihood(evidence, g) - 0.5 * g.square().sum(), g)
+    assert slope.abs().max() < 1e-3
+    assert 0 < found.directions < C
+
+
+# ---- noise in hindsight ----------------------------------------------------------------------------------------------
+
+
+def scorer_of(weight, loc, reach, reader=READERS[0]):
+    mask = torch.ones(len(weight), dtype=torch.bool)
+    return Scorer(loc, reach, weight, None, mask, reader)
+
+
+@pytest.mark.parametrize("reader", READERS, ids=["gaussian", "cauchy"])
+def test_abducted_noise_makes_the_observed_tokens_lead(reader):
+    generator = torch.Generator().manual_seed(0)
+    weight, loc = torch.randn(V, C, generator=generator), torch.randn(N, C, generator=generator)
+    weight[5] = weight[4]  # a duplicate never leads
+    weight[6] = weight[8:12].mean(0)  # nor does what lies inside the hull of others
+    targets = torch.randint(8, V, (N,), generator=generator)
+    targets[0], targets[1] = 5, 6
+    scorer = scorer_of(weight, loc, torch.ones(N, C), reader)
+    start = torch.randn(N, C, generator=generator, dtype=torch.float64)
+    h, residual = abduct_noise(scorer, targets, start, generator=generator)
+    lead, _ = scorer.leads(h, targets, torch.arange(N))
+    assert residual[0] > 0 and residual[1] > 0 and (residual[2:] == 0).float().mean() > 0.2  # all within reach
+    assert ((lead + residual) >= 0.019).all()
+
+
+def test_abducted_noise_is_a_draw_of_the_noise_given_what_was_said():
+    """Two tokens, one coordinate: h is a normal number above a bound."""
+    weight, count = torch.tensor([[1.0], [-1.0]]), 4000
+    scorer = scorer_of(weight, torch.full((count, 1), -0.35), torch.ones(count, 1))
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    h, residual = abduct_noise(scorer, torch.zeros(count, dtype=torch.int64), start, steps=6, generator=generator)
+    assert (residual == 0).all()
+    bound = (0.35 + 0.01) / 0.7
+    test = stats.kstest(h.squeeze(-1).numpy(), stats.truncnorm(bound, math.inf).cdf)
+    assert test.pvalue > 1e-3
+
+
+# ---- a model's individuals and worlds --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def speaker(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def test_abduction_finds_who_spoke(speaker):
+    """Texts drawn token by token from the softmax of a known individual."""
+    truth = Individual(torch.special.ndtr(0.8 * Individual.from_seed(3, 32).normal))
+    prompts = [f"It is {word} and then" for word in ("new", "old", "so", "the", "a man", "for", "we")]
+
+    @torch.no_grad()
+    def speak(prompt, seed):
+        generator = torch.Generator().manual_seed(seed)
+        ids, values = speaker.encode_text(prompt, prompt=True)
+        start = len(ids)
+        for _ in range(40):
+            loc, scale, gain = speaker._situated(speaker.features(ids[None]).last_hidden_state[0, -1:])
+            q = speaker._readers(CausalDecoding())[0](truth.factor).float()
+            scores = speaker.action.score_loc(loc + scale * gain * q, speaker.get_output_embeddings())[0, :-1]
+            ids = torch.cat([ids, torch.multinomial(scores.softmax(-1), 1, generator=generator)])
+        return ids[start:]
+
+    said = [(prompt, speak(prompt, seed)) for seed, prompt in enumerate(prompts)]
+    contexts = []
+    for prompt, tokens in said:
+        ids, values = speaker.encode_text(prompt, prompt=True)
+        contexts.append((torch.cat([ids, tokens]), torch.zeros(len(ids) + len(tokens)), len(ids)))
+    speaker._contexts = lambda observations, chunk: [contexts[i] for i in observations]
+    found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)
+    cosine = F.cosine_similarity(found.normal, truth.normal, dim=0).item()
+    assert cosine > 0.5
+    # Who they are said to be is within the width that goes with it: a z-score per coordinate.
+    error = found.normal - truth.normal
+    assert (error @ found.precision @ error / len(error)).item() < 2.0
+    # Half the evidence, then the other half: as all of it at once.
+    first = speaker.abduct([0, 1], spread=0.8, evaluations=8)
+    both = speaker.abduct([2, 3, 4], prior=first, evaluations=8)
+    assert F.cosine_similarity(both.normal, found.normal, dim=0) > 0.98
+    assert sum(e.tokens for e in both.evidence) == found.evidence[0].tokens == 200
+    assert "200 tokens" in str(both)
+
+
+def test_an_abducted_individual_survives_a_file(speaker, tmp_path):
+    found = speaker.abduct("It is a new year, and we have come here to speak of it.", name="somebody")
+    found.save(tmp_path / "who.safetensors")
+    again = Individual.load(tmp_path / "who.safetensors")
+    assert torch.equal(again.factor, found.factor) and torch.equal(again.precision, found.precision)
+    assert again.evidence == found.evidence and str(again) == str(found)
+    assert not torch.equal(found.draw(1).factor, found.draw(2).factor)
+    assert [path.name for path in tmp_path.iterdir()] == ["who.safetensors"]
+
+
+OBSERVED = Observation(" people of the land who had not been seen at all, and then more.", "They say that the")
+
+
+@pytest.mark.parametrize("settings", [{}, {"vocabulary_family": "cauchy"}, {"start": "minimal"}])
+def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family, settings):
+    model = graft_tiny(family, tiny_tokenizer, **settings)
+    model.generation_config.eos_token_id = None
+    edited = Intervention(prompt=lambda text: text.replace("They", "We"))
+    worlds = model.counterfactual_samples(OBSERVED, [Intervention(), edited], num_samples=2, seed=5)
+    assert [world.text for world in worlds[0]] == [OBSERVED.text] * 2
+    assert worlds[1][0].prompt == "We say that the"
+    again = model.counterfactual_samples(OBSERVED, edited, num_samples=1, seed=6)
+    assert again[0][0].text == worlds[1][1].text
+    fresh = model.counterfactual_samples(OBSERVED, Intervention(), noise="redraw", seed=5)
+    assert fresh[0][0].text != OBSERVED.text
+
+
+def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer):
+    model = eager(graft_tiny("llama", tiny_tokenizer))
+    model.config.value_range = [0.0, 100.0]  # as after training: numbers are <NUM>
+    observed = Observation(" 12.5 people, then 31 more", "They say that")
+    worlds = model.counterfactual_samples(
+        observed, [Intervention(), Intervention(values={0: 99.0}), Intervention(tokens={1: " men"})]
+    )
+    assert worlds[0][0].text == observed.text
+    assert worlds[1][0].values[0] == 99.0 and worlds[1][0].text.startswith(" 99")
+    assert worlds[2][0].text.startswith(" 12.5 men")
+
+
+def test_interventional_samples_are_those_of_a_persona(speaker):
+    individual = Individual.from_seed(4, 32)
+    worlds = speaker.interventional_samples(
+        ["It is", "A new year"], individual, num_samples=3, max_new_tokens=6, seed=9
+    )
+    inputs = speaker.processor(["A new year"], return_tensors="pt")
+    plan = CausalDecoding.preset("persona", individual=individual, seed=9)
+    made = speaker.generate(**inputs, causal_decoding=plan, max_new_tokens=6, num_return_sequences=3)
+    assert [w.tokens.tolist() for w in worlds[1]] == made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    forced = Intervention(tokens={2: " and"})
+    plan = CausalDecoding.preset("persona", individual=individual, seed=9)
+    rows = speaker._continue("A new year", plan, 9, 3, 6, forced)
+    whole = speaker.processor.tokenizer(" and")["input_ids"]
+    assert all(row.tokens[:2].tolist() == w.tokens[:2].tolist() for row, w in zip(rows, worlds[1], strict=True))
+    assert all(row.tokens[2 : 2 + len(whole)].tolist() == whole for row in rows)
+    assert len({tuple(row.tokens.tolist()) for row in rows}) == len({tuple(w.tokens.tolist()) for w in worlds[1]})
+
+
+def test_errors_name_what_is_wrong(speaker):
+    with pytest.raises(ValueError, match="nothing can be learned"):
+        speaker.abduct("")
+    with pytest.raises(ValueError, match="unknown noise"):
+        speaker.counterfactual_samples(OBSERVED, Intervention(), noise="fresh")
+    with pytest.raises(ValueError, match="does not fit"):
+        speaker.abduct("It is new", prior=Individual.from_seed(0, 5))
+    with pytest.raises(ValueError, match="unknown likelihood"):
+        speaker.abduct("It is new", likelihood="probit")
+    with pytest.raises(ValueError, match="one individual said"):
+        CausalDecoding(noise=speaker.abduct_noise(OBSERVED))
+    with pytest.raises(ValueError, match="known exactly"):
+        Individual.from_seed(0, 5).draw(1)
