@@ -78,9 +78,9 @@ def main() -> None:
     vocabulary = len(importance)
     for share in (4, 16, 64):
         pi = inclusion_probabilities(importance, vocabulary // share)
-        samples = [sample_negatives(pi, generator) for _ in range(40)]
+        samples = [sample_negatives(pi, generator) for _ in range(200)]
         values = torch.stack([loss(start, *batch, sample).detach() for sample in samples])
-        error = torch.stack([gradient(start, *batch, sample) for sample in samples[:12]]) - whole
+        error = torch.stack([gradient(start, *batch, sample) for sample in samples[:40]]) - whole
         exact = loss(start, *batch).item()
         print(
             f"1/{share}: mean loss {values.mean():.5f} +- {values.std() / len(values) ** 0.5:.5f} (all: {exact:.5f}); "

@@ -155,7 +155,7 @@ def test_abducted_noise_makes_the_observed_tokens_lead(reader):
     scorer = scorer_of(weight, loc, torch.ones(N, C), reader)
     start = torch.randn(N, C, generator=generator, dtype=torch.float64)
     h, residual = abduct_noise(scorer, targets, start, generator=generator)
-    lead, _ = scorer.leads(h, targets, torch.arange(N))
+    lead, _ = scorer.leads(h, targets)
     assert residual[0] > 0 and residual[1] > 0 and (residual[2:] == 0).float().mean() > 0.2  # all within reach
     assert ((lead + residual) >= 0.019).all()
 
@@ -191,7 +191,7 @@ def test_abduction_finds_who_spoke(speaker):
     @torch.no_grad()
     def speak(prompt, seed):
         generator = torch.Generator().manual_seed(seed)
-        ids, values = speaker.encode_text(prompt, prompt=True)
+        ids, _ = speaker.encode_text(prompt, prompt=True)
         start = len(ids)
         for _ in range(40):
             loc, scale, gain = speaker._situated(speaker.features(ids[None]).last_hidden_state[0, -1:])
@@ -203,7 +203,7 @@ def test_abduction_finds_who_spoke(speaker):
     said = [(prompt, speak(prompt, seed)) for seed, prompt in enumerate(prompts)]
     contexts = []
     for prompt, tokens in said:
-        ids, values = speaker.encode_text(prompt, prompt=True)
+        ids, _ = speaker.encode_text(prompt, prompt=True)
         contexts.append((torch.cat([ids, tokens]), torch.zeros(len(ids) + len(tokens)), len(ids)))
     speaker._contexts = lambda observations, chunk: [contexts[i] for i in observations]
     found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)

@@ -11,7 +11,7 @@ noise: a residual, added to its score.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,31 +34,62 @@ class Scorer:
     mask: Tensor
     reader: QuantileReader
 
-    def leads(self, h: Tensor, targets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """By how much targets [n] lead the best other token at positions `rows` [n] under h [n, C], and which that is."""
+    def __getitem__(self, rows: Tensor) -> "Scorer":
+        """Some of the positions."""
+        return replace(self, loc=self.loc[rows], reach=self.reach[rows])
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether scores are linear in h: a Gaussian law, read whole."""
+        return self.reader.law.alpha == 2 and self.reader.mass == 1
+
+    def without_noise(self) -> Tensor:
+        """Scores [N, V] at h = 0; -inf for rows that no token uses."""
+        scores = F.linear(self.loc, self.weight, self.bias)
+        return scores if bool(self.mask.all()) else scores.masked_fill_(~self.mask, -torch.inf)
+
+    def added(self, h: Tensor) -> Tensor:
+        """What noise h [N, C] adds to the scores [N, V]."""
         q = self.reader(torch.special.ndtr(h)).to(self.loc.dtype)
-        scores = F.linear(self.loc[rows] + self.reach[rows] * q, self.weight, self.bias)
-        if not bool(self.mask.all()):
-            scores.masked_fill_(~self.mask, -torch.inf)
-        own = scores.gather(-1, targets.unsqueeze(-1))
-        best = scores.scatter_(-1, targets.unsqueeze(-1), -torch.inf).max(-1)
-        return own.squeeze(-1) - best.values, best.indices
+        return F.linear(self.reach * q, self.weight)
+
+    def leads(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much targets [N] lead the best other token under h, and which that is."""
+        return lead_of(self.without_noise().add_(self.added(h)), targets)
+
+
+def lead_of(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Score of targets [N] less that of the best other token, and whose it is; scores [N, V] lose the targets' entries."""
+    own = scores.gather(-1, targets.unsqueeze(-1))
+    best = scores.scatter_(-1, targets.unsqueeze(-1), -torch.inf).max(-1)
+    return own.squeeze(-1) - best.values, best.indices
 
 
 @torch.no_grad()
 def abduct_noise(
-    scorer: Scorer, targets: Tensor, start: Tensor, *, projections: int = 60, steps: int = 8, generator: torch.Generator
+    scorer: Scorer,
+    targets: Tensor,
+    start: Tensor,
+    *,
+    projections: int = 60,
+    steps: int = 40,
+    generator: torch.Generator,
+    positions_at_once: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """Noise h [N, C] (float64) under which `targets` [N] lead, and residuals [N] where none was found (0 elsewhere).
 
-    start: [N, C], draws of the prior. projections: half-spaces at most. steps: of elliptical slice sampling.
+    start: [N, C], draws of the prior. projections: half-spaces at most. steps: of elliptical slice sampling; the first point
+    lies on the border of its region, and a few steps leave it there (experiments 8).
     """
-    h, residual = _project(scorer, targets, start.double(), projections)
-    inside = (residual == 0).nonzero().squeeze(-1)
-    for _ in range(steps):
-        if len(inside):
-            h[inside] = _slice_step(scorer, targets, h, inside, generator)
-    return h, residual
+    found, missing = [], []
+    for part in torch.arange(len(targets)).split(positions_at_once):
+        h, residual = _project(scorer[part], targets[part], start[part].double(), projections)
+        inside = (residual == 0).nonzero().squeeze(-1)
+        if len(inside) and steps:
+            h[inside] = _walk(scorer[part[inside]], targets[part[inside]], h[inside], steps, generator)
+        found.append(h)
+        missing.append(residual)
+    return torch.cat(found), torch.cat(missing)
 
 
 def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tuple[Tensor, Tensor]:
@@ -70,7 +101,7 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
     kept = h.clone()
     rows = torch.arange(len(h))
     for _ in range(projections):
-        lead, rival = scorer.leads(h[rows], targets[rows], rows)
+        lead, rival = scorer[rows].leads(h[rows], targets[rows])
         short = MARGIN - lead.double()
         closer = short < nearest[rows]
         kept[rows[closer]], nearest[rows[closer]] = h[rows[closer]], short[closer]
@@ -91,24 +122,41 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
     return kept, missing
 
 
-def _slice_step(
-    scorer: Scorer, targets: Tensor, h: Tensor, rows: Tensor, generator: torch.Generator, shrinks: int = 12
+def _walk(
+    scorer: Scorer, targets: Tensor, h: Tensor, steps: int, generator: torch.Generator, shrinks: int = 20
 ) -> Tensor:
-    """One step of elliptical slice sampling of N(0, I) restricted to the region, for positions `rows`; [n, C]."""
-    here, other = h[rows], torch.randn(len(rows), h.shape[1], generator=generator, dtype=torch.float64)
-    angle = 2 * math.pi * torch.rand(len(rows), 1, generator=generator, dtype=torch.float64)
-    low, high = angle - 2 * math.pi, angle.clone()
-    found, open_ = here.clone(), torch.arange(len(rows))
-    for _ in range(shrinks):
-        proposal = here[open_] * angle[open_].cos() + other[open_] * angle[open_].sin()
-        good = scorer.leads(proposal, targets[rows[open_]], rows[open_])[0] >= MARGIN
-        found[open_[good]] = proposal[good]
-        open_ = open_[~good]
-        if len(open_) == 0:
-            break
-        behind = angle[open_] < 0
-        low[open_] = torch.where(behind, angle[open_], low[open_])
-        high[open_] = torch.where(behind, high[open_], angle[open_])
-        draw = torch.rand(len(open_), 1, generator=generator, dtype=torch.float64)
-        angle[open_] = low[open_] + draw * (high[open_] - low[open_])
-    return found
+    """Elliptical slice sampling of N(0, I) restricted to the region, from h [N, C] inside it.
+
+    Where scores are linear in h, a whole ellipse costs one product: the scores turn with the noise.
+    """
+    still = scorer.without_noise()
+    turning = scorer.added(h) if scorer.is_linear else None
+
+    def uniform(count: int) -> Tensor:
+        return torch.rand(count, 1, generator=generator, dtype=torch.float64)
+
+    for _ in range(steps):
+        other = torch.randn(h.shape, generator=generator, dtype=torch.float64)
+        added = scorer.added(other) if scorer.is_linear else None
+        angle = 2 * math.pi * uniform(len(h))
+        low, high, taken = angle - 2 * math.pi, angle.clone(), torch.zeros_like(angle)
+        open_ = torch.arange(len(h))
+        for _ in range(shrinks):
+            cos, sin = angle[open_].cos(), angle[open_].sin()
+            if turning is not None and added is not None:
+                scores = still[open_] + turning[open_] * cos.float() + added[open_] * sin.float()
+            else:
+                scores = still[open_] + scorer[open_].added(h[open_] * cos + other[open_] * sin)
+            good = lead_of(scores, targets[open_])[0] >= MARGIN
+            taken[open_[good]] = angle[open_[good]]
+            open_ = open_[~good]
+            if len(open_) == 0:
+                break
+            behind = angle[open_] < 0
+            low[open_] = torch.where(behind, angle[open_], low[open_])
+            high[open_] = torch.where(behind, high[open_], angle[open_])
+            angle[open_] = low[open_] + uniform(len(open_)) * (high[open_] - low[open_])
+        h = h * taken.cos() + other * taken.sin()
+        if turning is not None and added is not None:
+            turning = turning * taken.cos().float() + added * taken.sin().float()
+    return h

@@ -35,10 +35,10 @@ class RaceSampler(LogitsProcessor):
         tokens, of_number = scores[:, :-1], scores[:, -1]
         probabilities = nn.functional.softmax(tokens, dim=-1)
         times = torch.empty_like(probabilities).exponential_(1)
-        speeds = probabilities / times
-        winner = speeds.argmax(dim=-1)
-        time = 1 / speeds.gather(-1, winner.unsqueeze(-1)).squeeze(-1)
-        num_prob = torch.sigmoid(of_number - tokens.logsumexp(dim=-1))
+        speed, winner = (probabilities / times).max(dim=-1)
+        time, place = 1 / speed, winner.unsqueeze(-1)
+        partition = (tokens.gather(-1, place) - probabilities.gather(-1, place).log()).squeeze(-1)
+        num_prob = torch.sigmoid(of_number - partition)
         winner = torch.where(-torch.expm1(-time) < num_prob, tokens.shape[-1], winner)
         return torch.full_like(scores, -torch.inf).scatter_(-1, winner.unsqueeze(-1), 0.0)
 

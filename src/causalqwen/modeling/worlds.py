@@ -236,7 +236,7 @@ class IndividualMixin:
         temperature: float = 1.0,
         noise_temperature: float | None = None,
         seed: int = 0,
-        steps: int = 8,
+        steps: int = 40,
     ) -> Hindsight:
         """The noise under which `individual` (nobody in particular by default) wrote the text: a draw given what was said.
 
@@ -333,7 +333,7 @@ class IndividualMixin:
         seed: int = 0,
         temperature: float = 1.0,
         noise_temperature: float | None = None,
-        steps: int = 8,
+        steps: int = 40,
     ) -> list[list[World]]:
         """What the individual behind an observed text would have written in other worlds.
 

@@ -13,7 +13,10 @@ from causalqwen.training.features import TokenFacts
 
 @torch.no_grad()
 def token_importance(model: CausalQwenForCausalLM, features: Tensor) -> Tensor:
-    """Mean P_k [V] at features [N, H], and as much again spread over all tokens; 0 for `<NUM>` and unused rows; float64."""
+    """Root mean square of P_k [V] over features [N, H], the size of a token's gradient, and as much again spread over all.
+
+    0 for `<NUM>` and unused rows; float64. Proportional to it, a sample varies least for its size (Neyman 1934).
+    """
     action, lm_head = model.action, model.get_output_embeddings()
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     for part in features.to(model.device, model.dtype).split(64):
@@ -22,8 +25,8 @@ def token_importance(model: CausalQwenForCausalLM, features: Tensor) -> Tensor:
         scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
         thresholds, law = model.thresholds(part, loc_U, scale_U), action.law.name
         log_p, _ = ovr_log_probs(upcast(lm_head(loc)), scales, thresholds, family=law, slope=action.score_slope)
-        mass += log_p.exp().sum(0)
-    mass *= action.rest_mask
+        mass += (2 * log_p).exp().sum(0)
+    mass = (mass / len(features)).sqrt() * action.rest_mask
     return mass + action.rest_mask * mass.sum() / action.rest_mask.sum()
 
 

@@ -1,0 +1,136 @@
+"""Counterfactual texts: is the world that was given back, and how far does a one-word edit carry? (25 minutes on two cores)
+
+Real paragraphs that the model did not write: a prompt of 16 tokens and the 24 that follow. First every text under the empty
+intervention. Then one word of the prompt is edited, and what the individual would have said is compared with what was said:
+noise kept (ours), Gumbel noise in hindsight (Oberst and Sontag 2019), and noise drawn anew, ours and the softmax's own.
+
+    .venv/bin/python experiments/worlds.py --model DIR      (a model that `causalqwen calibrate` has seen)
+"""
+
+import argparse
+import re
+import statistics
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation
+from causalqwen.data.texts import speech_paragraphs
+
+YEARS, BEFORE, BEHIND = (1941, 1962, 1985, 2002, 2012, 2016), 16, 24
+EDITS = {
+    "America": "Europe", "American": "British", "Americans": "workers", "people": "soldiers", "year": "week",
+    "years": "weeks", "war": "peace", "world": "city", "Congress": "court", "nation": "town", "Nation": "Town",
+    "country": "school", "government": "army", "Government": "Army", "tonight": "yesterday", "economy": "army",
+    "children": "students", "women": "girls", "jobs": "books", "work": "sleep", "freedom": "money", "peace": "war",
+    "security": "poetry", "families": "farmers", "states": "cities",
+}  # fmt: skip
+
+
+class GumbelHindsight(LogitsProcessor):
+    """Adds Gumbel noise under which the softmax's observed tokens were the best scores, and fresh noise after their end."""
+
+    def __init__(self, scores: Tensor, tokens: Tensor, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        best = self._gumbel(scores.logsumexp(-1, keepdim=True))
+        shifted = -torch.log(torch.exp(-best) + torch.exp(-self._gumbel(scores)))  # truncated at the best
+        shifted.scatter_(-1, tokens.unsqueeze(-1), best)
+        self.noise, self.step = shifted - scores, 0
+
+    def _gumbel(self, loc: Tensor) -> Tensor:
+        return loc - torch.log(-torch.log(torch.rand(loc.shape, generator=self.generator).clamp(1e-20, 1 - 1e-7)))
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        known = self.step < len(self.noise)
+        noise = self.noise[self.step] if known else self._gumbel(torch.zeros_like(scores[0]))
+        self.step += 1
+        return scores + noise
+
+
+def observed_texts(model: CausalQwenForCausalLM) -> list[tuple[Observation, Tensor]]:
+    """Paragraphs long enough whose tokens come out the same when prompt and text are read apart."""
+    tokenizer, found = model.processor.tokenizer, []
+    for year in YEARS:
+        for paragraph in speech_paragraphs(year, numbers=False):
+            ids = tokenizer(paragraph, add_special_tokens=False)["input_ids"]
+            if len(ids) < BEFORE + BEHIND:
+                continue
+            prompt, text = tokenizer.decode(ids[:BEFORE]), tokenizer.decode(ids[BEFORE : BEFORE + BEHIND])
+            apart = [model.encode_text(prompt, prompt=True)[0], model.encode_text(text)[0]]
+            if torch.cat(apart).tolist() == ids[: BEFORE + BEHIND]:
+                found.append((Observation(text, prompt), torch.cat(apart)))
+    return found
+
+
+def distance(a: list[int], b: list[int]) -> float:
+    """Levenshtein's, over the longer length."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
+    return row[-1] / max(len(a), len(b), 1)
+
+
+def common_prefix(a: list[int], b: list[int]) -> float:
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return same / max(len(a), 1)
+
+
+def edited(prompt: str) -> str | None:
+    """The prompt with its last word that is in `EDITS` replaced."""
+    words = [m for m in re.finditer(r"[A-Za-z]+", prompt) if m[0] in EDITS]
+    return prompt[: words[-1].start()] + EDITS[words[-1][0]] + prompt[words[-1].end() :] if words else None
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--edits", type=int, default=40)
+    given = parser.parse_args()
+    model = CausalQwenForCausalLM.from_pretrained(given.model).eval()
+    model.generation_config.eos_token_id = None
+    nobody, texts = Individual.nobody(model.config.causal_size), observed_texts(model)
+
+    same, residuals = 0, []
+    for index, (observed, _) in enumerate(tqdm(texts[: given.texts], desc="the world that was")):
+        ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=nobody, seed=index, steps=2)
+        same += world.text == observed.text
+        residuals += model.abduct_noise(observed, nobody, seed=index, steps=0).residuals.tolist()
+    share = statistics.mean(r > 0 for r in residuals)
+    print(f"identical: {same} of {len(texts[: given.texts])}; tokens with a residual {share:.2%}", flush=True)
+
+    chosen = [(o, ids, edited(o.prompt)) for o, ids in texts if edited(o.prompt)][: given.edits]
+    columns: dict[str, list[tuple[float, float]]] = {}
+    for index, (observed, ids, prompt) in enumerate(tqdm(chosen, desc="edits")):
+        said, world = ids[BEFORE:].tolist(), Intervention(prompt=prompt)
+        made: dict[str, list[int]] = {}
+        for name, individual in (("nobody in particular", nobody), ("abducted", model.abduct(observed))):
+            for noise in ("abduct", "redraw"):
+                ((found,),) = model.counterfactual_samples(
+                    observed, world, individual=individual, noise=noise, seed=index
+                )
+                made[f"{name}, noise {'kept' if noise == 'abduct' else 'drawn anew'}"] = found.tokens.tolist()
+        scores = model.backbone(input_ids=ids[None]).logits[0, BEFORE - 1 : -1].float()
+        start = model.encode_text(prompt, prompt=True)[0][None]
+        for name, tokens in (("Gumbel hindsight", ids[BEFORE:]), ("softmax, drawn anew", ids[:0])):
+            processor = GumbelHindsight(scores[: len(tokens)], tokens, seed=index)
+            out = model.backbone.generate(
+                start, max_new_tokens=BEHIND, do_sample=False, logits_processor=LogitsProcessorList([processor]),
+                attention_mask=torch.ones_like(start), eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+            made[name] = out[0, start.shape[1] :].tolist()
+        for name, tokens in made.items():
+            columns.setdefault(name, []).append((distance(said, tokens), common_prefix(said, tokens)))
+    print(f"{len(chosen)} edits: edit distance, common prefix")
+    for name, pairs in columns.items():
+        far, prefix = (statistics.mean(column) for column in zip(*pairs, strict=True))
+        print(f"{name:42} {far:.3f} {prefix:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
