@@ -9,6 +9,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from causalqwen import Individual
 from causalqwen_cli.app import app
 from conftest import graft_tiny, make_backbone
 
@@ -59,6 +60,8 @@ def test_help_answers_without_heavy_imports():
         ["train"],
         ["predict"],
         ["generate"],
+        ["abduct"],
+        ["counterfactual"],
         ["evaluate"],
         ["demo"],
         ["doctor"],
@@ -134,6 +137,26 @@ def test_generate_streams_text_or_prints_json(trained, tmp_path):
     assert json.loads(one)["text"] == json.loads(other)["text"]
     assert run(*arguments, "--preset", "softmax", "--seed", 1, "--top-k", 5).stdout
     assert run(*arguments, "--chat").stdout
+
+
+def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path):
+    said, more, who = tmp_path / "said.txt", tmp_path / "more.txt", tmp_path / "who.safetensors"
+    said.write_text("The long one is 31. The short one is 5, and that is all. " * 30)
+    more.write_text("The long one is 12 again, and then it is not.")
+    described = json.loads(run("abduct", "--model", trained, "--text", said, "--output", who, "--name", "A", "--json").stdout)
+    assert described["name"] == "A" and described["evidence"][0]["tokens"] > 300 and described["evidence"][0]["values"] > 50
+    assert "Individual(A" in run("abduct", "--model", trained, "--text", more, "--output", who, "--prior", who).stdout
+    assert len(Individual.load(who).evidence) == 2
+    arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")
+    edits = ("--edit", "The long one", "--edit", "The short one", "--individual", who)
+    first, second = run(*arguments, *edits).stdout.splitlines()
+    assert first == "The long one | is 31, and" and second.startswith("The [-long-]{+short+} one |") or "{+" in second
+    worlds = json.loads(run(*arguments, *edits, "--noise", "redraw", "--samples", 2, "--json").stdout)["worlds"]
+    assert len(worlds) == 4
+    for world in worlds:
+        assert "".join(text for kind, text in world["changes"] if kind != "gone") == world["text"]
+    arguments = ("counterfactual", "--model", trained, "--prompt", " ", "--text", "a", "--edit", "b")
+    assert "the prompt is empty" in run(*arguments, code=1).stderr
 
 
 def test_evaluate_writes_metrics_and_a_report(place, trained, tmp_path):

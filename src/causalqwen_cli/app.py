@@ -271,6 +271,84 @@ def generate(
 
 
 @command
+def abduct(
+    model: Model,
+    text: Annotated[list[Path], typer.Option(help="File of text that somebody wrote; may be given several times.")],
+    output: Annotated[Path, typer.Option(help="File for the individual (safetensors).")],
+    name: Annotated[str, typer.Option(help="What to call them.")] = "",
+    prior: Annotated[Path | None, typer.Option(help="An individual known already, to be known better.")] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Prior standard deviation; by default the likeliest one.", min=1e-6)
+    ] = None,
+    likelihood: Annotated[str, typer.Option(help="Of the tokens: softmax or ovr.")] = "softmax",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Infer the individual who wrote some texts, and how well they are known."""
+    from causalqwen import Individual
+    from causalqwen.data.texts import read_text
+    from causalqwen.modeling.loading import load_model
+
+    texts = [read_text(path) for path in text]
+    before = None if prior is None else Individual.load(prior)
+    loaded = load_model(model, device)
+    found = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
+    found.save(output)
+    about = {"name": found.name, "evidence": [vars(observed) for observed in found.evidence]}
+    show({"output": str(output)} | about, f"{output}: {found}", as_json)
+
+
+@command
+def counterfactual(
+    model: Model,
+    prompt: Annotated[str, typer.Option(help="What came before the observed text.")],
+    text: Annotated[str, typer.Option(help="The observed text.")],
+    edit: Annotated[list[str], typer.Option(help="Another prompt, a world; may be given several times.")],
+    individual: Annotated[
+        Path | None, typer.Option(help="File of who wrote it; by default inferred from the text itself.")
+    ] = None,
+    noise: Annotated[
+        str, typer.Option(help="abduct: keep the noise that explains the text; redraw: draw it anew.")
+    ] = "abduct",
+    samples: Annotated[int, typer.Option(min=1, help="Worlds per edit.")] = 1,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="By default as many as were observed.")] = None,
+    seed: int = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """What the individual behind a text would have written in other worlds; changes are marked word by word."""
+    from causalqwen import Individual, Intervention, Observation
+    from causalqwen.evaluation.worlds import mark_changes, word_changes
+    from causalqwen.modeling.loading import load_model
+
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    who = None if individual is None else Individual.load(individual)
+    loaded = load_model(model, device)
+    worlds = loaded.counterfactual_samples(
+        Observation(text, prompt),
+        [Intervention(prompt=other) for other in edit],
+        noise=noise,
+        individual=who,
+        num_samples=samples,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+    )
+    found = [
+        {
+            "prompt": w.prompt,
+            "text": w.text,
+            "values": w.values[w.values != 0].tolist(),
+            "changes": word_changes(text, w.text),
+        }
+        for of_edit in worlds
+        for w in of_edit
+    ]
+    lines = [f"{mark_changes(prompt, w.prompt)} |{mark_changes(text, w.text)}" for of_edit in worlds for w in of_edit]
+    show({"prompt": prompt, "text": text, "worlds": found}, "\n".join(lines), as_json)
+
+
+@command
 def evaluate(
     model: Model,
     output: Annotated[Path, typer.Option(help="Folder for metrics.json and report.html.")],

@@ -137,12 +137,15 @@ class IndividualMixin:
     def _contexts(self, observations: Any, chunk: int) -> list[tuple[Tensor, Tensor, int]]:
         """(ids [L], values [L], index of the first token that speaks for somebody) of everything observed."""
         given = [observations] if isinstance(observations, str | Observation) else list(observations)
+        limit = getattr(self.config.text_config, "max_position_embeddings", None) or chunk
         contexts = []
         for one in given:
             observation = Observation(one) if isinstance(one, str) else one
             prompt, before = self.encode_text(observation.prompt, prompt=True)
             ids, values = self.encode_text(observation.text)
-            room = max(chunk - len(prompt), 2)
+            if len(prompt) >= limit - 1:
+                raise ValueError(f"the prompt has {len(prompt)} tokens, but the context of this model holds {limit}")
+            room = max(min(chunk, limit) - len(prompt), 2)
             for start in range(0, len(ids), room):
                 part = slice(start, start + room)
                 first = max(len(prompt), 1)  # nothing predicts the first token of all
