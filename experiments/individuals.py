@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from causalqwen import CausalQwenForCausalLM, Individual
-from causalqwen.modeling.worlds import Observation
+from causalqwen import CausalQwenForCausalLM, Individual, Observation
 
 CHUNK = 512
 
@@ -51,8 +50,7 @@ def main() -> None:
     tests = {}
     for name, paths in tqdm(speeches.items(), desc="reading the last addresses", leave=False):
         text = start_of(model, paths[-1], given.scored)
-        contexts = model._contexts(Observation(text), CHUNK)
-        tests[name] = model._token_evidence([model._evidence(*context) for context in contexts], "softmax")
+        tests[name] = model.token_evidence(model.read(model._contexts(Observation(text), CHUNK)))
     base = {name: test.evaluate(nobody.normal)[0] / len(test) for name, test in tests.items()}
     for observed in given.observed:
         people, ratios = {}, []

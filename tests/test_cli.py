@@ -143,14 +143,20 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     said, more, who = tmp_path / "said.txt", tmp_path / "more.txt", tmp_path / "who.safetensors"
     said.write_text("The long one is 31. The short one is 5, and that is all. " * 30)
     more.write_text("The long one is 12 again, and then it is not.")
-    described = json.loads(run("abduct", "--model", trained, "--text", said, "--output", who, "--name", "A", "--json").stdout)
-    assert described["name"] == "A" and described["evidence"][0]["tokens"] > 300 and described["evidence"][0]["values"] > 50
+    described = json.loads(
+        run("abduct", "--model", trained, "--text", said, "--output", who, "--name", "A", "--json").stdout
+    )
+    assert (
+        described["name"] == "A"
+        and described["evidence"][0]["tokens"] > 300
+        and described["evidence"][0]["values"] > 50
+    )
     assert "Individual(A" in run("abduct", "--model", trained, "--text", more, "--output", who, "--prior", who).stdout
     assert len(Individual.load(who).evidence) == 2
     arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")
     edits = ("--edit", "The long one", "--edit", "The short one", "--individual", who)
     first, second = run(*arguments, *edits).stdout.splitlines()
-    assert first == "The long one | is 31, and" and second.startswith("The [-long-]{+short+} one |") or "{+" in second
+    assert first == "The long one | is 31, and" and second.startswith("The[- long-]{+ short+} one |")
     worlds = json.loads(run(*arguments, *edits, "--noise", "redraw", "--samples", 2, "--json").stdout)["worlds"]
     assert len(worlds) == 4
     for world in worlds:

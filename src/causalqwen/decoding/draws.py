@@ -12,6 +12,7 @@ from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
 
 _AHEAD = 32  # positions drawn at once where a text is written token by token
+_SAME_VALUE = 1e-4  # relative, on the value axis: loc_Y of one position differs by 1e-5 between batch shapes
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,16 @@ class BoundDecoding:
             scores[row, column, given.tokens[index]] += given.residuals[index]
         return scores
 
-    def value_residuals(self, positions: Tensor) -> Tensor | float:
-        """What a given noise adds to loc_Y [B, S]."""
+    def add_value_residuals(self, loc_Y: Tensor, positions: Tensor) -> Tensor:
+        """loc_Y [B, S] with the residuals of a given noise; the observed value itself where features of float32 tell no
+        difference from it."""
         if self.hindsight is None:
-            return 0.0
-        added = torch.zeros(positions.shape, dtype=torch.float64, device=positions.device)
+            return loc_Y
+        loc_Y = loc_Y.double()
         for row, column, index, given in self._given(positions):
-            added[row, column] = given.value_residuals[index]
-        return added
+            said, found = given.values[index], loc_Y[row, column] + given.value_residuals[index]
+            loc_Y[row, column] = said if (found - said).abs() <= _SAME_VALUE * (1 + said.abs()) else found
+        return loc_Y
 
     def _next(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""

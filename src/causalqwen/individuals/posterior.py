@@ -1,4 +1,4 @@
-"""The posterior of an individual g given evidence: its mode, its width, and draws from it (theory 3.12)."""
+"""The posterior of an individual g given evidence: its mode and its width (theory 3.12)."""
 
 import math
 from collections.abc import Sequence
@@ -27,12 +27,6 @@ class Posterior:
     def directions(self) -> float:
         """How many directions the observations determine: tr(F (F + P)^-1), F the information, P the prior's precision."""
         return torch.linalg.solve(self.precision, self.information).diagonal().sum().item()
-
-    def draw(self, generator: torch.Generator | None = None) -> Tensor:
-        """One g [C] from the Gaussian."""
-        normal = torch.randn(len(self.mode), generator=generator, dtype=torch.float64)
-        upper = torch.linalg.cholesky(self.precision).mT
-        return self.mode + torch.linalg.solve_triangular(upper, normal.unsqueeze(-1), upper=True).squeeze(-1)
 
 
 def likeliest_spread(gradient: Tensor, information: Tensor, limits: tuple[float, float] = (1e-4, 2.0)) -> float:

@@ -157,15 +157,17 @@ class HeadsMixin:
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(loc_Y, scale_Y) [...] on the value axis, from features [..., H] and the law of U [..., C] there."""
-        loc, scale = loc_U, scale_U
-        if self.value_branch is not None:
-            loc, scale = self.value_branch(features, loc_U, scale_U)
+        loc, scale = self.as_values_read(features, loc_U, scale_U)
         if bound is None:
             scale = self.action.value_law.add(scale, self.action.noise)
         else:
             loc, scale = bound.situate(upcast(loc), scale, self.action.noise, positions, self._readers(bound.plan)[1])
         loc_Y, scale_Y = self.action.value(loc, scale)
-        return (loc_Y if bound is None else loc_Y + bound.value_residuals(positions)), scale_Y
+        return (loc_Y if bound is None else bound.add_value_residuals(loc_Y, positions)), scale_Y
+
+    def as_values_read(self, features: Tensor, loc_U: Tensor, scale_U: Tensor) -> tuple[Tensor, Tensor]:
+        """The law of U [..., C] as the value head reads it: through the value branch, where there is one."""
+        return (loc_U, scale_U) if self.value_branch is None else self.value_branch(features, loc_U, scale_U)
 
     def thresholds(self, features: Tensor, loc_U: Tensor, scale_U: Tensor, positions_at_once: int = 256) -> Tensor:
         """C + c(z) [..., 1], predicted or solved (`config.threshold_shift`), from features and the law of U, [..., C]."""

@@ -20,7 +20,7 @@ from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.modeling.worlds import IndividualMixin
+from causalqwen.modeling.worlds import WorldsMixin
 
 
 class CausalQwenPreTrainedModel(PreTrainedModel):
@@ -55,7 +55,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
 
 
 class CausalQwenForCausalLM(
-    HeadsMixin, GraftingMixin, NumberPredictionMixin, IndividualMixin, CausalQwenPreTrainedModel, CausalGenerationMixin
+    HeadsMixin, GraftingMixin, NumberPredictionMixin, WorldsMixin, CausalQwenPreTrainedModel, CausalGenerationMixin
 ):
     """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
 
