@@ -285,6 +285,8 @@ def test_errors_name_what_is_wrong(speaker):
         speaker.counterfactual_samples(OBSERVED, Intervention(), noise="fresh")
     with pytest.raises(ValueError, match="does not fit"):
         speaker.abduct("It is new", prior=Individual.from_seed(0, 5))
+    with pytest.raises(ValueError, match="brings its own width"):
+        speaker.abduct("It is new", prior=speaker.abduct("It is new"), spread=0.1)
     with pytest.raises(ValueError, match="unknown likelihood"):
         speaker.abduct("It is new", likelihood="probit")
     with pytest.raises(ValueError, match="one individual said"):

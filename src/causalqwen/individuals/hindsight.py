@@ -96,7 +96,6 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
     """Move each h onto the half-spaces that it violates, one after the other, the shortest way in q; and what is missing."""
     reader, h = scorer.reader, h.clone()
     limit = reader.law.quantile(torch.tensor(0.5 + reader.mass / 2 - 1e-9, dtype=torch.float64)).item()
-    missing = torch.zeros(len(h), dtype=torch.float64)
     nearest = torch.full((len(h),), torch.inf, dtype=torch.float64)
     kept = h.clone()
     rows = torch.arange(len(h))
@@ -118,8 +117,7 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
         one = torch.ones((), dtype=torch.float64)
         e = 0.5 + (reader.law.cdf(x, 0 * one, one) - 0.5) / reader.mass
         h[rows] = torch.special.ndtri(e.clamp(1e-12, 1 - 1e-12))
-    missing = torch.where(nearest > 0, nearest, missing)
-    return kept, missing
+    return kept, nearest.clamp(min=0)
 
 
 def _walk(

@@ -37,7 +37,9 @@ def likeliest_spread(gradient: Tensor, information: Tensor, limits: tuple[float,
     """
     values, vectors = torch.linalg.eigh(information)
     values, along = values.clamp(min=0), (vectors.T @ gradient).square()
-    spreads = torch.logspace(math.log10(limits[0]), math.log10(limits[1]), 200, dtype=torch.float64)
+    spreads = torch.logspace(
+        math.log10(limits[0]), math.log10(limits[1]), 200, dtype=torch.float64, device=values.device
+    )
     squared = spreads.square().unsqueeze(-1)
     evidence = 0.5 * (along * squared / (1 + squared * values)).sum(-1) - 0.5 * torch.log1p(squared * values).sum(-1)
     return spreads[evidence.argmax()].item()
@@ -70,7 +72,7 @@ def find_posterior(
     prior_mean = prior_mean.double()
     start, gradient, information = evaluate(prior_mean, True)
     assert information is not None
-    identity = torch.eye(len(prior_mean), dtype=torch.float64)
+    identity = torch.eye(len(prior_mean), dtype=torch.float64, device=prior_mean.device)
     if prior_precision is None:
         prior_precision = likeliest_spread(gradient, information) ** -2
     prior = prior_precision * identity if isinstance(prior_precision, float | int) else prior_precision.double()

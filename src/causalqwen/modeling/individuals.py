@@ -72,7 +72,7 @@ class IndividualMixin:
             evaluations: of the likelihood at most, the first of them with its curvature.
 
         Raises:
-            ValueError: nothing observed, or a prior of another model's size.
+            ValueError: nothing observed; a prior of another model's size; a spread beside a prior that has a width.
         """
         device, size = self.device, self.config.causal_size
         was_training = self.training
@@ -83,6 +83,8 @@ class IndividualMixin:
         if prior is not None and len(prior.factor) != size:
             raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
         mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
+        if spread is not None and prior is not None and prior.precision is not None:
+            raise ValueError("a prior that was inferred brings its own width: leave spread out")
         precision: Tensor | float | None = None if spread is None else spread**-2
         if prior is not None and prior.precision is not None:
             precision = prior.precision.to(device)
