@@ -11,6 +11,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from causalqwen import PRESETS, CausalDecoding, Individual, NumberTextIteratorStreamer, NumberTextStreamer
 from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
+from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
 from conftest import graft_tiny
@@ -367,6 +368,17 @@ def test_a_compiled_forward_pass_gives_the_same_scores(talker):
     for settings in ({}, {"scores_only": True}):
         with torch.no_grad():
             assert torch.equal(compiled(ids, **settings).logits, talker(ids, **settings).logits)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_decoding_steps_over_a_static_cache_write_the_same_text(talker, backend):
+    inputs = encode(talker, PROMPTS)
+    for plan in (None, CausalDecoding.preset("standard"), CausalDecoding.preset("persona", seed=3)):
+        settings = {"max_new_tokens": 10, "do_sample": None if plan else False, "return_dict_in_generate": True}
+        made = talker.generate(**inputs, **settings, causal_decoding=plan)
+        other = talker.generate(**inputs, **settings, causal_decoding=plan, **compiled_steps(backend))
+        assert hasattr(talker, "_compiled_call") and torch.equal(other.sequences, made.sequences)
+        torch.testing.assert_close(other.numeric_values, made.numeric_values, rtol=1e-4, atol=1e-4)
 
 
 def test_streamers_write_numbers_as_they_come(talker, capsys):

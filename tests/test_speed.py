@@ -7,7 +7,7 @@ import pytest
 
 from causalqwen.evaluation import figures
 from causalqwen.evaluation.speed import benchmark_speed, speed_table
-from causalqwen.evaluation.speed.generation import score_generation
+from causalqwen.evaluation.speed.generation import score_generation, score_ways
 from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, score_losses
 from conftest import graft_tiny
 
@@ -33,6 +33,12 @@ def test_every_preset_is_timed_against_the_backbone(tiny_tokenizer, tmp_path):
     growth = {"tokens": [score_losses(TINY, [SOFTMAX, "documents"], 1, memory=False)]}
     found = {"generate": [row], "growth": growth, "loss": growth["tokens"]}
     assert "documents" in speed_table(found) and figures.speed(found).startswith("<svg")
+
+
+@pytest.mark.slow
+def test_drafts_and_compiled_steps_are_timed(tiny_tokenizer):
+    row = score_ways(graft_tiny("llama", tiny_tokenizer), tokens=4, repeats=1)
+    assert {"backbone, drafts", "persona, drafts", "standard, compiled"} < row["speed_ratio"].keys()
 
 
 def test_results_of_other_parts_are_kept(tmp_path):

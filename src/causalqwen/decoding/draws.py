@@ -169,6 +169,7 @@ class BoundDecoding:
             loc_Y[row, column] = said if (found - said).abs() <= _SAME_VALUE * (1 + said.abs()) else found
         return loc_Y
 
+    @torch.compiler.disable  # looks at positions, and fills a store
     def _next(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""
         if stream in self._ahead:

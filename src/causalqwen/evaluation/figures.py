@@ -166,7 +166,8 @@ def speed(found: dict[str, Any]) -> str:
     if axes_of:
         figure.axes[0].legend(frameon=False, fontsize=7)
     if found.get("generate"):
-        panel = figure.add_subplot(rows, 1, rows)
+        grid = figure.add_gridspec(rows, 4)
+        panel = figure.add_subplot(grid[-1, :3])
         names = list(found["generate"][0]["speed_ratio"])
         width = 0.8 / len(found["generate"])
         for place, row in enumerate(found["generate"]):
@@ -174,9 +175,16 @@ def speed(found: dict[str, Any]) -> str:
             panel.bar(
                 left, [row["speed_ratio"][name] for name in names], width, label=f"{row['model']}, batch {row['batch']}"
             )
-        panel.set_xticks(np.arange(len(names)) + 0.4 - width / 2, names)
+        panel.set_xticks(np.arange(len(names)) + 0.4 - width / 2, names, rotation=15)
         panel.axhline(1.0, color="black", lw=0.8)
         panel.set(ylabel="tokens/s over the backbone's greedy generate")
         panel.legend(frameon=False, fontsize=7, ncol=2, loc="lower right")
+        panel = figure.add_subplot(grid[-1, 3])
+        first = [row for row in found["generate"] if row["model"] == found["generate"][0]["model"]]
+        for name in names:
+            points = [(row["batch"], row["tokens_per_second"][name]) for row in first]
+            panel.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
+        panel.set(xlabel="batch", xscale="log", yscale="log", title=f"generate, {first[0]['model']}, tokens/s")
+        panel.legend(frameon=False, fontsize=6)
     figure.tight_layout()
     return as_svg(figure)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -13,6 +14,7 @@ class Kept:
         self._key: tuple = ()
         self.value: Any = None
 
+    @torch.compiler.disable  # a graph would keep it for ever
     def get(self, make: Callable[[], Any], *tensors: Tensor) -> Any:
         """make(), or what it gave before if `tensors`, from which it is made, are as they were."""
         key = tuple((t.data_ptr(), t._version, t.device, t.dtype) for t in tensors)

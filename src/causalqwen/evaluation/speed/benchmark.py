@@ -3,18 +3,19 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from causalqwen.evaluation.speed.generation import random_qwen, score_generation
+from causalqwen.evaluation.speed.generation import random_qwen, score_generation, score_ways
 from causalqwen.evaluation.speed.losses import SHARE, SOFTMAX, LossSize, loss_cases, score_losses
 from causalqwen.evaluation.speed.training import score_epochs, score_tokenizer
 from causalqwen.files import write_text
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 
-PARTS = ("loss", "growth", "generate", "epochs", "tokenizer")
+PARTS = ("loss", "growth", "generate", "ways", "epochs", "tokenizer")
 _CURVES = [SOFTMAX, "documents", "equal, Cauchy", "equal, Gaussian", f"equal, 1/{SHARE} of the negatives"]
 
 
@@ -54,29 +55,16 @@ def benchmark_speed(
         keep("growth", growth)
     if "generate" in parts:
         rows = []
-        small = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE)
-        small.generation_config.eos_token_id = None
-        makers: list[tuple[str, int, Callable[[], CausalQwenForCausalLM]]] = [
-            ("SmolLM2-135M", 48, lambda: CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE)),
-            (
-                "SmolLM2-135M, the documents' scale",
-                48,
-                lambda: CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE, start="documents"),
-            ),
-            ("Qwen2 0.5B shape, random", 12, lambda: random_qwen(small.processor.tokenizer)),
-            (
-                "Qwen2 0.5B shape, random, the documents' scale",
-                12,
-                lambda: random_qwen(small.processor.tokenizer, start="documents"),
-            ),
-        ]
-        for name, tokens, make in makers:
+        for name, make, lengths in _models():
             model = make()
-            for batch in (1, 8):
+            for batch, tokens in lengths.items():
                 say(f"generate: {name}, batch {batch}")
                 rows.append({**score_generation(model, batch, tokens, repeats), "model": name})
             del model
         keep("generate", rows)
+    if "ways" in parts:
+        say("generate with drafts, and compiled")
+        keep("ways", score_ways(CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE), 96, repeats))
     if "epochs" in parts:
         say("an epoch of heads on kept features, and of LoRA")
         keep("epochs", score_epochs(output / "work", rows=96, repeats=repeats))
@@ -84,6 +72,18 @@ def benchmark_speed(
         say("tokenizer")
         keep("tokenizer", score_tokenizer(repeats))
     return found
+
+
+def _models() -> list[tuple[str, Callable[[], CausalQwenForCausalLM], dict[int, int]]]:
+    """Name, maker, and the tokens to write at each batch size."""
+    small: Any = partial(CausalQwenForCausalLM.from_backbone, DEFAULT_BACKBONE)
+    large: Any = partial(random_qwen, small().processor.tokenizer)
+    return [
+        ("SmolLM2-135M", small, {1: 48, 8: 48, 64: 8}),
+        ("SmolLM2-135M, the documents' scale", partial(small, start="documents"), {1: 48, 8: 48, 64: 8}),
+        ("Qwen2 0.5B shape, random", large, {1: 12, 8: 12}),
+        ("Qwen2 0.5B shape, random, the documents' scale", partial(large, start="documents"), {1: 12, 8: 12}),
+    ]
 
 
 def speed_table(found: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def speed_table(found: dict[str, Any]) -> str:
         for name, ratio in row["time_ratio"].items():
             memory = f"{row['memory_ratio'][name]:6.2f} x memory" if "memory_ratio" in row else ""
             lines.append(f"  {name:36} {ratio:6.2f} x time {memory}")
-    for row in found.get("generate", []):
+    for row in found.get("generate", []) + [found[part] for part in ("ways",) if part in found]:
         lines.append(f"generate, {row['model']}, batch {row['batch']}: tokens/s over the backbone's greedy generate")
         lines.append("  " + "  ".join(f"{name} {ratio:.2f}" for name, ratio in row["speed_ratio"].items()))
     if "epochs" in found:
