@@ -61,7 +61,7 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
         model.action.num_row.normal_(std=0.2)
     rows = examples(model, 6)
     store = FactStore.build(model, rows, tmp_path)
-    kept = TrainedForCausalLM(model)(**collate_facts([store[i] for i in range(6)]))
+    kept = TrainedForCausalLM(model)(**collate_facts([(False, [store[i]]) for i in range(6)]))
     batch = collate(rows, 2)
     live = TrainedForCausalLM(model)(**batch)
     whole = model(**batch, output_ovr=True)
@@ -87,7 +87,7 @@ def test_heads_on_kept_features_have_the_gradients_of_the_whole_model(tiny_token
     rows = examples(model, 6)
     store = FactStore.build(model, rows, tmp_path)
     made = []
-    for batch in (collate_facts([store[i] for i in range(6)]), collate(rows, 2)):
+    for batch in (collate_facts([(False, [store[i]]) for i in range(6)]), collate(rows, 2)):
         model.zero_grad()
         out = TrainedForCausalLM(model, heads="facts" in batch)(**batch)
         out["loss"].backward()

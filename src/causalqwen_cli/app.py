@@ -426,8 +426,10 @@ def speed(
     output: Annotated[Path, typer.Option(help="Folder for speed.json and speed.svg.")] = Path("runs/speed"),
     parts: Annotated[
         str,
-        typer.Option(help="Any of loss, growth, generate, epochs, tokenizer, with commas; the others' results stay."),
-    ] = "loss,growth,generate,epochs,tokenizer",
+        typer.Option(
+            help="Any of loss, growth, generate, ways, epochs, tokenizer, with commas; the others' results stay."
+        ),
+    ] = "loss,growth,generate,ways,epochs,tokenizer",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count; medians are taken over them.")] = 3,
     as_json: AsJson = False,
 ) -> None:

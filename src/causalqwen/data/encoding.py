@@ -13,10 +13,11 @@ from causalqwen.modeling import CausalQwenProcessor
 
 @dataclass(frozen=True)
 class Example:
-    """A row as the model reads it: ids and values of one length."""
+    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's."""
 
     input_ids: list[int]
     numeric_values: list[float]
+    individual: str | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -42,7 +43,7 @@ def encode_rows(rows: Sequence[Row], processor: CausalQwenProcessor, max_length:
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        examples.append(Example(ids, values))
+        examples.append(Example(ids, values, row.individual))
     return examples
 
 

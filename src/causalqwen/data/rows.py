@@ -4,6 +4,7 @@
     {"prompt": "The boiling point of water is", "value": 373.15}
     {"messages": [{"role": "user", "content": "..."}, ...]}    rendered by the backbone's chat template
 
+`"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
 Other fields of a row are kept and written back by `predict`.
 """
 
@@ -32,6 +33,12 @@ class Row:
     def value(self) -> float | None:
         """The known value of a prompt row, if it has one."""
         return None if self.fields.get("value") is None else float(self.fields["value"])
+
+    @property
+    def individual(self) -> str | None:
+        """Whose row it is, where the file says so."""
+        name = self.fields.get("individual")
+        return None if name is None else str(name)
 
     def text(self, processor: Any) -> str:
         """The text of the row without a prompt row's value."""
@@ -93,6 +100,8 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     elif not fields[kind].strip():
         raise RowError(f"{place}, field {kind}: the text is empty")
     _check_value(fields.get("value"), place)
+    if not isinstance(fields.get("individual", ""), str | int):
+        raise RowError(f"{place}, field individual: expected a name, found {json.dumps(fields['individual'])[:40]}")
     if kind == "prompt" and values_required and fields.get("value") is None:
         raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
     return Row(kind, place, fields)

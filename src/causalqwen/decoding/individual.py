@@ -18,7 +18,8 @@ from causalqwen.files import writing
 class Observed:
     """What an individual was inferred from: tokens and values observed, nats that they gained, directions they determine.
 
-    spread: the prior's standard deviation of Phi^-1(e1) that was taken. likelihood: the tokens'.
+    spread: the prior's standard deviation of Phi^-1(e1) that was taken. likelihood: the tokens'. method: how the posterior was
+    found (`model.abduct`). rhat, effective: a sampler's diagnostics, 0 without one.
     """
 
     tokens: int
@@ -27,6 +28,9 @@ class Observed:
     directions: float
     spread: float
     likelihood: str
+    method: str = "mode"
+    rhat: float = 0.0
+    effective: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +42,14 @@ class Individual:
         name: how it is called in listings; empty by default.
         precision: how well it is known, where it was inferred (`model.abduct`): Phi^-1(e1) ~ N(Phi^-1(factor),
             precision^-1), float64 [C, C]. evidence: and from what.
+        draws: the posterior itself, as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
     """
 
     factor: Tensor
     name: str = ""
     precision: Tensor | None = None
     evidence: tuple[Observed, ...] = field(default=())
+    draws: Tensor | None = None
 
     def __post_init__(self) -> None:
         factor = torch.as_tensor(self.factor, dtype=torch.float64)
@@ -54,6 +60,8 @@ class Individual:
         object.__setattr__(self, "factor", factor)
         if self.precision is not None and self.precision.shape != (len(factor), len(factor)):
             raise ValueError(f"the precision of {len(factor)} coordinates has the shape {tuple(self.precision.shape)}")
+        if self.draws is not None and (self.draws.dim() != 2 or self.draws.shape[1] != len(factor)):
+            raise ValueError(f"draws of {len(factor)} coordinates have the shape {tuple(self.draws.shape)}")
 
     @classmethod
     def from_seed(cls, seed: int, causal_size: int, name: str = "") -> "Individual":
@@ -71,17 +79,30 @@ class Individual:
         """Phi^-1(e1), float64 [C]."""
         return torch.special.ndtri(self.factor)
 
-    def draw(self, seed: int) -> "Individual":
-        """One of the individuals that it may be: a draw of the posterior's Gaussian. ValueError where none was inferred."""
+    @property
+    def is_inferred(self) -> bool:
+        """Whether it is known with a width: from observations."""
+        return self.precision is not None or self.draws is not None
+
+    def likely(self, count: int, seed: int = 0) -> Tensor:
+        """Phi^-1(e1) of individuals that it may be, float64 [m, C]: the posterior's draws where there are some, else `count`
+        draws of its Gaussian. ValueError where it was not inferred."""
+        if self.draws is not None:
+            return self.draws.double()
         if self.precision is None:
             raise ValueError(
                 f"{self.name or 'this individual'} is known exactly: it was not inferred from observations"
             )
         generator = torch.Generator().manual_seed(seed)
-        normal = torch.randn(len(self.factor), 1, generator=generator, dtype=torch.float64)
+        normal = torch.randn(len(self.factor), count, generator=generator, dtype=torch.float64)
         upper = torch.linalg.cholesky(self.precision).mT
-        away = torch.linalg.solve_triangular(upper, normal, upper=True).squeeze(-1)
-        return Individual(torch.special.ndtr(self.normal + away), f"{self.name or 'unnamed'}, draw {seed}")
+        return self.normal + torch.linalg.solve_triangular(upper, normal, upper=True).T
+
+    def draw(self, seed: int) -> "Individual":
+        """One of the individuals that it may be. ValueError where none was inferred."""
+        likely = self.likely(1, seed)
+        one = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
+        return Individual(torch.special.ndtr(likely[one]), f"{self.name or 'unnamed'}, draw {seed}")
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
@@ -89,6 +110,8 @@ class Individual:
         tensors = {"factor": self.factor.contiguous()}
         if self.precision is not None:
             tensors["precision"] = self.precision.contiguous()
+        if self.draws is not None:
+            tensors["draws"] = self.draws.contiguous()
         with writing(Path(path)) as part:
             save_file(tensors, part, metadata={"causalqwen": json.dumps(header)})
 
@@ -100,9 +123,9 @@ class Individual:
                 header = json.loads((file.metadata() or {}).get("causalqwen", "{}"))
                 if header.get("kind") != "individual":
                     raise ValueError(f"{path} holds no individual")
-                precision = file.get_tensor("precision") if "precision" in file.keys() else None  # noqa: SIM118
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 evidence = tuple(Observed(**e) for e in header.get("evidence", []))
-                return cls(file.get_tensor("factor"), header.get("name", ""), precision, evidence)
+                return cls(name=header.get("name", ""), evidence=evidence, **found)
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
@@ -113,7 +136,10 @@ class Individual:
         tokens, values = sum(e.tokens for e in self.evidence), sum(e.values for e in self.evidence)
         seen = [f"{tokens:,} tokens"] * bool(tokens) + [f"{values:,} values"] * bool(values)
         gained, last = sum(e.gained for e in self.evidence), self.evidence[-1]
-        return (
+        told = (
             f"{head}, inferred from {' and '.join(seen)}: {gained:.1f} nats gained on them "
-            f"({gained / max(tokens + values, 1):.3f} each), {last.directions:.0f} directions determined)"
+            f"({gained / max(tokens + values, 1):.3f} each), {last.directions:.0f} directions determined"
         )
+        if last.method == "sample":
+            told += f"; {len(self.draws)} draws, R-hat {last.rhat:.2f}, {last.effective:.0f} effective"
+        return told + ")"

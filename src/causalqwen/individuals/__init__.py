@@ -2,10 +2,13 @@
 
 from causalqwen.individuals.evidence import LIKELIHOODS, Evidence, TokenEvidence, ValueEvidence, read_factor
 from causalqwen.individuals.hindsight import Scorer, abduct_noise
+from causalqwen.individuals.marginal import line_posterior, value_marginal
 from causalqwen.individuals.posterior import Posterior, find_posterior, likeliest_spread
+from causalqwen.individuals.sampler import Diagnostics, sample_posterior
 
 __all__ = [
     "LIKELIHOODS",
+    "Diagnostics",
     "Evidence",
     "Posterior",
     "Scorer",
@@ -14,5 +17,8 @@ __all__ = [
     "abduct_noise",
     "find_posterior",
     "likeliest_spread",
+    "line_posterior",
     "read_factor",
+    "sample_posterior",
+    "value_marginal",
 ]

@@ -16,7 +16,8 @@ from causalqwen.decoding import QuantileReader
 from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 from causalqwen.losses import graded_scale
 
-LIKELIHOODS = ("softmax", "ovr")
+LIKELIHOODS = ("softmax", "ovr", "values")
+"""Of an observed text: its tokens under a softmax, or under OvR's product, with its values beside; or its values alone."""
 
 
 class Evidence(Protocol):
@@ -64,8 +65,8 @@ class TokenEvidence:
     positions_at_once: int = 128
 
     def __post_init__(self) -> None:
-        if self.likelihood not in LIKELIHOODS:
-            raise ValueError(f"unknown likelihood {self.likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
+        if self.likelihood not in LIKELIHOODS[:2]:
+            raise ValueError(f"unknown likelihood {self.likelihood!r}; use one of {', '.join(LIKELIHOODS[:2])}")
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -12,11 +12,12 @@ from causalqwen.individuals.evidence import Evidence
 
 @dataclass
 class Posterior:
-    """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, prior_precision^-1).
+    """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, (precision - information)^-1).
 
     gained: log-likelihood of the observations at the mode less that at the prior's mean, nats. evaluations: of the likelihood.
     """
 
+    prior_mean: Tensor
     mode: Tensor
     precision: Tensor
     information: Tensor
@@ -94,4 +95,4 @@ def find_posterior(
         pull = slope - prior @ (mode - prior_mean)
         step = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
         promised = 0.5 * (step @ pull).item()
-    return Posterior(mode, information + prior, information, gained, used)
+    return Posterior(prior_mean, mode, information + prior, information, gained, used)

@@ -124,9 +124,9 @@ class AbductionNetwork(nn.Module):
 class ValueBranch(nn.Module):
     """A residual on loc_U and scale_U that only the value head reads, so that numbers can be learned without text.
 
-        loc_V = loc_U + r_loc(x),   scale_V = scale_U exp(r_scale(x)),   x = (z - mean) / std
+        loc_V = loc_U + r_loc(x),   scale_V = scale_U exp(r_scale(x)),   noise_V = |b_noise| exp(d),   x = (z - mean) / std
 
-    r is a perceptron whose last layer starts at zero; mean and std are fitted on the training features (0 and 1 before),
+    r is a perceptron whose last layer starts at zero, as d does; mean and std are fitted on training features (0 and 1 before),
     because a few coordinates of a language model's features are tens of times larger than the others.
     """
 
@@ -140,6 +140,7 @@ class ValueBranch(nn.Module):
         self.residual = ResidualPerceptron(
             hidden_size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout
         )
+        self.log_noise = nn.Parameter(torch.zeros(()))
         self.register_buffer("feature_mean", torch.zeros(hidden_size))
         self.register_buffer("feature_std", torch.ones(hidden_size))
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import upcast
+from causalqwen.individuals import value_marginal
 from causalqwen.kernels import Negatives, ScaleBounds, linear_ovr_loss
 from causalqwen.losses import (
     NO_TARGET,
@@ -77,8 +78,7 @@ class HeadsMixin:
             self.rest_loss(result.logits, loc[:, :-1], scale[:, :-1], thresholds[:, :-1], masks.targets),
             log_num[:, :-1],
             log_not_num[:, :-1],
-            loc_Y[:, :-1][masks.num_mask],
-            scale_Y[:, :-1][masks.num_mask],
+            self.value_losses(features[:, :-1][masks.num_mask], masks.values[masks.num_mask]),
             num_items_in_batch,
             num_numbers_in_batch,
         )
@@ -159,11 +159,17 @@ class HeadsMixin:
         """(loc_Y, scale_Y) [...] on the value axis, from features [..., H] and the law of U [..., C] there."""
         loc, scale = self.as_values_read(features, loc_U, scale_U)
         if bound is None:
-            scale = self.action.value_law.add(scale, self.action.noise)
+            scale = self.action.value_law.add(scale, self.value_noise)
         else:
-            loc, scale = bound.situate(upcast(loc), scale, self.action.noise, positions, self._readers(bound.plan)[1])
+            loc, scale = bound.situate(upcast(loc), scale, self.value_noise, positions, self._readers(bound.plan)[1])
         loc_Y, scale_Y = self.action.value(loc, scale)
         return (loc_Y if bound is None else bound.add_value_residuals(loc_Y, positions)), scale_Y
+
+    @property
+    def value_noise(self) -> Tensor:
+        """The scale of the noise [C] as the value head reads it."""
+        noise = self.action.noise
+        return noise if self.value_branch is None else noise * self.value_branch.log_noise.exp()
 
     def as_values_read(self, features: Tensor, loc_U: Tensor, scale_U: Tensor) -> tuple[Tensor, Tensor]:
         """The law of U [..., C] as the value head reads it: through the value branch, where there is one."""
@@ -247,19 +253,17 @@ class HeadsMixin:
         rest_loss: Tensor,
         log_num: Tensor,
         log_not_num: Tensor,
-        loc_Y: Tensor,
-        scale_Y: Tensor,
+        value_losses: Tensor,
         num_items: Tensor | int | None = None,
         num_numbers: Tensor | int | None = None,
     ) -> LossParts:
-        """`total_loss` under this model's settings; loc_Y, scale_Y [n] where `masks.num_mask` holds."""
-        targets = self.value_transform.forward(masks.values[masks.num_mask])
+        """`total_loss` under this model's settings; value_losses [n] where `masks.num_mask` holds."""
         return total_loss(
             masks,
             rest_loss,
             log_num,
             log_not_num,
-            value_nll(targets, loc_Y, scale_Y, family=self.config.value_family),
+            value_losses,
             self.config.num_token_id,
             alpha=self.config.gate_alpha,
             detach_gate=self.config.gate_detach,
@@ -267,6 +271,40 @@ class HeadsMixin:
             num_items=num_items,
             num_numbers=num_numbers,
         )
+
+    def value_losses(self, features: Tensor, values: Tensor, group: Tensor | None = None) -> Tensor:
+        """-log p of values [n], in the data's units, after features [n, H]; [n].
+
+        group: int64 [n], -1 for none; values of one group share an individual, and each is charged its part of their joint
+            likelihood with
+        e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
+        """
+        loc_U, scale_U = self.abduction(features)
+        loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U)
+        targets = self.value_transform.forward(values)
+        losses = value_nll(targets, loc_Y, scale_Y, family=self.config.value_family)
+        if group is None:
+            return losses
+        loadings, left = self.value_loadings(*self.as_values_read(features, loc_U, scale_U))
+        columns, law = [t.double() for t in (targets - loc_Y, loadings, left)], self.action.value_law
+        order = group.argsort(stable=True)
+        members, counts = group[order].unique_consecutive(return_counts=True)
+        starts = counts.cumsum(0) - counts
+        for count in counts[(members >= 0) & (counts > 1)].unique().tolist():
+            first = starts[(members >= 0) & (counts == count)]
+            places = order[first.unsqueeze(-1) + torch.arange(count, device=order.device)]  # [people, count]
+            joint = value_marginal(law, *(column[places] for column in columns))
+            share = (-joint / count).to(losses.dtype).unsqueeze(-1).expand(places.shape)
+            losses = losses.index_copy(0, places.flatten(), share.flatten())
+        return losses
+
+    def value_loadings(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """What an individual's coordinates add to a value, scale W_reg [n, C], and the noise's scale [n], on the value axis.
+
+        loc, scale: the law of U as the value head reads it.
+        """
+        left = self.action.value(torch.zeros_like(loc), self.value_noise.expand_as(scale))[1]
+        return scale * upcast(self.action.value_head.weight[0]), left
 
     @torch.no_grad()
     def decide(self, loc: Tensor, scale: Tensor, thresholds: Tensor, positions_at_once: int = 256) -> Tensor:

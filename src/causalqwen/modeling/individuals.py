@@ -1,7 +1,7 @@
 """Individuals of a grafted model: who wrote what was observed, and under which noise (theory 3.12, 3.13)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,16 @@ from torch import Tensor
 
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual, Observed
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
-from causalqwen.individuals import Scorer, TokenEvidence, ValueEvidence, abduct_noise, find_posterior
+from causalqwen.individuals import (
+    LIKELIHOODS,
+    Scorer,
+    TokenEvidence,
+    ValueEvidence,
+    abduct_noise,
+    find_posterior,
+    line_posterior,
+    sample_posterior,
+)
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -30,6 +39,17 @@ class Reading:
     features: Tensor
     targets: Tensor
     values: Tensor
+
+    def __getitem__(self, places: slice) -> "Reading":
+        return Reading(self.features[places], self.targets[places], self.values[places])
+
+
+@dataclass(frozen=True)
+class Share:
+    """A token of a text, and how much of what varies there is who speaks: in [0, 1], the rest is noise (theory 3.14)."""
+
+    text: str
+    who: float
 
 
 class IndividualMixin:
@@ -54,11 +74,14 @@ class IndividualMixin:
         prior: Individual | None = None,
         spread: float | None = None,
         likelihood: str = "softmax",
+        method: str = "auto",
         name: str = "",
         chunk: int = 512,
         evaluations: int = 3,
+        draws: int = 200,
+        seed: int = 0,
     ) -> Individual:
-        """The individual who wrote the observed texts: the mode and width of the posterior of e1.
+        """The individual who wrote the observed texts: the posterior of e1.
 
         With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
         that are computed once (theory 3.12).
@@ -68,18 +91,40 @@ class IndividualMixin:
             prior: somebody known already, to be known better: evidence adds up.
             spread: the prior's standard deviation of g; None for the one under which the texts are likeliest.
             likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
-                count by their density under what is left to the noise.
+                count by their density under what is left to the noise. "values": the numbers alone, as rows of one
+                individual do in training; e1 is uniform then unless a spread is given.
+            method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
+                their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
+                values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
+                speak and their law is not Gaussian.
             evaluations: of the likelihood at most, the first of them with its curvature.
 
         Raises:
-            ValueError: nothing observed; a prior of another model's size; a spread beside a prior that has a width.
+            ValueError: nothing observed; a prior of another model's size; a spread beside a prior that has a width; a
+                method that is unknown, or does not fit.
         """
         device, size = self.device, self.config.causal_size
+        if likelihood not in LIKELIHOODS:
+            raise ValueError(f"unknown likelihood {likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
+        of_values = likelihood == "values"
+        if method == "auto":
+            method = "quadrature" if of_values and self.action.value_law.alpha != 2 and prior is None else "mode"
+        if method not in ("mode", "sample", "quadrature"):
+            raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
         was_training = self.training
         self.eval()
         read = self.read(self._contexts(observations, chunk))
         self.train(was_training)
-        tokens, values = self.token_evidence(read, likelihood), self.value_evidence(read)
+        values = self.value_evidence(read)
+        if of_values and not len(values):
+            raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
+        if method == "quadrature":
+            if not of_values or prior is not None or spread is not None:
+                raise ValueError("method 'quadrature' is for likelihood 'values' without a prior or a spread")
+            return self._on_line(values, draws, name)
+        tokens = self.token_evidence(read[:0] if of_values else read, "softmax" if of_values else likelihood)
+        if of_values and spread is None and (prior is None or prior.precision is None):
+            spread = 1.0
         if prior is not None and len(prior.factor) != size:
             raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
         mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
@@ -90,11 +135,29 @@ class IndividualMixin:
             precision = prior.precision.to(device)
         found = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
         width = (found.precision - found.information).diagonal().mean().item() ** -0.5
-        observed = Observed(len(tokens), len(values), found.gained, found.directions, width, likelihood)
+        observed = Observed(len(tokens), len(values), found.gained, found.directions, width, likelihood, method)
+        made = None
+        if method == "sample":
+            made, trust = sample_posterior([tokens, values], found, draws=draws, seed=seed)
+            observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
         before = () if prior is None else prior.evidence
         label = name or ("" if prior is None else prior.name)
         factor = torch.special.ndtr(found.mode).cpu()
-        return Individual(factor, label, found.precision.cpu(), (*before, observed))
+        return Individual(factor, label, found.precision.cpu(), (*before, observed), made)
+
+    def _on_line(self, values: ValueEvidence, draws: int, name: str) -> Individual:
+        """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor."""
+        row, law = values.row.double(), values.reader.law
+        residuals = values.values.double() - values.loc.double() @ row - values.bias
+        loadings = values.reach.double() * row
+        count = draws + 1 - draws % 2  # odd: the median is one of them
+        places, gained = line_posterior(law, residuals, loadings, values.scale.double(), count)
+        one = torch.ones((), dtype=torch.float64)
+        # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
+        along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
+        g = row.sign() * along.unsqueeze(-1)
+        observed = Observed(0, len(values), gained, 1.0, 1.0, "values", "quadrature")
+        return Individual(torch.special.ndtr(g[count // 2]).clamp(1e-15, 1 - 1e-15), name, None, (observed,), g)
 
     def _contexts(self, observations: Any, chunk: int) -> list[tuple[Tensor, Tensor, int]]:
         """(ids [L], values [L], index of the first token that speaks for somebody) of everything observed."""
@@ -135,10 +198,16 @@ class IndividualMixin:
         if not contexts:
             raise ValueError("the observations hold no token that something comes before: nothing can be learned")
         columns: list[tuple[Tensor, ...]] = []
+        known: dict[
+            tuple, Tensor
+        ] = {}  # the last token is never read: repeated measures share all that comes before it
         for ids, values, first in contexts:
+            before = (first, *ids[:-1].tolist(), *values[:-1].tolist())
             ids, values = ids.to(self.device), values.to(self.device)
-            hidden = self.features(ids[None], numeric_values=values[None]).last_hidden_state[0]
-            columns.append((hidden[first - 1 : -1], ids[first:], values[first:]))
+            if before not in known:
+                hidden = self.features(ids[None, :-1], numeric_values=values[None, :-1]).last_hidden_state[0]
+                known[before] = hidden[first - 1 :]
+            columns.append((known[before], ids[first:], values[first:]))
         return Reading(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
     def _situated(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
@@ -181,11 +250,38 @@ class IndividualMixin:
         numbers = (read.targets == self.config.num_token_id) & self.reads_numbers
         z = read.features[numbers]
         loc, scale = self.as_values_read(z, *self.abduction(z))
-        head, noise = self.action.value_head, self.action.noise
-        left = self.action.value(torch.zeros_like(scale), noise.expand_as(scale))[1]
+        head = self.action.value_head
+        left = self.value_loadings(loc, scale)[1]
         values = self.value_transform.forward(read.values[numbers])
         reader = self._readers(CausalDecoding())[1]
         return ValueEvidence(loc, scale, values, head.weight[0].double(), head.bias[0].double(), left, reader)
+
+    @torch.no_grad()
+    def shares(self, observation: str | Observation, chunk: int = 512) -> list[Share]:
+        """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
+
+        At a token y: sum_c |W_yc scale_U,c|^a over that and sum_c |W_yc b_noise,c|^a, a the law's index; at a number the same
+        with W_reg and the scales that the value head reads.
+        """
+        observation = Observation(observation) if isinstance(observation, str) else observation
+        read = self.read(self._contexts(observation, chunk))
+        action, num_id = self.action, self.config.num_token_id
+        loc, scale = self.abduction(read.features)
+        rows = upcast(self._score_rows()[0][read.targets]).abs() ** action.law.alpha
+        who = (rows * upcast(scale) ** action.law.alpha).sum(-1)
+        noise = (rows * action.noise**action.law.alpha).sum(-1)
+        numbers = (read.targets == num_id) & self.reads_numbers
+        if bool(numbers.any()):
+            law = action.value_law
+            loadings, left = self.value_loadings(*self.as_values_read(read.features, loc, scale))
+            spread = law.linear_scale(torch.ones_like(loadings[0]), loadings)
+            who = torch.where(numbers, spread**law.alpha, who)
+            noise = torch.where(numbers, left**law.alpha, noise)
+        texts = [
+            self.processor.decode([token], numeric_values=[value])
+            for token, value in zip(read.targets.tolist(), read.values.tolist(), strict=True)
+        ]
+        return [Share(text, share) for text, share in zip(texts, (who / (who + noise)).tolist(), strict=True)]
 
     # ---- noise -------------------------------------------------------------------------------------------------------
 
@@ -233,7 +329,7 @@ class IndividualMixin:
             z = read.features[numbers]
             loc_V, scale_V = self.as_values_read(z, *self.abduction(z))
             loc_V = upcast(loc_V) + temperature * scale_V * readers[1](factor).float()
-            loc_V = loc_V + noise_temperature * noise * readers[1](draws[numbers]).float()
+            loc_V = loc_V + noise_temperature * self.value_noise * readers[1](draws[numbers]).float()
             said[numbers] = self.value_transform.forward(read.values[numbers])
             value_residuals[numbers] = said[numbers] - self.action.value(loc_V, torch.ones_like(scale_V))[0].double()
         return Hindsight(draws, read.targets, residuals.float(), said, value_residuals)

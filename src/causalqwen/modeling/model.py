@@ -50,6 +50,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             if self.config.normalize_direction:
                 module.direction *= length / module.direction.norm()
         if isinstance(module, ValueBranch):
+            module.log_noise.zero_()
             module.feature_mean.zero_()
             module.feature_std.fill_(1.0)
 

@@ -1,14 +1,19 @@
 """The distribution of a value, as an object."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from causalqwen.decoding import Individual
+from causalqwen.losses import quantile_crps
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
+
+_MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,61 @@ class NumberPrediction:
         return f"{self.median:.6g} (90%: {low:.6g} to {high:.6g}; P_NUM {self.num_prob:.3g})"
 
 
+@dataclass(frozen=True)
+class MixedNumberPrediction(NumberPrediction):
+    """A number's distribution where several individuals are equally likely: t(Y) ~ mean over m of S(locs_m, scale).
+
+    locs: float64 [m], on the axis of the transform; loc is their median. Never recalibrated: levels were fitted for nobody
+    in particular.
+    """
+
+    locs: Tensor
+
+    def _cdf(self, axis: Tensor) -> Tensor:
+        """[...] -> mean over the individuals of P(t(Y) <= axis)."""
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        return self.law.law.cdf(axis.unsqueeze(-1), self.locs, scale).mean(-1)
+
+    def _quantiles(self, p: Tensor) -> Tensor:
+        """On the axis, by bisection; p [...]."""
+        reach = self.scale * self.law.law.quantile(p)
+        low, high = self.locs.min() + reach, self.locs.max() + reach
+        for _ in range(80):
+            middle = (low + high) / 2
+            below = self._cdf(middle) < p
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    def quantile(self, p: float, *, raw: bool = False) -> float:
+        if not 0 < p < 1:
+            raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p}")
+        axis = self._quantiles(torch.tensor(p, dtype=torch.float64))
+        return self.law.transform.inverse(axis).item()
+
+    def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
+        if not 0 < level < 1:
+            raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def cdf(self, value: float) -> float:
+        return self._cdf(self.law.transform.forward(torch.tensor(value, dtype=torch.float64))).item()
+
+    def log_prob(self, value: float) -> float:
+        at = torch.tensor(value, dtype=torch.float64)
+        scale = torch.full_like(self.locs, self.scale)
+        density = self.law.law.log_prob(self.law.transform.forward(at), self.locs, scale).logsumexp(-1)
+        return (density - math.log(len(self.locs)) + self.law.transform.log_jacobian(at)).item()
+
+    def crps(self, value: float) -> float:
+        """From 199 quantiles, clipped as `ValueLaw.crps` does."""
+        quantiles = self.law.clip(self.law.transform.inverse(self._quantiles(CRPS_LEVELS)))
+        return quantile_crps(torch.tensor(value, dtype=torch.float64), quantiles, CRPS_LEVELS).item()
+
+
 class NumberPredictionMixin:
     """`predict_number` for a grafted model."""
 
@@ -81,13 +141,17 @@ class NumberPredictionMixin:
         )
 
     @torch.no_grad()
-    def predict_number(self, prompts: str | Sequence[str], batch_size: int = 32) -> list[NumberPrediction]:
+    def predict_number(
+        self, prompts: str | Sequence[str], batch_size: int = 32, *, individual: Individual | None = None
+    ) -> list[NumberPrediction]:
         """What number follows each prompt, as a distribution.
 
         Args:
             prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
                 dropped, because `<NUM>` brings its own.
             batch_size: prompts per forward pass.
+            individual: who it is about; nobody in particular by default. What is not known about them, where they were
+                inferred, is integrated out.
 
         Returns:
             one `NumberPrediction` per prompt, in their order.
@@ -119,8 +183,35 @@ class NumberPredictionMixin:
             position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             features = self.features(**inputs, position_ids=position_ids).last_hidden_state[:, -1:]
             result = self.heads(features, skip_logits=True)
-            columns = (result.loc_Y[:, 0], result.scale_Y[:, 0], result.num_prob[:, 0])
-            for row, loc, scale, prob in zip(rows, *(column.tolist() for column in columns), strict=True):
-                predictions[row] = NumberPrediction(loc, scale, prob, law)
+            prob = result.num_prob[:, 0].tolist()
+            if individual is None:
+                pairs = zip(result.loc_Y[:, 0].tolist(), result.scale_Y[:, 0].tolist(), strict=True)
+                made = [NumberPrediction(*pair, prob[place], law) for place, pair in enumerate(pairs)]
+            else:
+                made = self._of_individual(features[:, 0], individual, prob)
+            for row, prediction in zip(rows, made, strict=True):
+                predictions[row] = prediction
         self.train(was_training)
         return predictions
+
+    def _of_individual(self, features: Tensor, individual: Individual, prob: list[float]) -> list[NumberPrediction]:
+        """Predictions after features [n, H] about an individual."""
+        law = replace(self.value_law, interval_levels=None)
+        loc, scale = self.as_values_read(features, *self.abduction(features))
+        loadings, left = (t.double().cpu() for t in self.value_loadings(loc, scale))
+        centre = self.action.value(loc, scale)[0].double().cpu()
+        if individual.draws is None and (individual.precision is None or law.law.alpha == 2):
+            known = law.law.quantile(individual.factor)
+            found, spread = centre + loadings @ known, left
+            if individual.precision is not None:  # Gaussian: what is not known about them adds to the noise
+                upper = torch.linalg.cholesky(individual.precision)
+                open_ = torch.linalg.solve_triangular(upper, loadings.T, upper=False).square().sum(0)
+                spread = (left.square() + open_).sqrt()
+            pairs = zip(found.tolist(), spread.tolist(), prob, strict=True)
+            return [NumberPrediction(*pair, law) for pair in pairs]
+        known = law.law.quantile(torch.special.ndtr(individual.likely(_MIXED)))
+        locs = centre.unsqueeze(-1) + loadings @ known.T
+        return [
+            MixedNumberPrediction(row.median().item(), width, p, law, row)
+            for row, width, p in zip(locs, left.tolist(), prob, strict=True)
+        ]

@@ -236,12 +236,21 @@ class FactStore:
         was_training = model.training
         model.eval()
         try:
-            for indices, facts in stream_facts(model, examples, title=title):
-                ends = np.cumsum(lengths[indices])
-                for index, end in zip(indices, ends, strict=True):
-                    rows = slice(int(end - lengths[index]), int(end))
-                    for name, array in arrays.items():
-                        array[offsets[index] : offsets[index + 1]] = getattr(facts, name)[rows]
+            # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
+            alike: dict[tuple, list[int]] = {}
+            for index, example in enumerate(examples):
+                alike.setdefault((*example.input_ids, *example.numeric_values[:-1]), []).append(index)
+            sharing = list(alike.values())
+            distinct = [examples[indices[0]] for indices in sharing]
+            for places, facts in stream_facts(model, distinct, title=title):
+                ends = np.cumsum([len(distinct[place]) - 1 for place in places])
+                for place, end in zip(places, ends, strict=True):
+                    rows = slice(int(end) - len(distinct[place]) + 1, int(end))
+                    for index in sharing[place]:
+                        for name, array in arrays.items():
+                            array[offsets[index] : offsets[index + 1]] = getattr(facts, name)[rows]
+                        if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
+                            arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_values[-1]
             for array in arrays.values():
                 array.flush()
             np.save(part / "offsets.npy", offsets)

@@ -156,16 +156,41 @@ def _train_values(
     if settings.values.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
+    rows = FactRows(train_store, [example.individual for example in train_examples])
+    rates = {}
+    if rows.people:
+        if model.value_branch is None:
+            raise ValueError(
+                "rows name individuals, but this model has no value branch to learn what differs between them"
+            )
+        _start_shares(model)
+        rates = dict.fromkeys(
+            ("model.value_branch.log_noise", "model.action.value_head.bias"), settings.values.noise_learning_rate
+        )
     _run_stage(
         "values",
         settings.values,
         TrainedForCausalLM(model),
-        FactRows(train_store),
+        rows,
         collate_facts,
         eval_examples,
         output,
         settings,
+        rates=rates,
     )
+
+
+@torch.no_grad()
+def _start_shares(model: CausalQwenForCausalLM) -> None:
+    """Start at the axis's own centre, where no individual has a mean to make up for, who speaks and the noise alike, each with
+    scale 1 there."""
+    branch, law, head = model.value_branch, model.action.value_law, model.action.value_head
+    loc, scale = model.abduction(branch.feature_mean.unsqueeze(0))
+    row = head.weight
+    head.bias -= model.action.value(loc, scale)[0].squeeze()
+    count = branch.residual.last.bias.shape[0] // 2
+    branch.residual.last.bias[count:] -= law.linear_scale(scale, row).log().squeeze()
+    branch.log_noise.copy_(-law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
 
 
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
@@ -280,6 +305,7 @@ def _run_stage(
     settings: TrainSettings,
     blocks: Callable[[], Iterable[TokenFacts]] | None = None,
     best: str = "eval_reg_loss",
+    rates: dict[str, float] | None = None,
 ) -> None:
     model, work = trained.model, output / WORK
     blocks = blocks or (lambda: _eval_blocks(model, eval_examples, work))
@@ -321,6 +347,7 @@ def _run_stage(
         callbacks=callbacks,
         scorer=lambda: score_tokens(model, blocks()),
         metrics_file=MetricsFile(output / METRICS, name),
+        rates=rates,
     )
     checkpoint = last_checkpoint(work / name)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

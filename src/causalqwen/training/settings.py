@@ -40,9 +40,12 @@ class ValueStage(Stage):
 
     Args:
         standardize: fit the mean and standard deviation by which the branch reads the features.
+        noise_learning_rate: where rows share individuals, of the noise's scale and of the value head's bias, single numbers
+            that have further to go than any weight.
     """
 
     standardize: bool = True
+    noise_learning_rate: float = 0.03
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class TrainedForCausalLM(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
+        group: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
     ) -> ModelOutput:
@@ -72,6 +73,7 @@ class TrainedForCausalLM(nn.Module):
         Args:
             facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
             labels, numeric_values, input_ids, attention_mask: [B, S].
+            group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
         """
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_values, attention_mask, num_id)
@@ -96,9 +98,11 @@ class TrainedForCausalLM(nn.Module):
             num_scale = model.action.num_scale(scale, model.get_output_embeddings())
             log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
         at_numbers = features[masks.num_mask]
-        loc_Y, scale_Y = model.value_parameters(at_numbers, *model.abduction(at_numbers))
+        value_losses = model.value_losses(
+            at_numbers, masks.values[masks.num_mask], None if group is None else group[masks.num_mask]
+        )
         parts = model.losses(
-            masks, rest_loss, log_num, log_not_num, loc_Y, scale_Y, num_items_in_batch, num_numbers_in_batch
+            masks, rest_loss, log_num, log_not_num, value_losses, num_items_in_batch, num_numbers_in_batch
         )
         loss = parts.total
         if self.anchor is not None and self.training:
@@ -110,29 +114,49 @@ class TrainedForCausalLM(nn.Module):
 
 
 class FactRows(torch.utils.data.Dataset):
-    """Rows of a `FactStore` for a data loader."""
+    """Rows of a `FactStore` for a data loader: one at a time, or, with `owners`, all rows of one individual at a time.
 
-    def __init__(self, store: FactStore) -> None:
+    owners: whose each row is; a row of nobody's (None) stands alone, and its values share no individual.
+    """
+
+    def __init__(self, store: FactStore, owners: Sequence[str | None] | None = None) -> None:
         self.store = store
+        groups: dict[str, list[int]] = {}
+        alone = []
+        for row in range(len(store)):
+            owner = owners[row] if owners is not None else None
+            if owner is None:
+                alone.append([row])
+            else:
+                groups.setdefault(owner, []).append(row)
+        self.groups, self.people = [*groups.values(), *alone], len(groups)
 
     def __len__(self) -> int:
-        return len(self.store)
+        return len(self.groups)
 
-    def __getitem__(self, index: int) -> TokenFacts:
-        return self.store[index]
+    def __getitem__(self, index: int) -> tuple[bool, list[TokenFacts]]:
+        """Whether the rows share an individual, and the rows."""
+        return index < self.people, [self.store[row] for row in self.groups[index]]
 
 
-def collate_facts(rows: Sequence[TokenFacts]) -> dict[str, Any]:
+def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
     """Rows packed end to end, for `TrainedForCausalLM`: the heads read each position alone, so nothing is padded.
 
-    Labels stand one place later than the positions that predict them.
+    Labels stand one place later than the positions that predict them. `group`, where somebody shares, says which positions
+    share an individual; -1 for none.
     """
+    rows = [row for _, group in groups for row in group]
 
     def packed(name: str) -> Tensor:
         return torch.cat([row.tensor(name) for row in rows]).unsqueeze(0)
 
+    batch: dict[str, Any] = {}
+    if any(shares for shares, _ in groups):
+        owner = torch.tensor([index if shares else -1 for index, (shares, _) in enumerate(groups)])
+        sizes = torch.tensor([sum(len(row) for row in group) for _, group in groups])
+        batch["group"] = owner.repeat_interleave(sizes).unsqueeze(0)
     first = torch.full((1, 1), IGNORE_INDEX)
-    return {
+    return batch | {
         "labels": torch.cat([first, packed("targets").long()], dim=1),
         "numeric_values": torch.cat([first.double(), packed("values")], dim=1),
         "facts": {
@@ -176,9 +200,18 @@ class CausalTrainer(Trainer):
     Args (beyond transformers'):
         scorer: returns the metrics and dist of `score_tokens` for the evaluation rows.
         metrics_file: where records go beside the trackers.
+        rates: learning rates of single parameters, by name.
     """
 
-    def __init__(self, *args: Any, scorer: Callable[[], dict[str, Any]], metrics_file: MetricsFile, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        scorer: Callable[[], dict[str, Any]],
+        metrics_file: MetricsFile,
+        rates: dict[str, float] | None = None,
+        **kwargs: Any,
+    ):
+        self.rates = rates or {}
         super().__init__(*args, **kwargs)
         self.remove_callback(ProgressCallback)
         self.add_callback(QuietProgress())
@@ -274,6 +307,16 @@ class CausalTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
         return [n for n, p in model.named_parameters() if p.dim() > 1 and (".residual." in n or ".lora_" in n)]
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """transformers', with groups of their own for parameters that have a learning rate of their own."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        parameters = dict(self.trained.named_parameters())
+        for name, rate in self.rates.items():
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if p is not parameters[name]]
+            optimizer.add_param_group({"params": [parameters[name]], "lr": rate, "weight_decay": 0.0})
+        return optimizer
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 

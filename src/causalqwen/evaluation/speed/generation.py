@@ -64,7 +64,7 @@ def _generators(model: CausalQwenForCausalLM, batch: int, tokens: int) -> tuple[
     """What makes cases for the backbone (arguments), and for the graft (preset or None, arguments)."""
     words = islice(cycle(speech_paragraphs(numbers=False)), batch)
     tokenizer = model.processor.tokenizer
-    texts = [" ".join(text.split()[: 12 + 3 * (row % 8)]) for row, text in enumerate(words)]
+    texts = [" ".join(text.split()[: 4 + row % 8]) for row, text in enumerate(words)]
     made = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
     # No end of text instead of a minimum of new tokens, which is a processor that looks at every score.
     fixed: dict[str, Any] = {

@@ -45,7 +45,9 @@ def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
             for start in range(0, rows, 16):
                 batch = range(start, min(start + 16, rows))
                 inputs = (
-                    collate_facts([store[i] for i in batch]) if kept else collate([examples[i] for i in batch], pad)
+                    collate_facts([(False, [store[i]]) for i in batch])
+                    if kept
+                    else collate([examples[i] for i in batch], pad)
                 )
                 trained(**inputs).loss.backward()
                 optimizer.step()

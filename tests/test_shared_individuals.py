@@ -1,0 +1,256 @@
+"""Values that share an individual: likelihood, posterior, training, prediction."""
+
+import math
+
+import pytest
+import torch
+from scipy import integrate, stats
+
+from causalqwen import Individual, Observation
+from causalqwen.data import Example, Row, RowError, encode_rows
+from causalqwen.data.rows import parse_row
+from causalqwen.distributions import get_family
+from causalqwen.individuals import ValueEvidence, find_posterior, line_posterior, sample_posterior, value_marginal
+from causalqwen.individuals.sampler import effective_draws, split_rhat
+from causalqwen.modeling.prediction import MixedNumberPrediction
+from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training.features import FactStore
+from causalqwen.training.trainer import FactRows, collate_facts
+from conftest import graft_tiny
+
+GAUSSIAN, CAUCHY = get_family("gaussian"), get_family("cauchy")
+
+
+def draws(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---- the likelihood --------------------------------------------------------------------------------------------------
+
+
+def test_the_gaussian_marginal_is_a_multivariate_normal():
+    residuals, loadings, scale = draws(5), draws(5, 3, seed=1), draws(5, seed=2).exp()
+    covariance = (loadings @ loadings.T + torch.diag(scale**2)).numpy()
+    expected = stats.multivariate_normal(cov=covariance).logpdf(residuals.numpy())
+    assert value_marginal(GAUSSIAN, residuals, loadings, scale).item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_on_a_line_proportional_loadings_are_exact():
+    """The one-dimensional integral against the closed form, one value far off among them."""
+    size, shape = draws(4, seed=3).exp(), draws(6, seed=4)
+    residuals = torch.tensor([0.3, -1.0, 9.0, 0.1], dtype=torch.float64)
+    loadings, scale = size[:, None] * shape, torch.tensor([0.5, 0.02, 1.0, 2.0], dtype=torch.float64)
+    exact = value_marginal(GAUSSIAN, residuals, loadings, scale)
+    assert value_marginal(GAUSSIAN, residuals, loadings, scale, on_line=True).item() == pytest.approx(
+        exact.item(), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("far", [0.0, 40.0])
+def test_the_cauchy_marginal_is_its_integral(far):
+    residuals = torch.tensor([0.4, 0.7, 0.5 + far], dtype=torch.float64)
+    loadings, scale = draws(3, 4, seed=5), torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64)
+    sizes = loadings.abs().sum(-1)
+
+    def joint(t):
+        return stats.cauchy.pdf(t) * math.prod(
+            stats.cauchy.pdf(r, s * t, w)
+            for r, s, w in zip(residuals.tolist(), sizes.tolist(), scale.tolist(), strict=True)
+        )
+
+    guesses = sorted((residuals / sizes).tolist())
+    expected = sum(
+        integrate.quad(joint, a, b, limit=500, epsabs=0)[0]
+        for a, b in zip([-math.inf, *guesses], [*guesses, math.inf], strict=True)
+    )
+    assert value_marginal(CAUCHY, residuals, loadings, scale).item() == pytest.approx(math.log(expected), abs=1e-4)
+
+
+def test_one_value_alone_has_the_law_that_predicts_it():
+    for law in (GAUSSIAN, CAUCHY):
+        loadings, scale, residual = draws(1, 5), torch.tensor([0.7]), torch.tensor([1.3])
+        marginal = law.add(law.linear_scale(loadings.abs(), torch.ones(1, 5).double())[:, 0], scale.double())
+        expected = law.log_prob(residual.double(), torch.zeros(1), marginal)
+        assert value_marginal(law, residual, loadings, scale).item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("law", [GAUSSIAN, CAUCHY], ids=str)
+def test_many_individuals_at_once_are_each_one_of_them_and_gradients_flow(law):
+    residuals, loadings, scale = draws(3, 4), draws(3, 4, 5, seed=1), draws(3, 4, seed=2).exp()
+    together = value_marginal(law, residuals, loadings, scale)
+    alone = [value_marginal(law, *columns).item() for columns in zip(residuals, loadings, scale, strict=True)]
+    assert together.tolist() == pytest.approx(alone, rel=1e-9)
+    inputs = [t[0].clone().requires_grad_(True) for t in (residuals, loadings, scale)]
+    # where the grid lies moves with the inputs: finite differences see its error, not the gradient's
+    torch.autograd.gradcheck(lambda *x: value_marginal(law, *x), inputs, eps=1e-5, atol=1e-4, rtol=1e-3)
+
+
+# ---- the posterior ---------------------------------------------------------------------------------------------------
+
+
+def test_the_line_posterior_is_the_gaussian_one():
+    loadings = torch.tensor([0.5, 1.0, 2.0]).double()[:, None] * torch.tensor([1.0, -2.0]).double()
+    residuals, scale = torch.tensor([1.0, 0.5, 3.0]).double(), torch.tensor([0.4, 0.5, 1.0]).double()
+    sizes = loadings.square().sum(-1).sqrt()
+    precision = 1 + (sizes / scale).square().sum()
+    mean = (sizes * residuals / scale**2).sum() / precision
+    places, _ = line_posterior(GAUSSIAN, residuals, loadings, scale, 401)
+    assert places[200].item() == pytest.approx(mean.item(), abs=0.01 * precision.rsqrt().item())
+    assert places.std().item() == pytest.approx(precision.rsqrt().item(), rel=0.02)
+
+
+def test_the_sampler_draws_the_exact_posterior_and_knows_how_well():
+    from causalqwen.decoding import QuantileReader
+
+    n, size = 12, 3
+    evidence = ValueEvidence(
+        draws(n, size), draws(n, size, seed=1).exp(), draws(n, seed=2), draws(size, seed=3), torch.zeros(()).double(),
+        torch.full((n,), 0.8).double(), QuantileReader(GAUSSIAN),
+    )  # fmt: skip
+    exact = find_posterior([evidence], torch.zeros(size), 1.0)
+    made, trust = sample_posterior([evidence], exact, draws=1500, seed=1)
+    covariance = torch.linalg.inv(exact.precision)
+    torch.testing.assert_close(made.mean(0), exact.mode, atol=0.05, rtol=0.0)
+    torch.testing.assert_close(made.T.cov(), covariance, atol=0.05 * covariance.diagonal().max().item(), rtol=0.1)
+    assert trust.rhat < 1.02 and 1000 < trust.effective < 6000
+
+
+def test_diagnostics_see_chains_that_disagree_and_chains_that_crawl():
+    good = draws(2, 500, 1)
+    assert split_rhat(good).item() < 1.02 and effective_draws(good).item() > 700
+    assert split_rhat(good + torch.tensor([0.0, 3.0])[:, None, None]).item() > 1.5
+    crawl = draws(2, 500, 1).cumsum(1)
+    assert effective_draws(crawl).item() < 30
+
+
+# ---- rows, training --------------------------------------------------------------------------------------------------
+
+PROMPTS = ("On the first day it is", "On the second day they say that it is")
+
+
+def people_rows(people=8, seed=0, wild=False):
+    """People differ by 10, moments by 1; the second day adds 5."""
+    trait, noise = 10 * draws(people, seed=seed), draws(people, 6, seed=seed + 1)
+    rows = []
+    for person in range(people):
+        for moment in range(6):
+            value = 50 + trait[person] + 5 * (moment % 2) + noise[person, moment]
+            fields = {"prompt": PROMPTS[moment % 2], "value": round(value.item(), 3), "individual": f"person {person}"}
+            rows.append(Row("prompt", f"row {len(rows)}", fields))
+    return rows, trait
+
+
+def test_rows_name_their_individual():
+    assert parse_row('{"text": "a 5", "individual": "Ann"}', "row 1").individual == "Ann"
+    assert parse_row('{"text": "a 5", "individual": 7}', "row 1").individual == "7"
+    assert parse_row('{"text": "a 5"}', "row 1").individual is None
+    with pytest.raises(RowError, match="row 1, field individual"):
+        parse_row('{"text": "a 5", "individual": [1]}', "row 1")
+
+
+def test_facts_of_repeated_measures_are_those_of_each_row(tiny_tokenizer, tmp_path):
+    """Rows that differ in their last value alone are read once; the facts are the same."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    examples = encode_rows(people_rows(3)[0], model.processor)
+    store = FactStore.build(model, examples, tmp_path / "together")
+    for index in (0, 1, 4, len(examples) - 1):
+        alone = FactStore.build(model, [examples[index]], tmp_path / f"alone {index}")
+        assert store[index].values[-1] == examples[index].numeric_values[-1]
+        for name in ("features", "targets", "values", "rest_loss", "num_scale"):
+            torch.testing.assert_close(
+                store[index].tensor(name), alone[0].tensor(name), rtol=1e-4, atol=1e-4, equal_nan=True
+            )
+
+
+def test_batches_say_who_shares(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    examples = [Example([3, 4, 5, 6], [0.0] * 4) for _ in range(5)]
+    store = FactStore.build(model, examples, tmp_path)
+    rows = FactRows(store, ["a", None, "b", "a", None])
+    assert len(rows) == 4 and rows.people == 2
+    assert collate_facts([rows[i] for i in range(4)])["group"].tolist() == [[0] * 6 + [1] * 3 + [-1] * 6]
+    assert "group" not in collate_facts([FactRows(store)[0], FactRows(store)[1]])
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_value_losses_add_up_to_the_joint_likelihood(tiny_tokenizer, family):
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    z, values = torch.randn(6, model.config.hidden_size), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    alone = model.value_losses(z, values)
+    assert torch.equal(model.value_losses(z, values, torch.full((6,), -1)), alone)
+    shared = model.value_losses(z, values, torch.tensor([2, -1, 5, 2, 5, 2]))
+    assert shared[1] == alone[1]
+    loc, scale = model.as_values_read(z, *model.abduction(z))
+    loadings, left = model.value_loadings(loc, scale)
+    residuals = values - model.action.value(loc, scale)[0]
+    for places in ([0, 3, 5], [2, 4]):
+        joint = value_marginal(model.action.value_law, residuals[places], loadings[places], left[places])
+        assert shared[places].sum().item() == pytest.approx(-joint.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_people_apart(
+    tiny_tokenizer, tmp_path, family
+):
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    rows, _ = people_rows(24)
+    stage = ValueStage(epochs=150, learning_rate=1e-3, batch_size=64)
+    train(
+        model, encode_rows(rows, model.processor), [], tmp_path / "run", TrainSettings(values=stage, recalibrate=False)
+    )
+    share = model.shares(Observation(" 52", PROMPTS[0]))[-1]
+    assert share.text.strip() == "52" and share.who > 0.7  # people differ by 10, moments by 1
+
+    others, trait = people_rows(10, seed=7)
+    own, alone = [], []
+    for person in range(10):
+        mine = others[6 * person : 6 * person + 6]
+        said = [
+            Observation(f" {row.value}", row.fields["prompt"]) for row in mine if row.fields["prompt"] == PROMPTS[0]
+        ]
+        who = model.abduct(said, likelihood="values", name="somebody")
+        assert "3 values" in str(who) and who.is_inferred
+        (about,) = model.predict_number(PROMPTS[1], individual=who)
+        (nobody,) = model.predict_number(PROMPTS[1])
+        truth = 55 + trait[person].item()
+        own.append(abs(about.median - truth))
+        alone.append(abs(nobody.median - truth))
+        low, high = about.interval(0.9)
+        assert low < about.median < high and high - low < 0.7 * (nobody.interval(0.9)[1] - nobody.interval(0.9)[0])
+        if family == "cauchy":
+            assert isinstance(about, MixedNumberPrediction)
+            assert about.cdf(about.quantile(0.3)) == pytest.approx(0.3, abs=1e-6)
+            step = 1e-3
+            slope = (about.cdf(truth + step) - about.cdf(truth - step)) / (2 * step)
+            assert math.exp(about.log_prob(truth)) == pytest.approx(slope, rel=1e-3)
+            assert about.crps(truth) < nobody.crps(truth) + 5
+            who.save(tmp_path / f"{person}.safetensors")
+            again = Individual.load(tmp_path / f"{person}.safetensors")
+            assert model.predict_number(PROMPTS[1], individual=again)[0].median == about.median
+            assert who.draw(3).factor.shape == who.factor.shape
+    assert sorted(own)[5] < 0.5 * sorted(alone)[5]
+
+
+def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    model.config.value_range = [0.0, 1.0]
+    said = [Observation(f" {v}", PROMPTS[0]) for v in (0.2, 0.3, 0.25)]
+    exact = model.abduct(said, likelihood="values")
+    drawn = model.abduct(said, likelihood="values", method="sample", draws=300, seed=2)
+    assert drawn.evidence[-1].rhat < 1.1 and "R-hat" in str(drawn)
+    a, b = (model.predict_number(PROMPTS[1], individual=who)[0] for who in (exact, drawn))
+    assert b.median == pytest.approx(a.median, abs=0.2 * (a.quantile(0.84) - a.median))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"likelihood": "words"}, "unknown likelihood"),
+        ({"method": "guess"}, "unknown method"),
+        ({"method": "quadrature"}, "is for likelihood 'values'"),
+        ({"likelihood": "values"}, "hold no number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tiny_llama, settings, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_llama.abduct("words and no more", **settings)
