@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 from causalqwen.data import Example, collate
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.abduction import ValueBranch
 from causalqwen.numbers import ValueTransform
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
@@ -163,7 +164,8 @@ def _train_values(
             raise ValueError(
                 "rows name individuals, but this model has no value branch to learn what differs between them"
             )
-        _start_shares(model)
+        _start_shares(model, model.value_branch)
+        model.value_branch.log_noise.requires_grad_(True)
         rates = dict.fromkeys(
             ("model.value_branch.log_noise", "model.action.value_head.bias"), settings.values.noise_learning_rate
         )
@@ -181,10 +183,10 @@ def _train_values(
 
 
 @torch.no_grad()
-def _start_shares(model: CausalQwenForCausalLM) -> None:
+def _start_shares(model: CausalQwenForCausalLM, branch: ValueBranch) -> None:
     """Start at the axis's own centre, where no individual has a mean to make up for, who speaks and the noise alike, each with
     scale 1 there."""
-    branch, law, head = model.value_branch, model.action.value_law, model.action.value_head
+    law, head = model.action.value_law, model.action.value_head
     loc, scale = model.abduction(branch.feature_mean.unsqueeze(0))
     row = head.weight
     head.bias -= model.action.value(loc, scale)[0].squeeze()
@@ -274,11 +276,16 @@ def _train_lora(
 
 
 def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
-    """Freeze all but the value branch, the value head, and `<NUM>`'s own row and bias."""
+    """Freeze all but the value branch, the value head, and `<NUM>`'s own row and bias.
+
+    The noise's size on the value axis stays too: a value alone cannot tell it from scale_U.
+    """
     model.requires_grad_(False)
     for part in (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias):
         if part is not None:
             part.requires_grad_(True)
+    if model.value_branch is not None:
+        model.value_branch.log_noise.requires_grad_(False)
 
 
 def merge_adapters(module: torch.nn.Module) -> None:
