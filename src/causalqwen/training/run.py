@@ -189,7 +189,7 @@ def _start_shares(model: CausalQwenForCausalLM, branch: ValueBranch) -> None:
     law, head = model.action.value_law, model.action.value_head
     loc, scale = model.abduction(branch.feature_mean.unsqueeze(0))
     row = head.weight
-    head.bias -= model.action.value(loc, scale)[0].squeeze()
+    head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
     count = branch.residual.last.bias.shape[0] // 2
     branch.residual.last.bias[count:] -= law.linear_scale(scale, row).log().squeeze()
     branch.log_noise.copy_(-law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
