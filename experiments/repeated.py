@@ -25,7 +25,6 @@ from causalqwen import CausalQwenForCausalLM, Observation
 from causalqwen.data import Row, encode_rows
 from causalqwen.training import TrainSettings, ValueStage, train
 
-FAMILIES = ("gaussian", "cauchy")
 STAGE = ValueStage(epochs=300, learning_rate=1e-4, batch_size=64)
 
 
@@ -144,20 +143,20 @@ def score(name: str, errors: list[float], logs: list[float]) -> str:
     )
 
 
-def compare(name: str, rows: list[Measured], folds: int, wild: float, seed: int) -> None:
+def compare(name: str, rows: list[Measured], families: list[str], folds: int, wild: float, seed: int) -> None:
     """One data set, clean or corrupted."""
     corrupt(rows, wild, seed)
     subjects = list(dict.fromkeys(row.subject for row in rows))
     np.random.default_rng(seed).shuffle(subjects)
     times = sorted({row.time for row in rows})
     cut = times[(len(times) - 1) // 2]
-    names = [*FAMILIES, "chosen", "nobody in particular", "mixed model"]
+    names = [*families, "chosen", "nobody in particular", "mixed model"]
     errors: dict[str, list[float]] = {n: [] for n in names}
     logs: dict[str, list[float]] = {n: [] for n in names}
     chosen = []
     for test in tqdm(np.array_split(subjects, folds), desc=f"{name}, {wild:.0%} wild", leave=False):
         teaching = [row for row in rows if row.subject not in test]
-        models = {family: trained(teaching, family, seed) for family in FAMILIES}
+        models = {family: trained(teaching, family, seed) for family in families}
         best = max(models, key=lambda family: models[family][1])
         chosen.append(best)
         fit = mixed_model(teaching)
@@ -227,12 +226,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--tables", nargs="*", default=["sleepstudy", "Orthodont", "ChickWeight"])
+    parser.add_argument("--families", nargs="+", default=["gaussian", "cauchy"])
+    parser.add_argument("--wild", type=float, nargs="+", default=[0.0, 0.15])
+    parser.add_argument("--people", type=int, default=60, help="of the world with known truth; 0 to leave it out")
     given = parser.parse_args()
-    known_truth(60, 100, given.seed)
+    if given.people:
+        known_truth(given.people, 100, given.seed)
     for name, rows in tables().items():
         if name in given.tables:
-            for wild in (0.0, 0.15):
-                compare(name, rows, given.folds, wild, given.seed)
+            for wild in given.wild:
+                compare(name, rows, given.families, given.folds, wild, given.seed)
 
 
 if __name__ == "__main__":
