@@ -1,0 +1,58 @@
+"""What every command shares: the app, its common options, how results and mistakes are told."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Numbers with honest uncertainty and individuals who last, grafted onto a pretrained language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+benchmark = typer.Typer(help="Measure this machine's own figures.", no_args_is_help=True)
+app.add_typer(benchmark, name="benchmark")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
+Model = Annotated[Path, typer.Option("--model", help="Folder of a grafted model.")]
+Device = Annotated[str, typer.Option(help="Torch device, or auto for an accelerator where there is one.")]
+
+
+def say(message: str) -> None:
+    """A line of progress, on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def show(result: dict[str, Any], text: str, as_json: bool) -> None:
+    """The result on stdout: as JSON, or as text for people."""
+    print(json.dumps(result, ensure_ascii=False) if as_json else text, flush=True)
+
+
+def command(function: Callable, group: typer.Typer = app) -> Callable:
+    """Register a command: quiet libraries, and one line on stderr with exit status 1 for a mistake of the user's."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        try:
+            function(*args, **kwargs)
+        except (ValueError, OSError, ImportError, RuntimeError) as error:
+            message = str(error).strip() or type(error).__name__
+            print(f"causalqwen: {message}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    return group.command()(guarded)
+
+
+def figures_line(metrics: dict[str, Any]) -> str:
+    """Some figures in one line."""
+    keys = ("median_error", "mae", "crps", "log_score", "num_f1", "accuracy", "backbone_agreement")
+    return ", ".join(f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics)

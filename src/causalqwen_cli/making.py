@@ -1,0 +1,137 @@
+"""Commands that make models: graft, calibrate, train."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from causalqwen_cli.base import AsJson, Device, Model, command, figures_line, say, show
+
+
+@command
+def graft(
+    backbone: Annotated[str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
+    output: Annotated[Path, typer.Option(help="Folder for the grafted model; appears complete.")],
+    start: Annotated[str, typer.Option(help="Start values: faithful, documents or minimal.")] = "faithful",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ... (default: as stored).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Graft a number channel and an individual onto a pretrained decoder."""
+    _refuse_existing(output)
+    import torch
+
+    from causalqwen import CausalQwenForCausalLM
+    from causalqwen.data.texts import speech_paragraphs
+    from causalqwen.evaluation import compare_with_backbone
+
+    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
+    say(f"grafting {backbone}")
+    model = CausalQwenForCausalLM.from_backbone(backbone, dtype=getattr(torch, dtype) if dtype else None, start=start)
+    check = compare_with_backbone(model, speech_paragraphs(numbers=False)[:4])
+    own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("backbone."))
+    save_model(model, output)
+    config = model.config
+    where = "behind the matrix" if config.num_token_appended else "on a free row"
+    result = {
+        "model": str(output),
+        "num_token_id": config.num_token_id,
+        "free_rows": len(config.free_token_ids) + (not config.num_token_appended),
+        "parameters": own,
+        "start": start,
+        **check,
+    }
+    text = (
+        f"{output}: <NUM> is token {config.num_token_id} ({where}), {own:,} new parameters; on {check['tokens']} tokens the "
+        f"logits equal the backbone's to the last bit on {check['identical_logits']}, the decision on "
+        f"{check['agreement']:.1%}"
+    )
+    show(result, text, as_json)
+
+
+@command
+def calibrate(
+    model: Model,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Plain text, a few thousand words or more (default: three speeches that come along)."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the calibrated model (default: in place).")] = None,
+    threshold: Annotated[
+        str, typer.Option(help="predicted from the features, or solved from all scores at every position.")
+    ] = "predicted",
+    seed: Annotated[int, typer.Option(help="Of the fit.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make one-vs-rest probabilities mean something, and temperature 1 as diverse as the backbone's sampling."""
+    from causalqwen.data.texts import read_text
+    from causalqwen.modeling.loading import load_model
+    from causalqwen.training import CalibrationSettings
+    from causalqwen.training import calibrate as fit
+
+    if threshold not in ("predicted", "solved"):
+        raise ValueError(f"unknown threshold {threshold}; use predicted or solved")
+    if output is not None:
+        _refuse_existing(output)
+    words = read_text(text)
+    loaded = load_model(model, device)
+    loaded.config.threshold_shift = threshold  # type: ignore[assignment]
+    report = fit(loaded, words, CalibrationSettings(seed=seed), say=say)
+    if output is not None:
+        save_model(loaded, output)
+    else:
+        part = model / f"calibrated.part-{os.getpid()}"
+        loaded.save_pretrained(part)
+        for file in part.iterdir():
+            file.replace(model / file.name)
+        part.rmdir()
+    where = str(output or model)
+    told = f"{where}: on {report['tokens']:,} tokens the probabilities sum to {report['sum_median']:.2f} at the median"
+    show({"model": where, **report}, f"{told}, within 0.8 to 1.25 on {report['sum_within']:.0%}", as_json)
+
+
+@command
+def train(
+    model: Model,
+    train: Annotated[Path, typer.Option("--train", help="JSONL rows to train on.")],
+    output: Annotated[Path, typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way.")],
+    evaluation: Annotated[Path | None, typer.Option("--eval", help="JSONL rows to choose and recalibrate by.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
+    resume: Annotated[bool, typer.Option(help="Take up a killed run in the same output.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train the number channel (stage 1), and adapters in the backbone where the settings ask for them (stage 2)."""
+    from causalqwen.data import encode_rows, read_rows
+    from causalqwen.modeling.loading import load_model
+    from causalqwen.training import TrainSettings
+    from causalqwen.training import train as run
+
+    settings = TrainSettings.from_yaml(config) if config else TrainSettings()
+    rows = read_rows(train, values_required=True)
+    eval_rows = read_rows(evaluation, values_required=True) if evaluation else []
+    loaded = load_model(model, device)
+    limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    examples, eval_examples = (encode_rows(part, loaded.processor, limit) for part in (rows, eval_rows))
+    metrics = run(loaded, examples, eval_examples, output, settings, resume=resume)
+    text = f"{output}: trained on {len(rows)} rows"
+    if metrics:
+        text += f"; validation rows: {figures_line(metrics)}"
+    show({"model": str(output), "metrics": metrics}, text, as_json)
+
+
+def save_model(model: Any, output: Path) -> None:
+    """Save beside the target and rename."""
+    part = output.with_name(f"{output.name}.part-{os.getpid()}")
+    model.save_pretrained(part)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part.rename(output)
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} exists already; choose another output")
+    if output.exists():
+        output.rmdir()

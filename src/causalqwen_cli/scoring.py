@@ -1,0 +1,164 @@
+"""Commands that predict and score: predict, evaluate, benchmark, demo, doctor."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from causalqwen_cli.base import AsJson, Device, Model, benchmark, command, figures_line, say, show
+
+
+@command
+def predict(
+    model: Model,
+    input: Annotated[Path, typer.Option(help="JSONL rows: prompts, or texts whose numbers are predicted.")],
+    output: Annotated[Path, typer.Option(help="JSONL file: each row with its predictions; appears complete.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 32,
+    raw: Annotated[bool, typer.Option(help="Intervals of the model's own law, without recalibration.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Predict numbers as distributions, row by row."""
+    from causalqwen.data import read_rows
+    from causalqwen.evaluation import predict_rows, write_jsonl
+    from causalqwen.modeling.loading import load_model
+
+    rows = read_rows(input)
+    loaded = load_model(model, device)
+    count = write_jsonl(output, predict_rows(loaded, rows, batch_size=batch_size, raw=raw))
+    show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
+
+
+@command
+def evaluate(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="Folder for metrics.json and report.html.")],
+    data: Annotated[Path | None, typer.Option(help="JSONL rows to score numbers on.")] = None,
+    language: Annotated[
+        Path | None, typer.Option(help="Plain text to score the language on, beside the backbone.")
+    ] = None,
+    train: Annotated[Path | None, typer.Option("--train", help="Rows to fit the rivals on.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Rows that give the rivals their spread.")] = None,
+    unit: Annotated[str, typer.Option(help="Unit of the values, for the axes.")] = "units of the data",
+    texts: Annotated[int, typer.Option(help="With --language: prompts to continue for the curves; 0 for none.")] = 24,
+    seed: Annotated[int, typer.Option(help="With --language: of all draws.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on rows, beside rivals fitted on the training rows, or its language on a text; with a report."""
+    from causalqwen.data import encode_rows, read_rows
+    from causalqwen.data.texts import read_text
+    from causalqwen.evaluation import figures
+    from causalqwen.evaluation.evaluate import evaluate as score
+    from causalqwen.evaluation.evaluate import write_metrics
+    from causalqwen.evaluation.language import evaluate_language, language_facts
+    from causalqwen.evaluation.report import table_rows, value_figures, write_report
+    from causalqwen.modeling.loading import load_model
+
+    if data is None and language is None:
+        raise ValueError("nothing to score: give --data or --language")
+    if (train is None) != (validation is None):
+        raise ValueError("rivals need both --train and --validation")
+    if train is not None and data is None:
+        raise ValueError("rivals need --data")
+    files = [path for path in (data, train, validation) if path is not None]
+    rows = [read_rows(path, values_required=True) for path in files]
+    words = read_text(language) if language is not None else ""
+    loaded = load_model(model, device)
+    limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    metrics: dict[str, Any] = {}
+    content: dict[str, Any] = {}
+    facts, lead = [], []
+    if data is not None:
+        examples = [encode_rows(part, loaded.processor, limit) for part in rows]
+        rivals = {"train_examples": examples[1], "validation_examples": examples[2]} if train else {}
+        result = score(loaded, examples[0], output / "work", **rivals)
+        metrics, values = result["metrics"], result["values"]
+        lead.append(f"{len(rows[0]):,} rows, {len(values['value']):,} numbers")
+        facts.append(figures_line(metrics))
+        if len(values["value"]):
+            content |= value_figures(loaded, values, unit) | {"rows": table_rows(metrics)}
+            content["table_note"] = (
+                "In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and CRPS, "
+                "higher for the log score."
+            )
+    if language is not None:
+        found = evaluate_language(loaded, words, texts=texts, seed=seed, say=say)
+        metrics = metrics | {"language": found}
+        lead.append(f"{found['tokens']:,} tokens of text")
+        facts += language_facts(found)
+        content["language"] = figures.language(found)
+    output.mkdir(parents=True, exist_ok=True)
+    write_metrics(output / "metrics.json", metrics)
+    names = " and ".join(path.name for path in (data, language) if path is not None)
+    write_report(
+        output / "report.html",
+        title=f"{model.name} on {names}",
+        lead=", ".join(lead) + ".",
+        facts=facts,
+        footer="Made by `causalqwen evaluate`.",
+        **content,
+    )
+    told = "\n".join(facts)
+    show({"output": str(output), "metrics": metrics}, f"{told}\n{output / 'report.html'}", as_json)
+
+
+def speed(
+    output: Annotated[Path, typer.Option(help="Folder for speed.json and speed.svg.")] = Path("runs/speed"),
+    parts: Annotated[
+        str,
+        typer.Option(
+            help="Any of loss, growth, generate, ways, epochs, tokenizer, with commas; the others' results stay."
+        ),
+    ] = "loss,growth,generate,ways,epochs,tokenizer",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count; medians are taken over them.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Each case beside its rival, taking turns, as ratios: loss, generation, an epoch, tokenizer (an hour on two cores)."""
+    from causalqwen.evaluation import figures
+    from causalqwen.evaluation.speed import PARTS, benchmark_speed, speed_table
+    from causalqwen.files import write_text
+
+    asked = tuple(part.strip() for part in parts.split(","))
+    if unknown := [part for part in asked if part not in PARTS]:
+        raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    found = benchmark_speed(output, asked, repeats, say)
+    write_text(output / "speed.svg", figures.speed(found))
+    show({"output": str(output), "speed": found}, f"{speed_table(found)}\n{output / 'speed.svg'}", as_json)
+
+
+command(speed, benchmark)
+
+
+@command
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the data, the model and the report.")] = Path("runs/demo"),
+    backbone: Annotated[str, typer.Option(help="Backbone to graft.")] = "smollm2-135m",
+    as_json: AsJson = False,
+) -> None:
+    """Boiling points on a real language model: graft, train, score, generate, report (minutes on two cores)."""
+    from causalqwen.evaluation.demo import run_demo, summary
+
+    metrics = run_demo(output, backbone, say=say)
+    report = output / "report.html"
+    text = f"{summary(metrics)}\nThe report is in {report.resolve()}"
+    show({"report": str(report), "metrics": metrics}, text, as_json)
+
+
+@command
+def doctor(
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What is installed, what is missing, and what to do about it."""
+    from causalqwen_cli.doctor import examine
+
+    report = examine(fetch, say)
+    lines = [
+        f"{'ok     ' if check['ok'] else 'MISSING'} {check['what']}: {check['found']}" for check in report["checks"]
+    ]
+    show(report, "\n".join(lines), as_json)
+    if not report["ok"]:
+        raise typer.Exit(1)
