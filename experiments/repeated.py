@@ -150,7 +150,7 @@ def compare(name: str, rows: list[Measured], families: list[str], folds: int, wi
     np.random.default_rng(seed).shuffle(subjects)
     times = sorted({row.time for row in rows})
     cut = times[(len(times) - 1) // 2]
-    names = [*families, "chosen", "nobody in particular", "mixed model"]
+    names = [*families, "chosen", "nobody in particular", "in context", "mixed model"]
     errors: dict[str, list[float]] = {n: [] for n in names}
     logs: dict[str, list[float]] = {n: [] for n in names}
     chosen = []
@@ -171,9 +171,18 @@ def compare(name: str, rows: list[Measured], families: list[str], folds: int, wi
             logs["mixed model"] += list(-0.5 * np.log(2 * np.pi * variance) - 0.5 * (truth - mean) ** 2 / variance)
             for family, (model, _) in models.items():
                 who = model.abduct([Observation(f" {row.seen!r}", row.prompt) for row in earlier], likelihood="values")
-                about = {family: who} | ({"chosen": who, "nobody in particular": None} if family == best else {})
-                for label, individual in about.items():
-                    found = model.predict_number([row.prompt for row in later], individual=individual)
+                prompts = [row.prompt for row in later]
+                about = {family: (prompts, who)}
+                if family == best:  # in context: the earlier sentences before the prompt, nobody inferred
+                    before = " ".join(f"{row.prompt} {row.seen!r}." for row in earlier)
+                    told = [f"{before} {prompt}" for prompt in prompts]
+                    about |= {
+                        "chosen": (prompts, who),
+                        "nobody in particular": (prompts, None),
+                        "in context": (told, None),
+                    }
+                for label, (asked, individual) in about.items():
+                    found = model.predict_number(asked, individual=individual)
                     errors[label] += [row.value - p.median for row, p in zip(later, found, strict=True)]
                     logs[label] += [p.log_prob(row.value) for row, p in zip(later, found, strict=True)]
     print(f"{name}, {wild:.0%} wild; chosen by marginal likelihood: {', '.join(chosen)}")

@@ -2,7 +2,8 @@
 
 Real paragraphs that the model did not write: a prompt of 16 tokens and the 24 that follow. First every text under the empty
 intervention. Then one word of the prompt is edited, and what the individual would have said is compared with what was said:
-noise kept (ours), Gumbel noise in hindsight (Oberst and Sontag 2019), and noise drawn anew, ours and the softmax's own.
+noise kept (ours), Gumbel noise in hindsight (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the
+softmax's own.
 
     .venv/bin/python experiments/worlds.py --model DIR      (a model that `causalqwen calibrate` has seen)
 """
@@ -47,6 +48,26 @@ class GumbelHindsight(LogitsProcessor):
         noise = self.noise[self.step] if known else self._gumbel(torch.zeros_like(scores[0]))
         self.step += 1
         return scores + noise
+
+
+class ReplayedUniforms(LogitsProcessor):
+    """A generator replayed: per step one uniform number, read by the inverse of the softmax's distribution function.
+
+    The numbers are drawn given the observed tokens, as if a generator had made them.
+    """
+
+    def __init__(self, scores: Tensor, tokens: Tensor, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        p = scores.double().softmax(-1)
+        share = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
+        own = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        self.uniforms = p.cumsum(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - own * share
+        self.step = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = torch.searchsorted(scores.double().softmax(-1).cumsum(-1), self.uniforms[self.step].view(1, 1))
+        self.step += 1
+        return torch.full_like(scores, -torch.inf).scatter(-1, token.clamp(max=scores.shape[-1] - 1), 0.0)
 
 
 def observed_texts(model: CausalQwenForCausalLM) -> list[tuple[Observation, Tensor]]:
@@ -117,8 +138,12 @@ def main() -> None:
                 made[f"{name}, noise {'kept' if noise == 'abduct' else 'drawn anew'}"] = found.tokens.tolist()
         scores = model.backbone(input_ids=ids[None]).logits[0, BEFORE - 1 : -1].float()
         start = model.encode_text(prompt, prompt=True)[0][None]
-        for name, tokens in (("Gumbel hindsight", ids[BEFORE:]), ("softmax, drawn anew", ids[:0])):
-            processor = GumbelHindsight(scores[: len(tokens)], tokens, seed=index)
+        rivals = (
+            ("Gumbel hindsight", GumbelHindsight(scores, ids[BEFORE:], index)),
+            ("uniform numbers replayed", ReplayedUniforms(scores, ids[BEFORE:], index)),
+            ("softmax, drawn anew", GumbelHindsight(scores[:0], ids[:0], index)),
+        )
+        for name, processor in rivals:
             out = model.backbone.generate(
                 start, max_new_tokens=BEHIND, do_sample=False, logits_processor=LogitsProcessorList([processor]),
                 attention_mask=torch.ones_like(start), eos_token_id=None, pad_token_id=0,

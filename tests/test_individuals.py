@@ -1,14 +1,15 @@
 """Individuals inferred from what was said, their noise, and their worlds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from causalqwen import CausalDecoding, Individual, Intervention, Observation
-from causalqwen.decoding import QuantileReader
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
+from causalqwen.decoding import Hindsight, QuantileReader
 from causalqwen.distributions import get_family
 from causalqwen.individuals import Scorer, TokenEvidence, ValueEvidence, abduct_noise, find_posterior, likeliest_spread
 from causalqwen.losses import ovr_log_probs
@@ -246,6 +247,32 @@ def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family,
     assert again[0][0].text == worlds[1][1].text
     fresh = model.counterfactual_samples(OBSERVED, Intervention(), noise="redraw", seed=5)
     assert fresh[0][0].text != OBSERVED.text
+
+
+@torch.no_grad()
+def test_who_and_noise_write_the_same_text_alone_in_a_batch_and_after_files(speaker, tmp_path):
+    who = speaker.abduct(OBSERVED, name="somebody")
+    plans = [CausalDecoding(individual=who, noise=speaker.abduct_noise(OBSERVED, who, seed=3))]
+    plans.append(CausalDecoding(individual=who, noise="token", seed=[3, 3, 3]))
+    prompts = ["We say that the", "They say that the", "And so it is said of all men that the"]
+
+    def written(model, plan, texts):
+        inputs = model.processor(texts, prompt=True, padding=True, padding_side="left", return_tensors="pt")
+        out = model.generate(**inputs, causal_decoding=plan, max_new_tokens=12)
+        return out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+
+    who.save(tmp_path / "who.safetensors")
+    speaker.save_pretrained(tmp_path / "model")
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "model").eval()
+    loaded.generation_config.eos_token_id = None
+    again = Individual.load(tmp_path / "who.safetensors")
+    kept = loaded.abduct_noise(OBSERVED, again, seed=3)
+    assert torch.equal(kept.draws, plans[0].noise.draws)
+    for plan, other in zip(plans, (kept, "token"), strict=True):
+        together = written(speaker, plan, prompts)
+        alone = replace(plan, seed=None if isinstance(other, Hindsight) else 3)
+        assert together == [written(speaker, alone, [prompt])[0] for prompt in prompts]
+        assert together == written(loaded, replace(plan, individual=again, noise=other), prompts)
 
 
 def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
@@ -14,7 +15,7 @@ from causalqwen.individuals import ValueEvidence, find_posterior, line_posterior
 from causalqwen.individuals.sampler import effective_draws, split_rhat
 from causalqwen.modeling.prediction import MixedNumberPrediction
 from causalqwen.training import TrainSettings, ValueStage, train
-from causalqwen.training.features import FactStore
+from causalqwen.training.features import FactStore, token_facts
 from causalqwen.training.trainer import FactRows, collate_facts
 from conftest import graft_tiny
 
@@ -254,3 +255,18 @@ def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
 def test_what_does_not_fit_is_refused(tiny_llama, settings, message):
     with pytest.raises(ValueError, match=message):
         tiny_llama.abduct("words and no more", **settings)
+
+
+def test_numbers_in_a_prompt_are_read_not_learned(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows = [Row("prompt", "row 1", {"prompt": "After 3 days it is", "value": 351.0, "individual": "Ann"})]
+    (example,) = encode_rows(rows, model.processor)
+    numbers = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]
+    assert [example.numeric_values[i] for i in numbers] == [3.0, 351.0]
+    assert math.isnan(example.numeric_labels[numbers[0]]) and example.numeric_labels[numbers[1]] == 351.0
+    facts = token_facts(model, [example])
+    is_num = facts.targets == model.config.num_token_id
+    assert is_num.sum() == 2  # both are announced
+    assert facts.values[np.isfinite(facts.values)].tolist() == [351.0]  # one is a value to learn
+    (text,) = encode_rows([Row("text", "row 1", {"text": "After 3 days it is 351.0"})], model.processor)
+    assert not any(math.isnan(value) for value in text.numeric_labels)

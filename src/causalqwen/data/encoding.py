@@ -1,5 +1,6 @@
 """From rows to tokens, values and batches."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,18 +14,28 @@ from causalqwen.modeling import CausalQwenProcessor
 
 @dataclass(frozen=True)
 class Example:
-    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's."""
+    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's.
+
+    value_from: the first place whose value is learned and scored; what stands before it is only read.
+    """
 
     input_ids: list[int]
     numeric_values: list[float]
     individual: str | None = None
+    value_from: int = 0
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    @property
+    def numeric_labels(self) -> list[float]:
+        """The values that are learned and scored, NaN where one is only read."""
+        return [math.nan] * self.value_from + self.numeric_values[self.value_from :]
+
 
 def encode_rows(rows: Sequence[Row], processor: CausalQwenProcessor, max_length: int | None = None) -> list[Example]:
-    """Examples of rows, in their order. A prompt row becomes its prompt followed by `<NUM>` with its value.
+    """Examples of rows, in their order. A prompt row becomes its prompt followed by `<NUM>` with its value;
+    numbers in its prompt are read, not learned.
 
     Raises RowError for a number in a text that float64 cannot hold, for a text without tokens, and for one longer than
     `max_length` tokens.
@@ -36,6 +47,7 @@ def encode_rows(rows: Sequence[Row], processor: CausalQwenProcessor, max_length:
         except ValueError as error:
             raise RowError(f"{row.place}, field {row.kind}: {error}") from None
         ids, values = list(encoded["input_ids"]), list(encoded["numeric_values"])
+        value_from = len(ids) if row.kind == "prompt" else 0
         if row.kind == "prompt" and row.value is not None:
             ids.append(processor.num_token_id)
             values.append(row.value)
@@ -43,12 +55,12 @@ def encode_rows(rows: Sequence[Row], processor: CausalQwenProcessor, max_length:
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        examples.append(Example(ids, values, row.individual))
+        examples.append(Example(ids, values, row.individual, value_from))
     return examples
 
 
 def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]:
-    """A batch padded on the right: input_ids, attention_mask, numeric_values, labels [B, S].
+    """A batch padded on the right: input_ids, attention_mask, numeric_values, labels, numeric_labels [B, S].
 
     Every token is a label but the first, which nothing predicts, and padding.
     """
@@ -56,10 +68,11 @@ def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]
     shape = (len(examples), length)
     input_ids = torch.full(shape, pad_token_id, dtype=torch.int64)
     attention_mask = torch.zeros(shape, dtype=torch.int64)
-    numeric_values = torch.zeros(shape, dtype=torch.float64)
+    numeric_values, numeric_labels = torch.zeros(2, *shape, dtype=torch.float64)
     for row, example in enumerate(examples):
         input_ids[row, : len(example)] = torch.tensor(example.input_ids)
         numeric_values[row, : len(example)] = torch.tensor(example.numeric_values, dtype=torch.float64)
+        numeric_labels[row, : len(example)] = torch.tensor(example.numeric_labels, dtype=torch.float64)
         attention_mask[row, : len(example)] = 1
     labels = input_ids.masked_fill(attention_mask == 0, IGNORE_INDEX)
     labels[:, 0] = IGNORE_INDEX
@@ -68,4 +81,5 @@ def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]
         "attention_mask": attention_mask,
         "numeric_values": numeric_values,
         "labels": labels,
+        "numeric_labels": numeric_labels,
     }

@@ -21,7 +21,7 @@ def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example], stor
     num_id = model.config.num_token_id
     for index, example in enumerate(examples):
         for position, token in enumerate(example.input_ids[1:]):
-            if token == num_id:
+            if token == num_id and position + 1 >= example.value_from:
                 end = position + 1
                 prompts.append(model.processor.decode(example.input_ids[:end], example.numeric_values[:end]))
                 places.append(store.offsets[index] + position)

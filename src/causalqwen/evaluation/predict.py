@@ -57,7 +57,8 @@ def predict_rows(
 def _predict_texts(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[list[dict[str, Any]]]:
     examples = encode_rows(rows, model.processor)
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
-    batch.pop("labels")
+    for name in ("labels", "numeric_labels"):
+        batch.pop(name)
     features = model.features(**{name: tensor.to(model.device) for name, tensor in batch.items()}).last_hidden_state
     found = []
     for row, example in enumerate(examples):

@@ -2,7 +2,7 @@
 
 from causalqwen.individuals.evidence import LIKELIHOODS, Evidence, TokenEvidence, ValueEvidence, read_factor
 from causalqwen.individuals.hindsight import Scorer, abduct_noise
-from causalqwen.individuals.marginal import line_posterior, value_marginal
+from causalqwen.individuals.marginal import line_posterior, loading_sizes, value_marginal
 from causalqwen.individuals.posterior import Posterior, find_posterior, likeliest_spread
 from causalqwen.individuals.sampler import Diagnostics, sample_posterior
 
@@ -18,6 +18,7 @@ __all__ = [
     "find_posterior",
     "likeliest_spread",
     "line_posterior",
+    "loading_sizes",
     "read_factor",
     "sample_posterior",
     "value_marginal",

@@ -22,6 +22,9 @@ from causalqwen.decoding import QuantileReader
 MARGIN = 0.02
 """Nats by which an observed token leads; scores of one position differ by 3e-5 between batch shapes in float32."""
 
+RIVALS, SLIDES = 8, 4
+"""Lines per position, each away from one of the nearest rivals; slides along one of them after each ellipse."""
+
 
 @dataclass
 class Scorer:
@@ -50,7 +53,8 @@ class Scorer:
 
     def added(self, h: Tensor) -> Tensor:
         """What noise h [N, C] adds to the scores [N, V]."""
-        q = self.reader(torch.special.ndtr(h)).to(self.loc.dtype)
+        q = torch.as_tensor(self.reader.unit) * h if self.is_linear else self.reader(torch.special.ndtr(h))
+        q = q.to(self.loc.dtype)
         return F.linear(self.reach * q, self.weight)
 
     def leads(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +76,7 @@ def abduct_noise(
     start: Tensor,
     *,
     projections: int = 60,
-    steps: int = 40,
+    steps: int = 20,
     generator: torch.Generator,
     positions_at_once: int = 64,
 ) -> tuple[Tensor, Tensor]:
@@ -86,7 +90,10 @@ def abduct_noise(
         h, residual = _project(scorer[part], targets[part], start[part].double(), projections)
         inside = (residual == 0).nonzero().squeeze(-1)
         if len(inside) and steps:
-            h[inside] = _walk(scorer[part[inside]], targets[part[inside]], h[inside], steps, generator)
+            of_inside, of_targets = scorer[part[inside]], targets[part[inside]]
+            walked = _walk(of_inside, of_targets, h[inside], steps, generator).clamp(-7, 7)  # where Phi is exact
+            leads = of_inside.leads(walked, of_targets)[0] >= MARGIN / 2
+            h[inside[leads]] = walked[leads]
         found.append(h)
         missing.append(residual)
     return torch.cat(found), torch.cat(missing)
@@ -123,11 +130,13 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
 def _walk(
     scorer: Scorer, targets: Tensor, h: Tensor, steps: int, generator: torch.Generator, shrinks: int = 20
 ) -> Tensor:
-    """Elliptical slice sampling of N(0, I) restricted to the region, from h [N, C] inside it.
+    """Draws of N(0, I) restricted to the region, from h [N, C] inside it: elliptical slice sampling.
 
-    Where scores are linear in h, a whole ellipse costs one product: the scores turn with the noise.
+    Where scores are linear in h, a whole ellipse costs one product: the scores turn with the noise. After each ellipse, h
+    slides along a few lines, on which what is allowed is an interval: ellipses alone hardly leave the border where h starts.
     """
     still = scorer.without_noise()
+    lines = Lines(scorer, still, targets) if scorer.is_linear else None
     turning = scorer.added(h) if scorer.is_linear else None
 
     def uniform(count: int) -> Tensor:
@@ -155,6 +164,47 @@ def _walk(
             high[open_] = torch.where(behind, high[open_], angle[open_])
             angle[open_] = low[open_] + uniform(len(open_)) * (high[open_] - low[open_])
         h = h * taken.cos() + other * taken.sin()
-        if turning is not None and added is not None:
+        if lines is not None and turning is not None and added is not None:
             turning = turning * taken.cos().float() + added * taken.sin().float()
+            for _ in range(SLIDES):
+                along, which = lines.slide(h, still + turning, uniform(len(h)).squeeze(-1), generator)
+                h = h + along.unsqueeze(-1) * lines.units[lines.rows, which]
+                turning = turning + along.float().unsqueeze(-1) * lines.added[lines.rows, which]
     return h
+
+
+class Lines:
+    """For each of N positions some lines in h, along each of which the target gains on one of its nearest rivals.
+
+    units: float64 [N, D, C]. added: [N, D, V], what a step of one along each adds to the scores.
+    """
+
+    def __init__(self, scorer: Scorer, still: Tensor, targets: Tensor) -> None:
+        self.targets, self.rows = targets.unsqueeze(-1), torch.arange(len(targets))
+        count = min(RIVALS, still.shape[-1] - 1)
+        rivals = still.scatter(-1, self.targets, -torch.inf).topk(count).indices
+        toward = scorer.reach.unsqueeze(1) * (scorer.weight[self.targets] - scorer.weight[rivals])
+        self.units = (toward / toward.norm(dim=-1, keepdim=True).clamp(min=1e-30)).double()
+        self.added = torch.stack([scorer.added(unit) for unit in self.units.unbind(1)], dim=1)
+
+    def slide(self, h: Tensor, scores: Tensor, uniform: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """How far each goes along one of its lines, float64 [N], and along which: N(0, 1) where the target keeps its lead."""
+        which = torch.randint(self.units.shape[1], (len(h),), generator=generator)
+        added = self.added[self.rows, which]
+        spare = (scores.gather(-1, self.targets) - scores - MARGIN).scatter_(-1, self.targets, torch.inf)
+        rate = added.gather(-1, self.targets) - added
+        at = -spare / rate
+        low = torch.where(rate > 0, at, -torch.inf).amax(-1).clamp(max=0).double()
+        high = torch.where(rate < 0, at, torch.inf).amin(-1).clamp(min=0).double()
+        start = (h * self.units[self.rows, which]).sum(-1)
+        return truncated_normal(start + low, start + high, uniform) - start, which
+
+
+def truncated_normal(low: Tensor, high: Tensor, uniform: Tensor) -> Tensor:
+    """The quantile at `uniform` of N(0, 1) restricted to [low, high], float64; taken in the tail that is exact."""
+    right = low > 0
+    a, b = torch.where(right, -high, low), torch.where(right, -low, high)
+    below, within = torch.special.ndtr(a), torch.special.ndtr(b) - torch.special.ndtr(a)
+    x = torch.special.ndtri((below + uniform * within).clamp(1e-300, 1 - 1e-16))
+    x = torch.maximum(torch.minimum(x, b), a)
+    return torch.where(right, -x, x)

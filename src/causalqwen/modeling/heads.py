@@ -276,8 +276,7 @@ class HeadsMixin:
         """-log p of values [n], in the data's units, after features [n, H]; [n].
 
         group: int64 [n], -1 for none; values of one group share an individual, and each is charged its part of their joint
-            likelihood with
-        e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
+            likelihood with e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
         """
         loc_U, scale_U = self.abduction(features)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U)

@@ -17,6 +17,7 @@ from causalqwen.individuals import (
     abduct_noise,
     find_posterior,
     line_posterior,
+    loading_sizes,
     sample_posterior,
 )
 from causalqwen.modeling.action import ActionNetwork
@@ -198,9 +199,7 @@ class IndividualMixin:
         if not contexts:
             raise ValueError("the observations hold no token that something comes before: nothing can be learned")
         columns: list[tuple[Tensor, ...]] = []
-        known: dict[
-            tuple, Tensor
-        ] = {}  # the last token is never read: repeated measures share all that comes before it
+        known: dict[tuple, Tensor] = {}  # the last token is never read: repeated measures share all before it
         for ids, values, first in contexts:
             before = (first, *ids[:-1].tolist(), *values[:-1].tolist())
             ids, values = ids.to(self.device), values.to(self.device)
@@ -274,8 +273,7 @@ class IndividualMixin:
         if bool(numbers.any()):
             law = action.value_law
             loadings, left = self.value_loadings(*self.as_values_read(read.features, loc, scale))
-            spread = law.linear_scale(torch.ones_like(loadings[0]), loadings)
-            who = torch.where(numbers, spread**law.alpha, who)
+            who = torch.where(numbers, loading_sizes(law, loadings) ** law.alpha, who)
             noise = torch.where(numbers, left**law.alpha, noise)
         texts = [
             self.processor.decode([token], numeric_values=[value])
@@ -294,7 +292,7 @@ class IndividualMixin:
         temperature: float = 1.0,
         noise_temperature: float | None = None,
         seed: int = 0,
-        steps: int = 40,
+        steps: int = 20,
     ) -> Hindsight:
         """The noise under which `individual` (nobody in particular by default) wrote the text: a draw given what was said.
 

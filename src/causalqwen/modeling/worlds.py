@@ -83,7 +83,7 @@ class WorldsMixin(IndividualMixin):
         seed: int = 0,
         temperature: float = 1.0,
         noise_temperature: float | None = None,
-        steps: int = 40,
+        steps: int = 20,
     ) -> list[list[World]]:
         """What the individual behind an observed text would have written in other worlds.
 

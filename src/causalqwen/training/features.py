@@ -80,12 +80,10 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     """Facts on all positions of a few examples (one padded batch), in their order."""
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-    labels = batch.pop("labels")
+    labels, values = batch.pop("labels"), batch.pop("numeric_labels")
     hidden = model.features(**batch).last_hidden_state
     keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
-    return facts_of(
-        model, hidden[:, :-1][keep], labels[:, 1:][keep], batch["numeric_values"][:, 1:][keep], positions_at_once
-    )
+    return facts_of(model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], positions_at_once)
 
 
 @torch.no_grad()
@@ -239,7 +237,9 @@ class FactStore:
             # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
             alike: dict[tuple, list[int]] = {}
             for index, example in enumerate(examples):
-                alike.setdefault((*example.input_ids, *example.numeric_values[:-1]), []).append(index)
+                alike.setdefault((*example.input_ids, *example.numeric_values[:-1], example.value_from), []).append(
+                    index
+                )
             sharing = list(alike.values())
             distinct = [examples[indices[0]] for indices in sharing]
             for places, facts in stream_facts(model, distinct, title=title):
@@ -250,7 +250,7 @@ class FactStore:
                         for name, array in arrays.items():
                             array[offsets[index] : offsets[index + 1]] = getattr(facts, name)[rows]
                         if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
-                            arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_values[-1]
+                            arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
             for array in arrays.values():
                 array.flush()
             np.save(part / "offsets.npy", offsets)
@@ -285,5 +285,5 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for example in examples:
         digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
-        digest.update(np.array(example.numeric_values, dtype=np.float64).tobytes())
+        digest.update(np.array([*example.numeric_values, example.value_from], dtype=np.float64).tobytes())
     return digest.hexdigest()

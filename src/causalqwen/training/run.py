@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,8 @@ def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> 
     values = [
         value
         for example in examples
-        for token, value in zip(example.input_ids[1:], example.numeric_values[1:], strict=True)
-        if token == num_id
+        for token, value in zip(example.input_ids[1:], example.numeric_labels[1:], strict=True)
+        if token == num_id and math.isfinite(value)
     ]
     if not values:
         raise ValueError("the training rows hold no number to learn from")

@@ -64,6 +64,7 @@ class TrainedForCausalLM(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
+        numeric_labels: Tensor | None = None,
         group: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
@@ -72,11 +73,11 @@ class TrainedForCausalLM(nn.Module):
 
         Args:
             facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
-            labels, numeric_values, input_ids, attention_mask: [B, S].
+            labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S].
             group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
         """
         model, num_id = self.model, self.config.num_token_id
-        masks = shift_targets(labels, numeric_values, attention_mask, num_id)
+        masks = shift_targets(labels, numeric_labels, attention_mask, num_id)
         if facts is not None and not self.heads:
             features, rest_loss = facts["features"], facts["rest_loss"]
             _, log_num, log_not_num, score = number_terms(model, features, facts["num_scale"], facts["threshold"])
@@ -158,7 +159,7 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
     first = torch.full((1, 1), IGNORE_INDEX)
     return batch | {
         "labels": torch.cat([first, packed("targets").long()], dim=1),
-        "numeric_values": torch.cat([first.double(), packed("values")], dim=1),
+        "numeric_labels": torch.cat([first.double(), packed("values")], dim=1),
         "facts": {
             name: packed(name)
             for name in ("features", "rest_loss", "threshold", "num_scale", "rival_score", "rival_id")
@@ -232,7 +233,7 @@ class CausalTrainer(Trainer):
         num_id = self.trained.config.num_token_id
         count = 0
         for sample in samples:
-            count += ((sample["labels"] == num_id) & sample["numeric_values"].isfinite())[:, 1:].sum()
+            count += ((sample["labels"] == num_id) & sample["numeric_labels"].isfinite())[:, 1:].sum()
         for sample in samples:
             sample["num_numbers_in_batch"] = torch.as_tensor(count)
         return samples, num_items
