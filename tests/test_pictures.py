@@ -260,8 +260,6 @@ def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_
             "I say",
             "--force",
             "1= men",
-            "--noise",
-            "redraw",
             "--html",
             page,
             "--json",
