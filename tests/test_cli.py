@@ -156,7 +156,9 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")
     edits = ("--edit", "The long one", "--edit", "The short one", "--individual", who)
     first, second = run(*arguments, *edits).stdout.splitlines()
-    assert first == "The long one | is 31, and" and second.startswith("The[- long-]{+ short+} one |")
+    assert re.fullmatch(r"The long one \| is 31 \(90%: \S+ to \S+\), and", first) and second.startswith(
+        "The[- long-]{+ short+} one |"
+    )
     worlds = json.loads(run(*arguments, *edits, "--noise", "redraw", "--samples", 2, "--json").stdout)["worlds"]
     assert len(worlds) == 4
     for world in worlds:

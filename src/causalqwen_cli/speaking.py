@@ -1,11 +1,12 @@
 """Commands that write texts: generate, and what individuals would have said."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, command, show
+from causalqwen_cli.base import AsJson, Device, Model, command, say, show
 
 
 @command
@@ -83,6 +84,10 @@ def abduct(
         float | None, typer.Option(help="Prior standard deviation; by default the likeliest one.", min=1e-6)
     ] = None,
     likelihood: Annotated[str, typer.Option(help="Of the tokens: softmax or ovr.")] = "softmax",
+    html: Annotated[Path | None, typer.Option(help="Page with a picture of them, and of which words told.")] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="File of another individual for the picture; may be given several times.")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -92,12 +97,20 @@ def abduct(
     from causalqwen.modeling.loading import load_model
 
     texts = [read_text(path) for path in text]
+    if beside and html is None:
+        raise ValueError("--beside is for the picture: give --html")
+    others = [(path, Individual.load(path)) for path in beside or []]
     before = None if prior is None else Individual.load(prior)
     loaded = load_model(model, device)
     found = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
+    if html is not None:
+        from causalqwen.evaluation.portrait import write_portrait
+
+        write_portrait(html, loaded, found, texts, [(other.name or path.stem, other) for path, other in others])
     found.save(output)
-    about = {"name": found.name, "evidence": [vars(observed) for observed in found.evidence]}
-    show({"output": str(output)} | about, f"{output}: {found}", as_json)
+    about: dict[str, Any] = {"name": found.name, "evidence": [vars(observed) for observed in found.evidence]}
+    paths = {"output": str(output)} | ({} if html is None else {"html": str(html)})
+    show(paths | about, f"{output}: {found}", as_json)
 
 
 @command
@@ -105,9 +118,20 @@ def counterfactual(
     model: Model,
     prompt: Annotated[str, typer.Option(help="What came before the observed text.")],
     text: Annotated[str, typer.Option(help="The observed text.")],
-    edit: Annotated[list[str], typer.Option(help="Another prompt, a world; may be given several times.")],
+    edit: Annotated[list[str] | None, typer.Option(help="Another prompt, a world; may be given several times.")] = None,
+    value: Annotated[
+        list[str] | None,
+        typer.Option(help="POSITION=NUMBER: do(number) behind so many tokens of the text, in every edit or alone."),
+    ] = None,
+    force: Annotated[
+        list[str] | None,
+        typer.Option(help="POSITION=TEXT: these words behind so many tokens of the text, in every edit or alone."),
+    ] = None,
     individual: Annotated[
-        Path | None, typer.Option(help="File of who wrote it; by default inferred from the text itself.")
+        list[Path] | None,
+        typer.Option(
+            help="File of who wrote it; by default inferred from the text itself. Several are put beside each other."
+        ),
     ] = None,
     noise: Annotated[
         str, typer.Option(help="abduct: keep the noise that explains the text; redraw: draw it anew.")
@@ -115,36 +139,103 @@ def counterfactual(
     samples: Annotated[int, typer.Option(min=1, help="Worlds per edit.")] = 1,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="By default as many as were observed.")] = None,
     seed: int = 0,
+    html: Annotated[Path | None, typer.Option(help="Page of individuals by edits, the world that was first.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """What the individual behind a text would have written in other worlds; changes are marked word by word."""
     from causalqwen import Individual, Intervention, Observation
-    from causalqwen.evaluation.worlds import mark_changes, word_changes
+    from causalqwen.evaluation.worlds import mark_changes, word_changes, world_numbers
     from causalqwen.modeling.loading import load_model
 
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    who = None if individual is None else Individual.load(individual)
+    for place, other in enumerate(edit or []):
+        if not other.strip():
+            raise ValueError(f"--edit {place + 1} is empty")
+    values = {place: _finite("--value", number) for place, number in _at_places("--value", value).items()}
+    tokens = _at_places("--force", force)
+    if both := values.keys() & tokens.keys():
+        raise ValueError(f"--value and --force both set position {min(both)}")
+    if not (edit or values or tokens):
+        raise ValueError("nothing is different in the other world: give --edit, --value or --force")
+    people = [(path.stem, Individual.load(path)) for path in individual or []]
     loaded = load_model(model, device)
-    worlds = loaded.counterfactual_samples(
-        Observation(text, prompt),
-        [Intervention(prompt=other) for other in edit],
-        noise=noise,
-        individual=who,
-        num_samples=samples,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-    )
+    if values and not loaded.reads_numbers:
+        raise ValueError(
+            "--value needs a model whose values were trained: to this one numbers are digits (use --force)"
+        )
+    observed = Observation(text, prompt)
+    length = max_new_tokens or len(loaded.encode_text(text)[0])
+    for option, places in (("--value", values), ("--force", tokens)):
+        if places and max(places) >= length:
+            raise ValueError(f"{option}: position {max(places)} lies behind the {length} tokens of the text")
+    people = people or [("", loaded.abduct(observed, name="inferred from the text"))]
+    named = [(who.name or stem, who) for stem, who in people]
+    edits = [Intervention(other, tokens, values) for other in edit or [prompt]]
+    told = []
+    for _, who in named:
+        worlds = loaded.counterfactual_samples(
+            observed,
+            [Intervention(), *edits] if html is not None else edits,
+            noise=noise,
+            individual=who,
+            num_samples=samples,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        told.append([[(world, world_numbers(loaded, world, who)) for world in of_edit] for of_edit in worlds])
+    if html is not None:
+        from causalqwen.evaluation.worlds_page import write_worlds
+
+        write_worlds(html, observed, [Intervention(), *edits], named, told, noise)
+        told = [of_person[1:] for of_person in told]
+    rows = [
+        (name, world, numbers)
+        for (name, _), of_person in zip(named, told, strict=True)
+        for of_edit in of_person
+        for world, numbers in of_edit
+    ]
+    if noise == "abduct" and any(number.low is not None for _, _, numbers in rows for number in numbers):
+        say("intervals are those of fresh noise; the values themselves keep the noise of what was observed")
     found = [
         {
-            "prompt": w.prompt,
-            "text": w.text,
-            "values": w.values[w.values != 0].tolist(),
-            "changes": word_changes(text, w.text),
+            "individual": name,
+            "prompt": world.prompt,
+            "text": world.text,
+            "values": [number.value for number in numbers],
+            "numbers": [vars(number) for number in numbers],
+            "changes": word_changes(text, world.text),
         }
-        for of_edit in worlds
-        for w in of_edit
+        for name, world, numbers in rows
     ]
-    lines = [f"{mark_changes(prompt, w.prompt)} |{mark_changes(text, w.text)}" for of_edit in worlds for w in of_edit]
-    show({"prompt": prompt, "text": text, "worlds": found}, "\n".join(lines), as_json)
+    lines = [
+        (f"{name}: " if len(named) > 1 else "")
+        + f"{mark_changes(prompt, world.prompt)} |{mark_changes(text, world.text, numbers)}"
+        for name, world, numbers in rows
+    ]
+    about: dict[str, Any] = {"prompt": prompt, "text": text, "worlds": found}
+    show(about | ({} if html is None else {"html": str(html)}), "\n".join(lines), as_json)
+
+
+def _at_places(option: str, given: list[str] | None) -> dict[int, str]:
+    """POSITION=SOMETHING, each position once."""
+    found: dict[int, str] = {}
+    for one in given or []:
+        place, equals, what = one.partition("=")
+        if not (equals and place.strip().isdecimal() and what):
+            raise ValueError(f"{option} {one!r} is not POSITION=..., a count of tokens and what comes behind them")
+        if int(place) in found:
+            raise ValueError(f"{option} sets position {int(place)} twice")
+        found[int(place)] = what
+    return found
+
+
+def _finite(option: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{option}: {text!r} is not a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{option}: {text!r} is not a finite number")
+    return number

@@ -97,8 +97,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def write_page(path: Path, template: str, **content: Any) -> None:
+    """Render a template of this folder, every text escaped; the page appears by rename."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    write_text(path, jinja2.Environment(loader=loader, autoescape=True).get_template(template).render(**content))
+
+
 def write_report(path: Path, **content: Any) -> None:
-    """Render the page; it appears by rename. Unset parts of the template are left out."""
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True).from_string(template).render(heads=HEADS, **content)
-    write_text(path, page)
+    """Render the report. Unset parts of the template are left out."""
+    write_page(path, "report.html", heads=HEADS, **content)

@@ -85,7 +85,7 @@ class TokenEvidence:
         for part in torch.arange(len(self), device=g.device).split(self.positions_at_once):
             scores = F.linear(self.loc[part] + self.reach[part] * q.to(self.reach.dtype), weight, self.bias)
             value, residual, weights, means = self._terms(scores, part, curvature)
-            total += value
+            total += value.sum(dtype=torch.float64).item()
             toward = residual @ weight
             gradient += (toward * self.reach[part]).sum(0, dtype=torch.float64)
             if weights is not None:
@@ -99,14 +99,24 @@ class TokenEvidence:
         unit = typical.double() * slope
         return total, gradient * slope, information.double() * unit * unit.unsqueeze(-1)
 
-    def _terms(self, scores: Tensor, part: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None, bool]:
-        """Log-likelihood, its derivatives by the scores [n, V], weights of the curvature [n, V], and if it is a softmax's."""
+    @torch.no_grad()
+    def each(self, g: Tensor) -> Tensor:
+        """log p(token | g), one by one, float64 [N]; they add up to the total of `evaluate`."""
+        q = read_factor(self.reader, g)[0].to(self.reach.dtype)
+        found = []
+        for part in torch.arange(len(self), device=g.device).split(self.positions_at_once):
+            scores = F.linear(self.loc[part] + self.reach[part] * q, upcast(self.weight), self.bias)
+            found.append(self._terms(scores, part, False)[0].double())
+        return torch.cat(found) if found else g.new_zeros(0, dtype=torch.float64)
+
+    def _terms(self, scores: Tensor, part: Tensor, curvature: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """Log-likelihoods [n], derivatives by the scores [n, V], weights of the curvature [n, V], and if it is a softmax's."""
         target = self.targets[part].unsqueeze(-1)
         everyone = bool(self.mask.all())
         if self.likelihood == "softmax":
             scores = scores if everyone else scores.masked_fill_(~self.mask, -torch.inf)
             partition = scores.logsumexp(-1, keepdim=True)
-            value = (scores.gather(-1, target) - partition).sum(dtype=torch.float64).item()
+            value = (scores.gather(-1, target) - partition).squeeze(-1)
             p = scores.sub_(partition).exp_()
             residual = p.neg().scatter_add_(-1, target, torch.ones_like(target, dtype=p.dtype))
             return value, residual, p if curvature else None, True
@@ -127,7 +137,7 @@ class TokenEvidence:
         if not everyone:
             log_f, residual = log_f * self.mask, residual * self.mask
             weights = None if weights is None else weights * self.mask
-        return log_f.sum(dtype=torch.float64).item(), residual, weights, False
+        return log_f.sum(-1, dtype=torch.float64), residual, weights, False
 
 
 @dataclass
@@ -155,10 +165,21 @@ class ValueEvidence:
         law, row = self.reader.law, self.row.double()
         loadings = self.reach.double() * row * slope  # [n, C]: d(location)/dg
         with torch.enable_grad():
-            location = (self.loc.double() @ row + self.bias + (self.reach.double() * row) @ q).requires_grad_(True)
+            location = self._location(q).requires_grad_(True)
             total = law.log_prob(self.values.double(), location, self.scale.double()).sum()
             (by_location,) = torch.autograd.grad(total, location)
         if not curvature:
             return total.item(), loadings.T @ by_location, None
         weights = (0.5 if law.alpha == 1 else 1.0) / self.scale.double().square()
         return total.item(), loadings.T @ by_location, (loadings * weights.unsqueeze(-1)).T @ loadings
+
+    @torch.no_grad()
+    def each(self, g: Tensor) -> Tensor:
+        """log p(value | g) on the value axis, one by one, float64 [n]; they add up to the total of `evaluate`."""
+        location = self._location(read_factor(self.reader, g)[0])
+        return self.reader.law.log_prob(self.values.double(), location, self.scale.double())
+
+    def _location(self, q: Tensor) -> Tensor:
+        """Where each value lies, [n], given q(g)."""
+        row = self.row.double()
+        return self.loc.double() @ row + self.bias + (self.reach.double() * row) @ q

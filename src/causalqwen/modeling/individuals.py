@@ -143,7 +143,7 @@ class IndividualMixin:
             observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
         before = () if prior is None else prior.evidence
         label = name or ("" if prior is None else prior.name)
-        factor = torch.special.ndtr(found.mode).cpu()
+        factor = torch.special.ndtr(found.mode).clamp(1e-15, 1 - 1e-15).cpu()  # inside (0, 1) in float64 too
         return Individual(factor, label, found.precision.cpu(), (*before, observed), made)
 
     def _on_line(self, values: ValueEvidence, draws: int, name: str) -> Individual:

@@ -194,6 +194,12 @@ class NumberPredictionMixin:
         self.train(was_training)
         return predictions
 
+    @torch.no_grad()
+    def predict_values(self, features: Tensor, individual: Individual) -> list[NumberPrediction]:
+        """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts."""
+        prob = self.heads(features[None], skip_logits=True).num_prob[0].tolist()
+        return self._of_individual(features, individual, prob)
+
     def _of_individual(self, features: Tensor, individual: Individual, prob: list[float]) -> list[NumberPrediction]:
         """Predictions after features [n, H] about an individual."""
         law = replace(self.value_law, interval_levels=None)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual
 from causalqwen.modeling.individuals import IndividualMixin, Observation
+from causalqwen.modeling.prediction import NumberPrediction
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,16 @@ class Intervention:
 
 @dataclass(frozen=True)
 class World:
-    """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`)."""
+    """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`).
+
+    forced: indices of the tokens that the intervention set.
+    """
 
     prompt: str
     text: str
     tokens: Tensor
     values: Tensor
+    forced: tuple[int, ...] = ()
 
 
 class WorldsMixin(IndividualMixin):
@@ -127,6 +132,23 @@ class WorldsMixin(IndividualMixin):
                 found[place] += self._continue(prompt, plan, seed + sample, 1, length, world)
         return found
 
+    @torch.no_grad()
+    def value_predictions(self, world: World, individual: Individual) -> dict[int, NumberPrediction]:
+        """The law of each value that stands in a world and was not forced there, by the index of its token.
+
+        It is what `individual` says at that place of that world under fresh noise, what is not known about them integrated
+        out: `predict_number(..., individual=)` after the world's prompt and all that comes before the value.
+        """
+        numbers = (world.tokens == self.config.num_token_id).nonzero().squeeze(-1).tolist()
+        places = [place for place in numbers if place not in world.forced]
+        if not places:
+            return {}
+        ids, values = self.encode_text(world.prompt, prompt=True)
+        ids, values = torch.cat([ids, world.tokens])[None, :-1], torch.cat([values, world.values])[None, :-1]
+        hidden = self.features(ids.to(self.device), numeric_values=values.to(self.device)).last_hidden_state[0]
+        features = hidden[[hidden.shape[0] - len(world.tokens) + place for place in places]]
+        return dict(zip(places, self.predict_values(features, individual), strict=True))
+
     def _continue(
         self, prompt: str, plan: CausalDecoding, seed: int, num_samples: int, max_new_tokens: int, world: Intervention
     ) -> list[World]:
@@ -140,6 +162,7 @@ class WorldsMixin(IndividualMixin):
         for place, value in world.values.items():
             number = torch.tensor([self.config.num_token_id])
             forced[place] = (number, torch.tensor([value], dtype=torch.float64))
+        set_here: list[int] = []
         stops = [*sorted(p for p in forced if p < max_new_tokens), max_new_tokens]
         for stop in stops:
             room = stop - (rows.shape[1] - start)
@@ -161,11 +184,12 @@ class WorldsMixin(IndividualMixin):
                 rows, of_rows = made.sequences.cpu(), made.numeric_values.cpu()
             if stop in forced and stop < max_new_tokens:
                 more, of_more = forced[stop]
+                set_here += range(rows.shape[1] - start, rows.shape[1] - start + len(more))
                 rows = torch.cat([rows, more.expand(len(rows), -1)], dim=1)
                 of_rows = torch.cat([of_rows, of_more.expand(len(of_rows), -1)], dim=1)
-        return [self._world(prompt, row, of_row, start) for row, of_row in zip(rows, of_rows, strict=True)]
+        return [self._world(prompt, *row, start, set_here) for row in zip(rows, of_rows, strict=True)]
 
-    def _world(self, prompt: str, ids: Tensor, values: Tensor, start: int) -> World:
+    def _world(self, prompt: str, ids: Tensor, values: Tensor, start: int, forced: list[int]) -> World:
         """The world of a sequence whose first `start` tokens are the prompt; it ends before an end of text."""
         end = self.generation_config.eos_token_id
         ends = torch.tensor([end] if isinstance(end, int) else (end or []))
@@ -174,4 +198,5 @@ class WorldsMixin(IndividualMixin):
             ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
         said = self.processor.decode(ids, numeric_values=values)
         before = self.processor.decode(ids[:start], numeric_values=values[:start])
-        return World(prompt, said[len(before) :], ids[start:], values[start:])
+        kept = tuple(place for place in forced if place < len(ids) - start)
+        return World(prompt, said[len(before) :], ids[start:], values[start:], kept)

@@ -1,0 +1,86 @@
+"""A page of worlds: individuals by interventions."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from causalqwen.decoding import Individual
+from causalqwen.evaluation import pictures
+from causalqwen.evaluation.report import write_page
+from causalqwen.evaluation.worlds import WorldNumber, segments
+from causalqwen.modeling import Intervention, Observation, World
+
+HOW = {
+    "abduct": "The noise that explains the observed text is kept: the world that was gives it back.",
+    "redraw": "The noise is drawn anew in every world.",
+}
+
+Told = tuple[World, list[WorldNumber]]
+"""A world and its numbers."""
+
+
+def write_worlds(
+    path: Path,
+    observed: Observation,
+    interventions: Sequence[Intervention],
+    people: Sequence[tuple[str, Individual]],
+    worlds: Sequence[Sequence[Sequence[Told]]],
+    noise: str,
+) -> None:
+    """The page; it appears by rename.
+
+    Args:
+        interventions: the columns; the first is the world that was. people: names and individuals, the rows.
+        worlds: of each individual, under each intervention, the samples. noise: "abduct" or "redraw".
+    """
+    labels = column_labels(len(interventions))
+    columns = [
+        {"label": label, "prompt": segments(observed.prompt, one.prompt_from(observed.prompt)), "set": what_is_set(one)}
+        for label, one in zip(labels, interventions, strict=True)
+    ]
+    rows = [
+        {"name": name, "about": _about(who), "cells": [_cell(observed.text, cell) for cell in of_person]}
+        for (name, who), of_person in zip(people, worlds, strict=True)
+    ]
+    chart = pictures.values_in_worlds(
+        [name for name, _ in people],
+        labels,
+        [[[numbers for _, numbers in _distinct(cell)] for cell in of_person] for of_person in worlds],
+    )
+    write_page(
+        path, "worlds.html", title="What they would have said", width="84rem", how=HOW[noise], kept=noise == "abduct",
+        prompt=observed.prompt, text=observed.text, columns=columns, rows=rows, chart=chart,
+    )  # fmt: skip
+
+
+def column_labels(count: int) -> list[str]:
+    """Short names of the interventions."""
+    return ["as it was", *(f"edit {place}" for place in range(1, count))]
+
+
+def what_is_set(intervention: Intervention) -> list[str]:
+    """What is forced in the text itself, a line each, in its order."""
+    lines = {place: f"“{text}”" for place, text in intervention.tokens.items()}
+    lines |= {place: f"do({value:.6g})" for place, value in intervention.values.items()}
+    return [f"behind {place} tokens: {lines[place]}" for place in sorted(lines)]
+
+
+def _about(who: Individual) -> str:
+    tokens, values = sum(e.tokens for e in who.evidence), sum(e.values for e in who.evidence)
+    return f"inferred from {tokens:,} tokens and {values:,} values" if who.evidence else "known exactly"
+
+
+def _distinct(cell: Sequence[Told]) -> list[Told]:
+    """The worlds of a cell whose texts differ, in their order."""
+    found: dict[str, Told] = {}
+    for world, numbers in cell:
+        found.setdefault(world.text, (world, numbers))
+    return list(found.values())
+
+
+def _cell(text: str, cell: Sequence[Told]) -> list[dict]:
+    times = Counter(world.text for world, _ in cell)
+    return [
+        {"pieces": segments(text, world.text, numbers), "times": times[world.text], "of": len(cell)}
+        for world, numbers in _distinct(cell)
+    ]
