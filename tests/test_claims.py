@@ -16,7 +16,7 @@ from causalqwen import (
     ovr_loss,
 )
 from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores, draws
-from causalqwen.distributions import SCALE_FLOOR, get_family
+from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, SCALE_FLOOR, get_family
 from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
 from causalqwen.modeling import NumericEmbedding, ValueBranch
 from causalqwen.numbers import ValueLaw, find_numbers, symlog
@@ -437,6 +437,18 @@ def test_both_generations_of_sampling_draw_one_number_per_coordinate(monkeypatch
         drawn.clear()
         situated(preset, seed=3)
         assert [values.shape for _, values in drawn] == [(2, 4)], preset
+
+
+@pytest.mark.parametrize(
+    ("preset", "stream"), [("shared-individual", INDIVIDUAL_STREAM), ("shared-noise", NOISE_STREAM)]
+)
+def test_a_held_source_is_the_only_draw(monkeypatch, preset, stream):
+    """Overview 3.4: one vector for the whole text, and nothing of the other source."""
+    drawn = []
+    uniform = draws.uniform_draws
+    monkeypatch.setattr(draws, "uniform_draws", lambda *key: drawn.append(key[1]) or uniform(*key))
+    loc, _ = situated(preset, seed=3)
+    assert drawn == [stream] and torch.equal(loc[:, 0], loc[:, 1])
 
 
 def test_noise_of_size_zero_makes_no_sample():
