@@ -452,7 +452,7 @@ def test_a_held_source_is_the_only_draw(monkeypatch, preset, stream):
 
 
 def test_noise_of_size_zero_makes_no_sample():
-    """Inference 3 with overview 4, step 5 (b_noise = 0): V2's sampling mode then draws nothing."""
+    """Inference 3 with overview 4, step 5 (b_noise = 0): V2's draws then move nothing."""
     assert torch.equal(situated("noise", noise=0.0, seed=1)[0], torch.zeros(1, 2, 4))
 
 
