@@ -1,5 +1,8 @@
 """Documentation: citations resolve, named tests exist, commands are real, and nothing speaks of one machine."""
 
+import ast
+import functools
+import importlib
 import re
 from pathlib import Path
 
@@ -11,10 +14,55 @@ from causalqwen_cli.app import app
 ROOT = Path(__file__).parent.parent
 THEORY = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
 THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
+CLAIMS = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+CLAIMS_ZH = (ROOT / "docs" / "claims.zh.md").read_text(encoding="utf-8")
 EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
 SOURCES = [p for folder in ("src", "tests", "experiments") for p in sorted((ROOT / folder).rglob("*.py"))]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
+
+VERDICTS = {"true": "成立", "false": "不成立", "true only if": "仅当", "not shown yet": "尚未验证"}
+
+
+def table_rows(text: str, columns: int) -> list[list[str]]:
+    """Cells of every table row of `text`, headers left out; a bar inside a cell is written \\|."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    assert all(len(row) == columns for row in rows), [row for row in rows if len(row) != columns]
+    rules = [place for place, row in enumerate(rows) if set(row[0]) == {"-"}]
+    heads = {place - back for place in rules for back in (0, 1)}
+    return [[cell.strip() for cell in row] for place, row in enumerate(rows) if place not in heads]
+
+
+@functools.cache
+def functions_of(path: str) -> frozenset[str]:
+    """Names of the test functions of a file; none where there is no such file."""
+    if not (ROOT / path).is_file():
+        return frozenset()
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    return frozenset(n.name for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
+
+
+def named_tests(cell: str) -> list[str]:
+    """Tests named in a cell, each of which has to exist."""
+    names = re.findall(r"`([^`]+)`", cell)
+    for name in names:
+        path, _, test = name.partition("::")
+        assert test in functions_of(path), name
+    return names
+
+
+def resolve(name: str) -> object:
+    """The object below `causalqwen` that a dotted name leads to; AttributeError or ImportError where there is none."""
+    parts = ["causalqwen", *name.split(".")]
+    for size in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:size]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[size:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(name)
 
 
 @pytest.mark.parametrize("theory", [THEORY, THEORY_ZH], ids=["en", "zh"])
@@ -37,6 +85,43 @@ def test_tests_and_code_that_the_theory_names_exist():
         assert f"def {name}(" in code, name
     for path in re.findall(r"`((?:\w+/)+\w*\.?\w*)`", THEORY):
         assert (ROOT / "src" / "causalqwen" / path).exists(), path
+
+
+def test_every_claim_has_a_verdict_and_evidence_that_exists():
+    rows = table_rows(CLAIMS, 5)
+    assert len(rows) >= 30
+    counts = dict.fromkeys(VERDICTS, 0)
+    for claim, where, verdict, fact, shown in rows:
+        bare = verdict.strip("*")
+        assert bare in VERDICTS, f"{claim}: no verdict"
+        counts[bare] += 1
+        assert where, claim
+        tests = named_tests(shown)
+        assert tests or bare == "not shown yet" or re.search(r"experiments \d", fact), f"{claim}: nothing shows it"
+    opening = CLAIMS[: CLAIMS.index("\n## ")]
+    assert list(map(int, re.findall(r"\d+", opening))) == [len(rows), *counts.values()], counts
+
+
+def test_the_ledger_says_the_same_in_both_languages():
+    for english, chinese in zip(table_rows(CLAIMS, 5), table_rows(CLAIMS_ZH, 5), strict=True):
+        assert english[1].replace(", ", "、") == chinese[1]
+        assert VERDICTS[english[2].strip("*")] == chinese[2].strip("*"), english[0]
+        assert english[4] == chinese[4], english[0]
+    numbers = [re.findall(r"\d+", text[: text.index("\n## ")]) for text in (CLAIMS, CLAIMS_ZH)]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("theory", [THEORY, THEORY_ZH], ids=["en", "zh"])
+def test_every_equation_leads_to_a_function_and_a_test(theory):
+    rows = table_rows(theory[theory.index("\n## 6") :], 5)
+    assert len(rows) >= 20
+    places = [[int(part) for part in re.findall(r"\d+", where)] for where, *_ in rows]
+    assert places == sorted(places), "not in the order of the overview"
+    for _, equation, _, functions, tests in rows:
+        names = re.findall(r"`([^`]+)`", functions)
+        assert names and named_tests(tests), equation
+        for name in names:
+            assert callable(resolve(name)), name
 
 
 def test_both_languages_say_the_same_things():

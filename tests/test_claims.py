@@ -1,0 +1,512 @@
+"""Claims of the documents that no other file tests, each shown or refuted; docs/claims.md lists them all."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from causalqwen import (
+    AbductionNetwork,
+    ActionNetwork,
+    CausalDecoding,
+    Individual,
+    cauchy_nll,
+    ovr_loss,
+)
+from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores, draws
+from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, SCALE_FLOOR, get_family
+from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
+from causalqwen.modeling import NumericEmbedding, ValueBranch
+from causalqwen.numbers import ValueLaw, find_numbers, symlog
+from causalqwen.training.scores import score_values
+from conftest import graft_tiny, make_backbone
+
+CAUCHY = get_family("cauchy")
+MIDPOINTS = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000  # integrates over a uniform e
+QUANTILES = CAUCHY.quantile(MIDPOINTS)
+
+
+def number(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def passes(loc: torch.Tensor, scale: float, threshold: float = 0.0) -> torch.Tensor:
+    """P(S > threshold), S ~ Cauchy(loc, scale)."""
+    return CAUCHY.log_sf(number(threshold), loc, number(scale)).exp()
+
+
+# ---- the Cauchy law --------------------------------------------------------------------------------------------------
+
+
+def test_a_cauchy_has_no_mean_and_averaging_narrows_nothing():
+    """Foundations 1.1.3. E|X| up to R is log(1 + R^2)/pi, without end; the mean of n draws is as wide as one."""
+    for limit in (1e2, 1e4):
+        x = torch.linspace(0, math.asinh(limit), 200_001, dtype=torch.float64).sinh()
+        part = 2 * torch.trapezoid(x * CAUCHY.log_prob(x, number(0.0), number(1.0)).exp(), x).item()
+        assert part == pytest.approx(math.log1p(limit**2) / math.pi, rel=1e-6)
+    for count in (10, 1000):
+        weights = torch.full((1, count), 1 / count, dtype=torch.float64)
+        assert CAUCHY.linear_scale(torch.ones(count, dtype=torch.float64), weights).item() == pytest.approx(1.0)
+        assert get_family("gaussian").linear_scale(torch.ones(count).double(), weights).item() < 0.4
+
+
+def test_extreme_events_keep_a_probability():
+    """Minimal version, the choice of the law: ten scales out, 3% against 8e-24."""
+    zero, one, far = number(0.0), number(1.0), number(10.0)
+    assert CAUCHY.log_sf(far, zero, one).exp().item() == pytest.approx(1 / (10 * math.pi), rel=0.01)
+    assert get_family("gaussian").log_sf(far, zero, one).exp().item() < 1e-23
+
+
+def test_linear_stability_needs_independent_variables():
+    """Foundations 1.2. Two scores of one U are dependent: the scale of their difference is |W_0 - W_1| scale, no sum."""
+    rows, scale = number(1.0, -2.0, 1.1, -1.9).view(2, 2), number(1.0, 0.5)
+    of_scores = CAUCHY.linear_scale(scale, rows)
+    of_difference = CAUCHY.linear_scale(scale, (rows[0] - rows[1]).unsqueeze(0))
+    assert of_difference.item() == pytest.approx(0.15) and CAUCHY.add(*of_scores).item() == pytest.approx(4.05)
+
+
+@pytest.mark.parametrize("source", ["individual", "noise"])
+def test_drawing_a_source_and_averaging_is_integrating_it_out(source):
+    """Foundations 2.2, inference 3: P(S > C) is the mean of P(S > C | u), and of P(S > C | noise)."""
+    loc, scale, noise, weight, threshold = 0.4, 1.5, 0.3, -0.7, 0.9
+    drawn, left = (scale, noise) if source == "individual" else (noise, scale)
+    mean = passes(weight * (loc + drawn * QUANTILES), abs(weight) * left, threshold).mean().item()
+    whole = passes(number(weight * loc), abs(weight) * (scale + noise), threshold).item()
+    assert mean == pytest.approx(whole, abs=1e-5)
+
+
+def test_scores_that_share_an_individual_are_dependent():
+    """Foundations 3.1.1 calls the tokens independent: each P_k is computed alone, but two tokens pass together more often."""
+    given_u = passes(QUANTILES, 0.2)
+    assert given_u.mean().item() == pytest.approx(0.5) and (given_u**2).mean().item() > 0.4
+
+
+def test_one_world_does_not_tell_what_two_worlds_share():
+    """Overview 1. Same law in each world, three different joint laws: nothing shared, the individual, or the noise."""
+    scale, noise = 2.0, 0.5
+    same_individual = passes(scale * QUANTILES, noise)  # fresh noise in each world
+    same_noise = passes(noise * QUANTILES, scale)  # an individual drawn anew in each world
+    for given in (same_individual, same_noise):
+        assert given.mean().item() == pytest.approx(0.5, abs=1e-6)
+    both = [0.25, (same_noise**2).mean().item(), (same_individual**2).mean().item()]
+    assert both[0] + 0.02 < both[1] < both[2] - 0.05
+
+
+# ---- numbers in ------------------------------------------------------------------------------------------------------
+
+
+def test_phi_compresses_and_keeps_the_ratios_of_large_numbers():
+    """Overview 2.1: steps in the log are ratios of the numbers, where |v| is far above 1."""
+    assert symlog(number(1e300)).item() < 700
+    doubling = (symlog(number(2e6, 0.02)) - symlog(number(1e6, 0.01))).tolist()
+    assert doubling[0] == pytest.approx(math.log(2), rel=1e-5) and doubling[1] < 0.01
+
+
+def test_multiplied_features_saturate_where_added_ones_do_not():
+    """Architecture 2.2.4 multiplies features by sigmoid(a v + b) to tell values of `<NUM>` apart."""
+    gates = torch.sigmoid(0.1 * torch.tensor([1e3, 1e6]))
+    assert gates[0] == gates[1] == 1.0
+    phi = NumericEmbedding(1, 0, appended=True)
+    torch.nn.init.ones_(phi.direction)
+    read = phi(torch.zeros(1, 2, dtype=torch.long), number(1e3, 1e6).view(1, 2), torch.nn.Embedding(1, 1))
+    assert (read[0, 1, 0] - read[0, 0, 0]).item() == pytest.approx(math.log(1000), rel=1e-3)
+
+
+def test_the_pattern_of_the_documents_misses_signs_separators_and_chinese():
+    """Architecture 4.2.2. A word boundary stands neither before a sign nor between a digit and a Chinese character."""
+    pattern = re.compile(r"\b\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\b")
+    for text, theirs, ours in (
+        ("it was -5", [5.0], [-5.0]),
+        ("1,272 people", [1.0, 272.0], [1272.0]),
+        ("价格是99.9元", [], [99.9]),
+    ):
+        assert [float(found) for found in pattern.findall(text)] == theirs
+        assert [span.value for span in find_numbers(text)] == ours
+
+
+def test_a_normalised_direction_does_not_know_its_spread():
+    """Overview 4, step 1, draws it with a small sigma and then normalises: sigma has no effect."""
+    drawn = torch.randn(64, dtype=torch.float64)
+    torch.testing.assert_close(F.normalize(0.02 * drawn, dim=0), F.normalize(5.0 * drawn, dim=0))
+
+
+def test_resizing_to_the_tokenizer_drops_rows_of_the_backbone(tiny_tokenizer):
+    """Architecture 4.2.2 adds `<NUM>` and resizes: on a matrix with spare rows, as Qwen's, that takes rows away."""
+    backbone = make_backbone("qwen2", tiny_tokenizer)
+    before = backbone.get_output_embeddings().weight.shape[0]
+    backbone.resize_token_embeddings(len(tiny_tokenizer) + 1)
+    assert backbone.get_output_embeddings().weight.shape[0] == before - 7
+
+
+# ---- start values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwen_has_no_output_bias(tiny_tokenizer, family):
+    """The minimal version copies `lm_head.bias`."""
+    assert make_backbone(family, tiny_tokenizer).get_output_embeddings().bias is None
+
+
+@pytest.mark.parametrize("activation", ["softplus", "exp"])
+def test_a_scale_is_positive_because_it_is_floored(activation):
+    """Overview 2.3, architecture 2.3.4: softplus and exp are positive on paper, and 0 in float32 below some -104."""
+    abduction = AbductionNetwork(4, scale_activation=activation)
+    torch.nn.init.constant_(abduction.scale_net.bias, -200.0)
+    loc, scale = abduction(torch.randn(3, 4))
+    assert (scale == 0).all()
+    for score_scale in ("equal", "documents"):
+        action = ActionNetwork(4, 5, score_scale=score_scale)
+        assert (action(loc, scale)[1] >= SCALE_FLOOR).all() and (action.value(loc, scale)[1] >= SCALE_FLOOR).all()
+
+
+def test_the_value_starts_at_w_reg_z_and_w_reg_is_not_small():
+    """Overview 2.4 and 4, step 4: Y ~ Cauchy(0, .) because |W_reg|_1 is small. It is sqrt(2 H / pi), 24 for H = 896."""
+    torch.manual_seed(0)
+    action, z = ActionNetwork(896, 3), torch.randn(5, 896)
+    loc, scale = action.value(z, torch.full_like(z, 10.0))
+    torch.testing.assert_close(loc, z @ action.value_head.weight[0])
+    assert loc.abs().min() > 0.01
+    assert scale[0].item() / 10 == pytest.approx(math.sqrt(2 * 896 / math.pi), rel=0.1)
+
+
+def test_noise_that_starts_at_zero_never_learns():
+    """Overview 4, step 5, has its influence learned step by step; the gradient of |b| at 0 is 0."""
+    torch.manual_seed(0)
+    for start, moves in ((0.0, False), (0.1, True)):
+        action = ActionNetwork(4, 5, score_scale="documents", initial_noise=start)
+        loc_S, scale_S = action(torch.randn(8, 4), torch.ones(8, 4))
+        loc_Y, scale_Y = action.value(torch.randn(8, 4), torch.ones(8, 4) + action.noise)
+        loss = ovr_loss(loc_S, scale_S, torch.arange(8) % 5) + cauchy_nll(torch.ones(8), loc_Y, scale_Y).mean()
+        loss.backward()
+        assert bool(action.b_noise.grad.any()) is moves
+
+
+@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+def test_the_loss_sees_the_sum_of_individual_and_noise_alone(score_scale):
+    """Overview 4: which of the two a text is due to cannot be learned from one-position losses, so neither need shrink."""
+    torch.manual_seed(0)
+    z, targets = torch.randn(6, 4).double(), torch.arange(6) % 5
+    abduction = AbductionNetwork(4, scale_activation="exp", initial_scale=1.0).double()
+    action = ActionNetwork(4, 5, score_scale=score_scale, initial_noise=0.2).double()
+    losses = []
+    for _ in range(2):
+        loc, scale = abduction(z)
+        losses.append(ovr_loss(*action(loc, scale), targets))
+        with torch.no_grad():  # half of the individual's spread becomes noise
+            abduction.scale_net.bias += math.log(0.5)
+            action.b_noise += 0.5
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_no_recommended_threshold_is_sparse_under_a_wide_individual():
+    """Overview 4, step 6, at its own gamma = 10 and |W_k|_1 = 10, that is scale_S = 100; at scale 1, C = 0 is no coin."""
+    zero = number(0.0)
+    assert passes(zero, 100.0, 10.0).item() == pytest.approx(0.47, abs=0.01)
+    assert passes(zero, 100.0, 100.0).item() == pytest.approx(0.25)
+    assert passes(number(10.0), 100.0, 0.0).item() == pytest.approx(0.53, abs=0.01)
+    assert passes(number(10.0), 1.0, 0.0).item() > 0.96
+
+
+def test_the_recommended_start_pays_tens_of_thousands_of_nats():
+    """Overview 4, step 6: at scale_S = 100 and C = 100 a token costs V log(4/3); a uniform softmax costs log V = 12."""
+    loss = ovr_loss(torch.zeros(1, 151_936), torch.full((1, 1), 100.0), torch.tensor([7]), 100.0)
+    assert loss.item() == pytest.approx(151_935 * math.log(4 / 3) + math.log(4), rel=1e-3)
+
+
+def test_a_wide_individual_writes_noise(tiny_tokenizer):
+    """Overview 4, step 2: with gamma = 10 what a drawn individual says is all but uniform to the backbone."""
+    said = {}
+    for start in ("documents", "faithful"):
+        model = graft_tiny("llama", tiny_tokenizer, start=start)
+        ids = torch.arange(5, 69).view(1, -1)
+        plan = CausalDecoding.preset("individual-only", seed=1)
+        with torch.no_grad():
+            chosen = model(ids, causal_decoding=plan).logits[..., :-1].argmax(-1, keepdim=True)
+            said[start] = model.backbone(ids).logits.softmax(-1).gather(-1, chosen).mean().item()
+    assert said["faithful"] > 5 * said["documents"]
+
+
+# ---- one-vs-rest -----------------------------------------------------------------------------------------------------
+
+
+def test_a_probability_depends_on_its_own_row_alone():
+    """Foundations 3.1.1; under the documents' scale. A softmax moves every token."""
+    torch.manual_seed(0)
+    action, loc, scale = ActionNetwork(4, 6, score_scale="documents"), torch.randn(3, 4), torch.rand(3, 4)
+    before = action(loc, scale)
+    with torch.no_grad():
+        action.lm_head.weight[1] += 2.0
+    after = action(loc, scale)
+    others = torch.arange(6) != 1
+    one, other = (ovr_log_probs(*law)[0][..., others] for law in (before, after))
+    torch.testing.assert_close(one, other)
+    assert not torch.allclose(before[0].log_softmax(-1)[..., others], after[0].log_softmax(-1)[..., others])
+
+
+def test_several_answers_can_be_right():
+    """Architecture 5.1: two right tokens both reach P = 1; a softmax pays log 2 for each at best."""
+    loc = number(1e6, 1e6, -1e6)
+    log_p, log_not_p = ovr_log_probs(loc, torch.ones(3).double())
+    assert -(log_p[:2].sum() + log_not_p[2]).item() < 1e-5
+    assert -loc.log_softmax(-1)[:2].sum().item() == pytest.approx(2 * math.log(2))
+
+
+def test_thresholds_that_minimise_the_loss_follow_the_frequencies_and_sum_to_one():
+    """Overview 4, step 6, and 5.4: where the scores tell nothing, P_k is the frequency of k, and C_k falls with it."""
+    frequency = number(0.6, 0.3, 0.08, 0.02)
+    fitted = -CAUCHY.quantile(frequency)  # P(S > C) = f for S ~ Cauchy(0, 1)
+    thresholds = fitted.clone().requires_grad_(True)
+
+    def expected_loss(at: torch.Tensor) -> torch.Tensor:
+        zeros, ones = torch.zeros(4, 4).double(), torch.ones(4, 1).double()
+        return (frequency * ovr_loss(zeros, ones, torch.arange(4), at, reduction="none")).sum()
+
+    best = expected_loss(thresholds)
+    best.backward()
+    assert thresholds.grad.abs().max() < 1e-12
+    for token in range(4):
+        for step in (-0.5, 0.5):
+            assert expected_loss(fitted + step * torch.eye(4).double()[token]) > best
+    assert (fitted.diff() > 0).all()
+    assert ovr_log_probs(torch.zeros(4).double(), torch.ones(1).double(), fitted)[
+        0
+    ].exp().sum().item() == pytest.approx(1)
+
+
+def test_the_sum_for_one_individual_strays_from_one_more_than_the_marginal_sum():
+    """Overview 5.4, the author's question: its mean over individuals is the marginal sum, so its distance to 1 is larger."""
+    weights, loc, scale, noise, threshold = (2.0, -1.0, 0.5), 0.3, 1.0, 0.4, 0.8
+    individuals = loc + scale * QUANTILES
+    own = sum(passes(w * individuals, abs(w) * noise, threshold) for w in weights)
+    marginal = sum(passes(number(w * loc), abs(w) * (scale + noise), threshold) for w in weights).item()
+    assert own.mean().item() == pytest.approx(marginal, abs=1e-5)
+    assert (own - 1).abs().mean().item() > abs(marginal - 1) + 0.2
+    without_noise = sum(passes(w * individuals, 1e-9, threshold) for w in weights)
+    assert (without_noise - without_noise.round()).abs().mean() < 1e-6  # how many tokens pass, a whole number
+
+
+def test_a_cauchy_link_hardly_pushes_a_target_that_is_far_off():
+    """Foundations 3.1.2: P does not saturate, but the slope of -log P dies as 1/d, where logistic and Gaussian ones do not."""
+    slopes = {}
+    for family in ("cauchy", "gaussian"):
+        loc = number(-100.0).requires_grad_(True)
+        (-ovr_log_probs(loc, number(1.0), family=family)[0]).sum().backward()
+        slopes[family] = -loc.grad.item()
+    logistic = number(-100.0).requires_grad_(True)
+    (-F.logsigmoid(logistic)).sum().backward()
+    assert slopes["cauchy"] == pytest.approx(1 / 100, rel=0.01)
+    assert -logistic.grad.item() == pytest.approx(1.0) and slopes["gaussian"] == pytest.approx(100, rel=0.01)
+
+
+def test_a_small_constant_inside_the_logarithm_is_not_exact():
+    """Architecture 2.5.5 adds 1e-10 to P; in float32 a far token then costs 23.03 whatever its distance."""
+    far = torch.tensor([-1e8, -1e9])
+    textbook = -torch.log(0.5 + torch.atan(far) / torch.pi + 1e-10)
+    exact = -ovr_log_probs(far, torch.ones(2))[0]
+    assert not textbook[0] < textbook[1] and (textbook - exact).abs().max() > 1
+    assert (exact[1] - exact[0]).item() == pytest.approx(math.log(10), rel=1e-4)
+
+
+def test_a_sampled_individual_without_scale_makes_every_passing_token_certain():
+    """Architecture 3.2.2 decides by argmax P at scale 0: the first token that passes wins, not the best one."""
+    scores = torch.tensor([0.1, 5.0])
+    assert (0.5 + torch.atan(scores / 0.0) / torch.pi).tolist() == [1.0, 1.0]
+    action = ActionNetwork(1, 2, score_scale="documents")
+    with torch.no_grad():
+        action.lm_head.weight.copy_(scores.unsqueeze(1))
+        action.lm_head.bias.zero_()
+    loc_S, scale_S = action(torch.ones(1, 1), torch.zeros(1, 1))
+    assert decide(decision_scores(loc_S, scale_S, torch.zeros(1, 1))).item() == 1
+
+
+# ---- the value's loss ------------------------------------------------------------------------------------------------
+
+
+def gated(num_prob: torch.Tensor, nll: torch.Tensor, **settings):
+    """The losses of one position whose token is `<NUM>`, every other token left out."""
+    masks = shift_targets(torch.tensor([[0, 9]]), torch.tensor([[0.0, 1.0]]).double(), None, 9)
+    log_num, log_not_num = num_prob.log().view(1, 1), (1 - num_prob).log().view(1, 1)
+    return total_loss(masks, torch.zeros(1, 1).double(), log_num, log_not_num, nll, 9, **settings)
+
+
+def test_the_literal_gate_settles_at_announcing_numbers_seldom():
+    """Foundations 3.2.3, theorem 3.4: -log P + n P is least at P = 1/n, not at 1, as long as the likelihood term is n > 1."""
+    losses = {}
+    for prob in (0.1, 0.2, 0.5, 0.99):
+        p = number(prob).requires_grad_(True)
+        losses[prob] = gated(p, number(5.0), alpha=0.0, detach_gate=False).total
+        losses[prob].backward()
+        assert p.grad.item() == pytest.approx(-1 / prob + 5, abs=1e-9)
+        p = number(prob).requires_grad_(True)
+        gated(p, number(5.0), alpha=0.0).total.backward()
+        assert p.grad.item() == pytest.approx(-1 / prob)
+    assert min(losses, key=losses.get) == 0.2
+
+
+def test_a_closed_gate_holds_the_value_back_in_proportion():
+    """Foundations 3.2.2: at alpha = 0 the gradient of the value is P_NUM times what it is at alpha = 1."""
+    gradients = []
+    for alpha in (0.0, 1.0):
+        nll = number(2.0).requires_grad_(True)
+        gated(number(1e-4), nll, alpha=alpha).reg.backward()
+        gradients.append(nll.grad.item())
+    assert gradients[0] == pytest.approx(1e-4 * gradients[1])
+
+
+def test_numbers_are_not_diluted_by_the_text_around_them():
+    """Overview 6, figure 5.3: the value's part is a mean over numbers, whatever the number of tokens."""
+    for tokens in (3, 300):
+        labels = torch.ones(1, tokens, dtype=torch.long)
+        labels[0, 1] = 9
+        masks = shift_targets(labels, torch.ones(1, tokens).double(), None, 9)
+        zeros = torch.zeros(1, tokens - 1).double()
+        assert total_loss(masks, zeros, zeros, zeros, number(3.0), 9).reg == 3.0
+
+
+def test_the_slope_of_the_value_loss_is_bounded_by_the_scale_not_by_the_outlier():
+    """Foundations 3.3.2 expects explosions from heavy tails; the slope is at most 1/scale and falls off; a Gaussian's grows."""
+    for scale in (0.01, 1.0):
+        loc = torch.zeros(4).double().requires_grad_(True)
+        cauchy_nll(scale * number(0.5, 1.0, 1e3, 1e9), loc, number(scale)).sum().backward()
+        slopes = loc.grad.abs() * scale
+        assert slopes.max().item() == pytest.approx(1.0) and slopes[2] < 0.01 and slopes[3] < 1e-8
+
+
+def test_the_value_loss_overflows_in_float32_and_not_in_float64():
+    """Architecture 2.5.5: the squared distance is past float32 from 2e19 scales on."""
+    assert torch.isinf(cauchy_nll(torch.tensor(1e20), torch.tensor(0.0), torch.tensor(1.0)))
+    expected = math.log(math.pi) + 2 * 120 * math.log(10)
+    assert cauchy_nll(number(1e120), number(0.0), number(1.0)).item() == pytest.approx(expected)
+
+
+def test_the_median_is_the_best_point_by_absolute_error():
+    """Overview 3.1. E|Y - a| is infinite for every a; what it exceeds that of the median by is positive."""
+    draws_of_y = 3.0 + 2.0 * QUANTILES
+    for point in (2.0, 2.9, 3.1, 5.0):
+        assert ((draws_of_y - point).abs() - (draws_of_y - 3.0).abs()).mean() > 0
+
+
+def test_mean_errors_follow_outliers_and_median_errors_do_not():
+    """Overview 5.3."""
+    values = torch.linspace(-1, 1, 101, dtype=torch.float64)
+    zeros, ones = torch.zeros_like(values), torch.ones_like(values)
+    law = ValueLaw(value_range=(-1.0, 1e6))
+    clean = score_values(law, zeros, ones, values)
+    values[0] = 1e6
+    wild = score_values(law, zeros, ones, values)
+    assert wild["mae"] > 1000 * clean["mae"] and wild["median_error"] == pytest.approx(clean["median_error"])
+
+
+def test_a_small_divergence_under_a_wide_individual_still_turns_decisions():
+    """Overview 2.3: D(U, U_base) <= eps keeps what was known only if the scale is small beside the scores' margins."""
+    rows = number(1.0, 0.0, 0.0, 1.0).view(2, 2)
+    base, moved = number(3.0, 1.0), number(1.9, 2.1)  # logits; the decision turns from token 0 to token 1
+    divergence = {}
+    for scale in (10.0, 0.1):
+        wide = torch.full_like(base, scale)
+        divergence[scale] = CAUCHY.kl(moved, wide, base, wide).mean().item()
+    assert (rows @ base).argmax() != (rows @ moved).argmax()
+    assert divergence[10.0] < 0.01 < 1 < divergence[0.1]
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+def situated(preset: str, noise: float = 0.3, **settings):
+    """loc and scale of U' that a plan leaves of U ~ Cauchy(0, 1)."""
+    bound = BoundDecoding.bind(CausalDecoding.preset(preset, **settings), 1, 4, torch.device("cpu"))
+    zeros, ones, at = torch.zeros(1, 2, 4), torch.ones(1, 2, 4), torch.arange(2).view(1, 2)
+    return bound.situate(zeros, ones, torch.full((4,), noise), at, QuantileReader(CAUCHY))
+
+
+def test_temperature_acts_on_draws_alone():
+    """Inference 3: without sampling T changes nothing."""
+    for one, other in zip(situated("standard", temperature=0.1), situated("standard", temperature=5.0), strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(situated("noise", seed=1)[0], situated("noise", seed=1, temperature=5.0)[0])
+
+
+def test_both_generations_of_sampling_draw_one_number_per_coordinate(monkeypatch):
+    """Inference 2 and 3: V1 is said to draw twice, V2 to be spared a high-dimensional draw; both draw C numbers."""
+    drawn = []
+    uniform = draws.uniform_draws
+    monkeypatch.setattr(draws, "uniform_draws", lambda *key: drawn.append((key[1], uniform(*key))) or drawn[-1][1])
+    for preset in ("causal", "noise"):
+        drawn.clear()
+        situated(preset, seed=3)
+        assert [values.shape for _, values in drawn] == [(2, 4)], preset
+
+
+@pytest.mark.parametrize(
+    ("preset", "stream"), [("shared-individual", INDIVIDUAL_STREAM), ("shared-noise", NOISE_STREAM)]
+)
+def test_a_held_source_is_the_only_draw(monkeypatch, preset, stream):
+    """Overview 3.4: one vector for the whole text, and nothing of the other source."""
+    drawn = []
+    uniform = draws.uniform_draws
+    monkeypatch.setattr(draws, "uniform_draws", lambda *key: drawn.append(key[1]) or uniform(*key))
+    loc, _ = situated(preset, seed=3)
+    assert drawn == [stream] and torch.equal(loc[:, 0], loc[:, 1])
+
+
+def test_noise_of_size_zero_makes_no_sample():
+    """Inference 3 with overview 4, step 5 (b_noise = 0): V2's draws then move nothing."""
+    assert torch.equal(situated("noise", noise=0.0, seed=1)[0], torch.zeros(1, 2, 4))
+
+
+def test_a_held_source_leaves_no_other_randomness(tiny_tokenizer):
+    """Overview 3.4: once the individual (the noise) is held, nothing is unforeseen any more; `persona` meets fresh noise."""
+    model = graft_tiny("llama", tiny_tokenizer, start="minimal")
+    inputs = model.processor("It is so", return_tensors="pt")
+    somebody = Individual.from_seed(3, model.config.causal_size)
+
+    def texts(preset: str) -> int:
+        plans = [CausalDecoding.preset(preset, individual=somebody, seed=seed) for seed in range(3)]
+        made = [model.generate(**inputs, max_new_tokens=8, causal_decoding=plan).sequences[0] for plan in plans]
+        return len({tuple(ids.tolist()) for ids in made})
+
+    assert texts("shared-individual") == 1 and texts("persona") > 1
+
+
+def test_a_text_without_sampling_is_the_same_under_every_seed(tiny_llama):
+    """Overview 5.1, foundations 2.6.2."""
+    inputs = tiny_llama.processor("It is so", return_tensors="pt")
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        plan = CausalDecoding.preset("standard")
+        made.append(tiny_llama.generate(**inputs, max_new_tokens=8, causal_decoding=plan).sequences)
+    assert torch.equal(*made)
+
+
+# ---- training and deployment -----------------------------------------------------------------------------------------
+
+
+def test_training_draws_nothing(tiny_tokenizer):
+    """Foundations 2.6.1: the loss is closed form; a forward and a backward pass leave torch's generator alone."""
+    model = graft_tiny("llama", tiny_tokenizer, value_branch_dropout=0.0).train()
+    inputs = model.processor("It is 5 and so on", return_tensors="pt")
+    state = torch.get_rng_state()
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tiny_llama, monkeypatch):
+    """Architecture 4.4.2, early exit: what is skipped is less than a hundredth of SmolLM2's 134,515,008 weights per token."""
+    calls = []
+    value_parameters = type(tiny_llama).value_parameters
+    monkeypatch.setattr(
+        type(tiny_llama), "value_parameters", lambda *args, **kw: calls.append(1) or value_parameters(*args, **kw)
+    )
+    inputs = tiny_llama.processor("It is so", return_tensors="pt")
+    for bias, expected in ((-30.0, 0), (1e3, 4)):
+        calls.clear()
+        with torch.no_grad():
+            tiny_llama.action.num_bias.fill_(bias)
+        tiny_llama.generate(**inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+        assert len(calls) == expected
+    branch = ValueBranch(576, 576, 512, layers=2)  # at SmolLM2's size
+    head = ActionNetwork(576, matrix_rows=1).value_head.weight.numel()
+    assert head == 576 and head + sum(p.numel() for p in branch.parameters()) < 134_515_008 / 100
