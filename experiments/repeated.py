@@ -12,6 +12,7 @@ people with a hidden trait, observed under control only; what would they have be
 
 import argparse
 import math
+import re
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -135,22 +136,44 @@ def by_mixed_model(
     return mean, np.diag(zp @ spread @ zp.T - gain @ za @ spread @ zp.T) + noise
 
 
+class Writer:
+    """The bare backbone with the earlier sentences before the prompt: it writes the number, greedily, digit by digit."""
+
+    def __init__(self) -> None:
+        self.model = CausalQwenForCausalLM.from_backbone("smollm2-135m").eval()
+        self.unread, self.asked = 0, 0
+
+    @torch.no_grad()
+    def __call__(self, earlier: list[Measured], later: list[Measured]) -> np.ndarray:
+        tokenizer, found = self.model.processor.tokenizer, []
+        before = " ".join(f"{row.prompt} {row.seen:.6g}." for row in earlier)
+        for row in later:
+            ids = tokenizer(f"{before} {row.prompt}", return_tensors="pt")
+            made = self.model.backbone.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+            number = re.match(r"\s*-?\d+(\.\d+)?", tokenizer.decode(made[0, ids["input_ids"].shape[1] :]))
+            self.asked, self.unread = self.asked + 1, self.unread + (number is None)
+            found.append(float(number[0]) if number else earlier[-1].seen)  # where it writes none: the last value
+        return np.array(found)
+
+
 def score(name: str, errors: list[float], logs: list[float]) -> str:
-    e = np.abs(errors)
+    e, logs = np.abs(errors), logs or [math.nan]  # digits have no density
     return (
         f"{name:34} rmse {np.sqrt((e**2).mean()):8.3f}  mean error {e.mean():8.3f}  median error {np.median(e):8.3f}  "
         f"log score {np.mean(logs):7.3f}"
     )
 
 
-def compare(name: str, rows: list[Measured], families: list[str], folds: int, wild: float, seed: int) -> None:
-    """One data set, clean or corrupted."""
+def compare(
+    name: str, rows: list[Measured], families: list[str], folds: int, wild: float, seed: int, written: "Writer | None"
+) -> None:
+    """One data set, clean or corrupted; `written` is a rival that is given the earlier sentences and writes digits."""
     corrupt(rows, wild, seed)
     subjects = list(dict.fromkeys(row.subject for row in rows))
     np.random.default_rng(seed).shuffle(subjects)
     times = sorted({row.time for row in rows})
     cut = times[(len(times) - 1) // 2]
-    names = [*families, "chosen", "nobody in particular", "in context", "mixed model"]
+    names = [*families, "chosen", "nobody in particular", "mixed model", *["digits in context"] * (written is not None)]
     errors: dict[str, list[float]] = {n: [] for n in names}
     logs: dict[str, list[float]] = {n: [] for n in names}
     chosen = []
@@ -169,22 +192,17 @@ def compare(name: str, rows: list[Measured], families: list[str], folds: int, wi
             truth = np.array([row.value for row in later])
             errors["mixed model"] += list(truth - mean)
             logs["mixed model"] += list(-0.5 * np.log(2 * np.pi * variance) - 0.5 * (truth - mean) ** 2 / variance)
+            if written is not None:
+                errors["digits in context"] += list(truth - written(earlier, later))
             for family, (model, _) in models.items():
                 who = model.abduct([Observation(f" {row.seen!r}", row.prompt) for row in earlier], likelihood="values")
-                prompts = [row.prompt for row in later]
-                about = {family: (prompts, who)}
-                if family == best:  # in context: the earlier sentences before the prompt, nobody inferred
-                    before = " ".join(f"{row.prompt} {row.seen!r}." for row in earlier)
-                    told = [f"{before} {prompt}" for prompt in prompts]
-                    about |= {
-                        "chosen": (prompts, who),
-                        "nobody in particular": (prompts, None),
-                        "in context": (told, None),
-                    }
-                for label, (asked, individual) in about.items():
-                    found = model.predict_number(asked, individual=individual)
+                about = {family: who} | ({"chosen": who, "nobody in particular": None} if family == best else {})
+                for label, individual in about.items():
+                    found = model.predict_number([row.prompt for row in later], individual=individual)
                     errors[label] += [row.value - p.median for row, p in zip(later, found, strict=True)]
                     logs[label] += [p.log_prob(row.value) for row, p in zip(later, found, strict=True)]
+    if written is not None:
+        print(f"{written.unread} of {written.asked} continuations began with no number so far")
     print(f"{name}, {wild:.0%} wild; chosen by marginal likelihood: {', '.join(chosen)}")
     for label in names:
         print("  " + score(label, errors[label], logs[label]), flush=True)
@@ -233,18 +251,20 @@ def known_truth(people: int, held_out: int, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--folds", type=int, default=6)
     parser.add_argument("--tables", nargs="*", default=["sleepstudy", "Orthodont", "ChickWeight"])
     parser.add_argument("--families", nargs="+", default=["gaussian", "cauchy"])
     parser.add_argument("--wild", type=float, nargs="+", default=[0.0, 0.15])
     parser.add_argument("--people", type=int, default=60, help="of the world with known truth; 0 to leave it out")
+    parser.add_argument("--written", action="store_true", help="the backbone's own digits in context too")
     given = parser.parse_args()
+    written = Writer() if given.written else None
     if given.people:
         known_truth(given.people, 100, given.seed)
     for name, rows in tables().items():
         if name in given.tables:
             for wild in given.wild:
-                compare(name, rows, given.families, given.folds, wild, given.seed)
+                compare(name, rows, given.families, given.folds, wild, given.seed, written)
 
 
 if __name__ == "__main__":

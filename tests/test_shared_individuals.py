@@ -270,3 +270,15 @@ def test_numbers_in_a_prompt_are_read_not_learned(tiny_tokenizer):
     assert facts.values[np.isfinite(facts.values)].tolist() == [351.0]  # one is a value to learn
     (text,) = encode_rows([Row("text", "row 1", {"text": "After 3 days it is 351.0"})], model.processor)
     assert not any(math.isnan(value) for value in text.numeric_labels)
+
+
+def test_the_value_branch_sees_the_places_where_values_are_learned(tiny_tokenizer, tmp_path):
+    """Standardized by the features before the prompts' own numbers too, ages would hardly differ."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows = [Row("prompt", f"row {i}", {"prompt": f"At {i} it is", "value": 10.0 * i}) for i in range(1, 7)]
+    examples = encode_rows(rows, model.processor)
+    train(model, examples, [], tmp_path / "run", TrainSettings(values=ValueStage(epochs=1), recalibrate=False))
+    prompts = [model.processor([row.fields["prompt"]], prompt=True, return_tensors="pt") for row in rows]
+    with torch.no_grad():
+        last = torch.stack([model.features(**inputs).last_hidden_state[0, -1] for inputs in prompts])
+    assert torch.allclose(model.value_branch.feature_mean, last.mean(0), atol=1e-4)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -197,11 +198,11 @@ def _start_shares(model: CausalQwenForCausalLM, branch: ValueBranch) -> None:
 
 
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
-    """Mean and standard deviation of the features that precede numbers, for the value branch."""
+    """Mean and standard deviation of the features that precede values to learn, for the value branch."""
     if model.value_branch is None:
         return
-    number = store.facts.targets == model.config.num_token_id
-    features = torch.from_numpy(store.facts.features[number]).double()
+    learned = np.isfinite(store.facts.values)
+    features = torch.from_numpy(store.facts.features[learned]).double()
     std, mean = torch.std_mean(features, dim=0)
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
