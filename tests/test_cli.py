@@ -151,6 +151,10 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
         and described["evidence"][0]["tokens"] > 300
         and described["evidence"][0]["values"] > 50
     )
+    everybody = tmp_path / "people.safetensors"
+    both = ("abduct", "--model", trained, "--text", said, "--text", more, "--output", everybody, "--population")
+    assert "one like 2 people" in run(*both).stdout
+    assert "goes without --prior" in run(*both, "--prior", who, code=1).stderr
     assert "Individual(A" in run("abduct", "--model", trained, "--text", more, "--output", who, "--prior", who).stdout
     assert len(Individual.load(who).evidence) == 2
     arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.decoding import Hindsight, QuantileReader
 from causalqwen.distributions import get_family
-from causalqwen.individuals import Scorer, TokenEvidence, ValueEvidence, abduct_noise, find_posterior, likeliest_spread
+from causalqwen.individuals import (
+    Scorer,
+    TokenEvidence,
+    ValueEvidence,
+    abduct_noise,
+    find_posterior,
+    likeliest_population,
+    likeliest_spread,
+)
 from causalqwen.losses import ovr_log_probs
 from conftest import graft_tiny
 from test_generation import eager
@@ -220,6 +228,35 @@ def test_abduction_finds_who_spoke(speaker):
     assert F.cosine_similarity(both.normal, found.normal, dim=0) > 0.98
     assert sum(e.tokens for e in both.evidence) == found.evidence[0].tokens == 200
     assert "200 tokens" in str(both)
+
+
+def test_a_population_is_learned_from_people():
+    """Linear evidence of many people about a known law: its width, and its mean as far as people tell it."""
+    generator = torch.Generator().manual_seed(0)
+    people, size = 300, 3
+    mean, spread = torch.tensor([0.8, -0.5, 0.0], dtype=torch.float64), 0.4
+    g = mean + spread * torch.randn(people, size, generator=generator, dtype=torch.float64)
+    information = torch.tensor([[4.0, 1.0, 0.0], [1.0, 6.0, 0.0], [0.0, 0.0, 9.0]], dtype=torch.float64)
+    errors = torch.randn(people, size, generator=generator, dtype=torch.float64)
+    gradients = g @ information + errors @ torch.linalg.cholesky(information).T
+    found, width = likeliest_population(list(gradients), [information] * people)
+    assert torch.allclose(found, mean, atol=0.1)
+    assert width == pytest.approx(spread, abs=0.05)
+
+
+def test_a_new_person_is_expected_to_be_like_the_population(speaker):
+    texts = ["We have come here to speak of it.", "We have seen a new year come.", "We have come to the land."]
+    population = speaker.abduct_population({f"person {i}": [text, text] for i, text in enumerate(texts)})
+    unheard = Observation(" have come to see it.", "We")
+    read = speaker.token_evidence(speaker.read(speaker._contexts(unheard, 512)))
+    nobody = Individual.nobody(32)
+    assert read.evaluate(population.normal)[0] > read.evaluate(nobody.normal)[0]
+    heard = speaker.abduct(texts[0], prior=population, name="Ann")
+    away = heard.normal - population.normal
+    assert away.norm() > 0 and (heard.precision.diagonal() > population.precision.diagonal()).all()
+    assert population.draw(1).factor.shape == (32,) and str(population).startswith("Individual(one like 3 people")
+    with pytest.raises(ValueError, match="two people or more, got 1"):
+        speaker.abduct_population({"Ann": texts})
 
 
 def test_an_abducted_individual_survives_a_file(speaker, tmp_path):

@@ -84,6 +84,9 @@ def abduct(
         float | None, typer.Option(help="Prior standard deviation; by default the likeliest one.", min=1e-6)
     ] = None,
     likelihood: Annotated[str, typer.Option(help="Of the tokens: softmax or ovr.")] = "softmax",
+    population: Annotated[
+        bool, typer.Option("--population", help="Each text is another person's: learn a --prior for people like them.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Page with a picture of them, and of which words told.")] = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="File of another individual for the picture; may be given several times.")
@@ -99,10 +102,16 @@ def abduct(
     texts = [read_text(path) for path in text]
     if beside and html is None:
         raise ValueError("--beside is for the picture: give --html")
+    if population and (prior is not None or spread is not None or html is not None):
+        raise ValueError("--population learns a prior from several people: it goes without --prior, --spread and --html")
     others = [(path, Individual.load(path)) for path in beside or []]
     before = None if prior is None else Individual.load(prior)
     loaded = load_model(model, device)
-    found = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
+    if population:
+        people = {str(path): words for path, words in zip(text, texts, strict=True)}
+        found = loaded.abduct_population(people, likelihood=likelihood, name=name)
+    else:
+        found = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
     if html is not None:
         from causalqwen.evaluation.portrait import write_portrait
 

@@ -3,7 +3,7 @@
 from causalqwen.individuals.evidence import LIKELIHOODS, Evidence, TokenEvidence, ValueEvidence, read_factor
 from causalqwen.individuals.hindsight import Scorer, abduct_noise
 from causalqwen.individuals.marginal import line_posterior, loading_sizes, value_marginal
-from causalqwen.individuals.posterior import Posterior, find_posterior, likeliest_spread
+from causalqwen.individuals.posterior import Posterior, find_posterior, likeliest_population, likeliest_spread
 from causalqwen.individuals.sampler import Diagnostics, sample_posterior
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ValueEvidence",
     "abduct_noise",
     "find_posterior",
+    "likeliest_population",
     "likeliest_spread",
     "line_posterior",
     "loading_sizes",

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual
-from causalqwen.modeling.individuals import IndividualMixin, Observation
+from causalqwen.modeling.individuals import IndividualMixin
 from causalqwen.modeling.prediction import NumberPrediction
+from causalqwen.modeling.reading import Observation
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""Observed texts as a grafted model reads them, and what they say about an individual (theory 3.12)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding import CausalDecoding
+from causalqwen.distributions import upcast
+from causalqwen.individuals import TokenEvidence, ValueEvidence
+from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.processor import CausalQwenProcessor
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A text that somebody wrote, after a prompt that somebody else did ("" for none): only `text` speaks for them."""
+
+    text: str
+    prompt: str = ""
+
+
+@dataclass
+class Reading:
+    """Observed tokens: features [N, H] of what comes before each, the tokens themselves int64 [N], values float64 [N]."""
+
+    features: Tensor
+    targets: Tensor
+    values: Tensor
+
+    def __getitem__(self, places: slice) -> "Reading":
+        return Reading(self.features[places], self.targets[places], self.values[places])
+
+
+class ReadingMixin:
+    """`read` and the evidence in what was read."""
+
+    config: CausalQwenConfig
+    processor: CausalQwenProcessor
+    action: ActionNetwork
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
+        return self.config.value_range is not None
+
+    def _contexts(self, observations: Any, chunk: int) -> list[tuple[Tensor, Tensor, int]]:
+        """(ids [L], values [L], index of the first token that speaks for somebody) of everything observed."""
+        given = [observations] if isinstance(observations, str | Observation) else list(observations)
+        limit = getattr(self.config.text_config, "max_position_embeddings", None) or chunk
+        contexts = []
+        for one in given:
+            observation = Observation(one) if isinstance(one, str) else one
+            prompt, before = self.encode_text(observation.prompt, prompt=True)
+            ids, values = self.encode_text(observation.text)
+            if len(prompt) >= limit - 1:
+                raise ValueError(f"the prompt has {len(prompt)} tokens, but the context of this model holds {limit}")
+            room = max(min(chunk, limit) - len(prompt), 2)
+            for start in range(0, len(ids), room):
+                part = slice(start, start + room)
+                first = max(len(prompt), 1)  # nothing predicts the first token of all
+                contexts.append((torch.cat([prompt, ids[part]]), torch.cat([before, values[part]]), first))
+        return [context for context in contexts if len(context[0]) > context[2]]
+
+    def encode_text(self, text: str, *, prompt: bool = False) -> tuple[Tensor, Tensor]:
+        """Ids int64 [L] and values float64 [L] of a text without special tokens; digits stay digits until values train."""
+        if not text:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+        if self.reads_numbers:
+            found = self.processor(text, prompt=prompt, add_special_tokens=False)
+            ids, values = found["input_ids"], found["numeric_values"]
+        else:
+            text = text[:-1] if prompt and text.endswith(" ") else text
+            ids = self.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            values = [0.0] * len(ids)
+        return torch.tensor(ids, dtype=torch.int64), torch.tensor(values, dtype=torch.float64)
+
+    def read(self, contexts: list[tuple[Tensor, Tensor, int]]) -> Reading:
+        """Everything observed as the backbone reads it, a context at a time.
+
+        Raises ValueError where nothing comes before any token.
+        """
+        if not contexts:
+            raise ValueError("the observations hold no token that something comes before: nothing can be learned")
+        columns: list[tuple[Tensor, ...]] = []
+        known: dict[tuple, Tensor] = {}  # the last token is never read: repeated measures share all before it
+        was_training = self.training
+        self.eval()
+        for ids, values, first in contexts:
+            before = (first, *ids[:-1].tolist(), *values[:-1].tolist())
+            ids, values = ids.to(self.device), values.to(self.device)
+            if before not in known:
+                hidden = self.features(ids[None, :-1], numeric_values=values[None, :-1]).last_hidden_state[0]
+                known[before] = hidden[first - 1 :]
+            columns.append((known[before], ids[first:], values[first:]))
+        self.train(was_training)
+        return Reading(*(torch.cat(column) for column in zip(*columns, strict=True)))
+
+    def _situated(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+        """loc_U, scale_U [N, C] and the gain of what is drawn [N, 1]."""
+        loc, scale = self.abduction(features)
+        return loc, scale, self.action.draw_gain(features, loc, self.get_output_embeddings())
+
+    def token_evidence(self, read: Reading, likelihood: str = "softmax") -> TokenEvidence:
+        """The words among what was read."""
+        action, lm_head = self.action, self.get_output_embeddings()
+        words = read.targets != self.config.num_token_id
+        z, targets = read.features[words], read.targets[words]
+        loc, scale, gain = self._situated(z)
+        reader = self._readers(CausalDecoding())[0]
+        settings: dict[str, Any] = {}
+        if likelihood == "ovr":
+            left = action.noise.expand_as(scale)
+            if action.score_scale != "equal":
+                raise ValueError("likelihood 'ovr' is there for the score scale 'equal'; use 'softmax'")
+            settings = {
+                "law": action.law,
+                "scale": action.num_scale(left, lm_head),
+                "thresholds": self.thresholds(z, loc, scale).squeeze(-1),
+                "slope": action.score_slope,
+            }
+        return TokenEvidence(
+            upcast(loc),
+            upcast(scale * gain),
+            targets,
+            lm_head.weight,
+            lm_head.bias,
+            action.rest_mask,
+            reader,
+            likelihood,
+            **settings,
+        )
+
+    def value_evidence(self, read: Reading) -> ValueEvidence:
+        """The numbers among what was read; none before values are trained."""
+        numbers = (read.targets == self.config.num_token_id) & self.reads_numbers
+        z = read.features[numbers]
+        loc, scale = self.as_values_read(z, *self.abduction(z))
+        head = self.action.value_head
+        left = self.value_loadings(loc, scale)[1]
+        values = self.value_transform.forward(read.values[numbers])
+        reader = self._readers(CausalDecoding())[1]
+        return ValueEvidence(loc, scale, values, head.weight[0].double(), head.bias[0].double(), left, reader)
+
+    def _score_rows(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """W [V', C], b and the rows in use, `<NUM>`'s row where it is; it takes part only once it was trained."""
+        action, lm_head = self.action, self.get_output_embeddings()
+        weight, bias = upcast(lm_head.weight), lm_head.bias
+        row = upcast(action._num_row(lm_head))
+        if action.num_appended:
+            weight = torch.cat([weight, row[None]])
+            bias = torch.zeros(len(weight) - 1, device=weight.device) if bias is None else upcast(bias)
+            bias = torch.cat([bias, action.num_bias[None]])
+        elif action.num_token_id is not None:
+            weight = weight.clone()
+            weight[action.num_token_id] = row
+            bias = torch.zeros(len(weight), device=weight.device) if bias is None else upcast(bias).clone()
+            bias[action.num_token_id] += action.num_bias
+        return weight, bias, action.vocabulary_mask
