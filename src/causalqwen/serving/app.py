@@ -42,6 +42,7 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
         await asyncio.to_thread(service.batcher.close)
 
     app = FastAPI(title="CausalQwen", lifespan=lifespan, openapi_url=None)
+    app.state.batcher = service.batcher
     app.add_exception_handler(ApiError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_error)
     app.add_exception_handler(Exception, _answer_error)
@@ -93,7 +94,10 @@ class _Call:
             yield piece
 
     def usage(self) -> dict[str, int]:
-        read, written = sum(len(row.ids) for row in self.job.rows[:: self.request.n]), sum(r.written for r in self.job.rows)
+        read, written = (
+            sum(len(row.ids) for row in self.job.rows[:: self.request.n]),
+            sum(r.written for r in self.job.rows),
+        )
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
@@ -102,8 +106,10 @@ class _Call:
         if piece.finish is not None:
             causal["seed"] = self.job.rows[piece.row].seed
         body: dict[str, Any] = {"text": piece.text}
-        if self.chat:
-            body = {"delta" if self.request.stream else "message": {"role": "assistant", "content": piece.text}}
+        if self.chat and self.request.stream:
+            body = {"delta": {"content": piece.text}}
+        elif self.chat:
+            body = {"message": {"role": "assistant", "content": piece.text}}
         return {"index": piece.row, **body, "finish_reason": piece.finish, "logprobs": None, "causal": causal}
 
 
@@ -239,10 +245,14 @@ class _Service:
         seed = one_of("seed", asked.seed, asked.causal.seed)
         seed = secrets.randbits(31) if seed is None else seed
         if (max_tokens or 0) > settings.max_tokens:
-            raise ApiError(400, f"max_tokens is {max_tokens}, this server writes {settings.max_tokens}", param="max_tokens")
+            raise ApiError(
+                400, f"max_tokens is {max_tokens}, this server writes {settings.max_tokens}", param="max_tokens"
+            )
         texts = prompts()
         if len(texts) * asked.n > settings.max_rows:
-            message = f"{len(texts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
+            message = (
+                f"{len(texts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
+            )
             raise ApiError(400, message, param="n")
         try:
             encoded = self.processor(texts, prompt=not chat)
@@ -264,16 +274,17 @@ class _Service:
         return Job(rows, plan, most, deliver, individual, temperature, top_p)
 
     async def _whole(self, call: _Call) -> dict[str, Any]:
-        texts, numbers, ends = ([[] for _ in call.job.rows] for _ in range(3))
+        rows = [Piece(row, "", [], None) for row in range(len(call.job.rows))]
         async for piece in call.read():
-            texts[piece.row].append(piece.text)
-            numbers[piece.row] += piece.numbers
-            ends[piece.row].append(piece.finish)
-        rows = zip(texts, numbers, ends, strict=True)
-        choices = [call.choice(Piece(i, "".join(t), found, end[-1])) for i, (t, found, end) in enumerate(rows)]
-        return call.frame | {"choices": choices, "usage": call.usage()}
+            before = rows[piece.row]
+            rows[piece.row] = Piece(piece.row, before.text + piece.text, before.numbers + piece.numbers, piece.finish)
+        return call.frame | {"choices": [call.choice(row) for row in rows], "usage": call.usage()}
 
     async def _events(self, call: _Call) -> AsyncIterator[str]:
+        if call.chat:  # who speaks is said once
+            opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            for row in range(call.request.n):
+                yield _event(call.frame | {"choices": [{"index": row} | opening]})
         try:
             async for piece in call.read():
                 if piece.text or piece.finish is not None:

@@ -19,9 +19,15 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         labels = ("path", "status")
-        self.requests = Counter("causalqwen_requests", "Answers by status; 499: the client left.", labels, registry=registry)
+        self.requests = Counter(
+            "causalqwen_requests", "Answers by status; 499: the client left.", labels, registry=registry
+        )
         self.seconds = Histogram(
-            "causalqwen_request_seconds", "From request to end of answer.", ("path",), buckets=_SECONDS, registry=registry
+            "causalqwen_request_seconds",
+            "From request to end of answer.",
+            ("path",),
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.tokens = Counter("causalqwen_tokens", "Tokens read and written.", ("kind",), registry=registry)
         rows = (1, 2, 4, 8, 16, 32, 64)

@@ -82,8 +82,10 @@ class TextRequest(_Strict):
         if not isinstance(data, dict):
             return data
         for name in _NEUTRAL.keys() & data.keys():
-            value, neutral = data[name], _NEUTRAL[name]
-            if value not in neutral or (isinstance(value, bool) and False not in neutral):
+            value = data[name]
+            if not any(
+                value == neutral and isinstance(value, bool) is isinstance(neutral, bool) for neutral in _NEUTRAL[name]
+            ):
                 raise ValueError(f"{name} is not supported here; leave it out")
         return {name: value for name, value in data.items() if name not in _NEUTRAL}
 

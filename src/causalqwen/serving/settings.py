@@ -54,9 +54,10 @@ def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individu
         raise ValueError(f"{folder} is not a folder of individuals")
     found = {path.stem: Individual.load(path) for path in sorted(folder.glob("*.safetensors"))}
     for name, individual in found.items():
-        if len(individual.factor) != causal_size:
+        size = len(individual.factor)
+        if size != causal_size:
             raise ValueError(
-                f"{folder / name}.safetensors has {len(individual.factor)} coordinates, the model's causal size is {causal_size}"
+                f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
             )
     return found
 
