@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import json
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -12,19 +11,16 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from jinja2 import TemplateError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from causalqwen.decoding import PRESETS
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.serving.batching import Batcher, Job, Piece, Row
+from causalqwen.serving.batching import Batcher, Job, Piece
+from causalqwen.serving.jobs import job_of
 from causalqwen.serving.metrics import CountRequests, Metrics
-from causalqwen.serving.requests import ChatRequest, CompletionRequest, TextRequest, one_of, parse, plan_of
+from causalqwen.serving.requests import ChatRequest, CompletionRequest, TextRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings
-from causalqwen.serving.text import GrowingText
-
-_COMPLETION_TOKENS = 16  # OpenAI's default
 
 
 def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = None) -> FastAPI:
@@ -43,9 +39,8 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
 
     app = FastAPI(title="CausalQwen", lifespan=lifespan, openapi_url=None)
     app.state.batcher = service.batcher
-    app.add_exception_handler(ApiError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_error)
-    app.add_exception_handler(Exception, _answer_error)
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
     app.add_middleware(CountRequests, metrics=service.metrics)
     app.add_api_route("/health", service.health)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
@@ -61,16 +56,20 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
 class _Call:
     """A request on its way: its job, the pieces that come back, and the frame that its answers share."""
 
-    def __init__(self, request: TextRequest, timeout: float, chat: bool) -> None:
-        self.request, self.chat = request, chat
+    job: Job
+
+    def __init__(self, asked: TextRequest, timeout: float) -> None:
+        self.asked = asked
         self.loop = asyncio.get_running_loop()
         self.deadline = self.loop.time() + timeout
         self.pieces: asyncio.Queue[Piece | ApiError] = asyncio.Queue()
-        self.job: Job
-        self.frame = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
-        self.frame["model"] = request.model
-        kind = "chat.completion" if chat else "text_completion"
-        self.frame["object"] = kind + ".chunk" * (chat and bool(request.stream))
+        name, prefix = ("chat.completion", "chatcmpl") if asked.is_chat else ("text_completion", "cmpl")
+        self.frame = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": name + ".chunk" * bool(asked.is_chat and asked.stream),
+            "created": int(time.time()),
+            "model": asked.model,
+        }
 
     def deliver(self, piece: Piece | ApiError) -> None:
         """From the worker's thread."""
@@ -93,12 +92,30 @@ class _Call:
             left -= piece.finish is not None
             yield piece
 
-    def usage(self) -> dict[str, int]:
-        read, written = (
-            sum(len(row.ids) for row in self.job.rows[:: self.request.n]),
-            sum(r.written for r in self.job.rows),
-        )
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one."""
+        rows = [Piece(row, "", [], None) for row in range(len(self.job.rows))]
+        async for piece in self.read():
+            before = rows[piece.row]
+            rows[piece.row] = Piece(piece.row, before.text + piece.text, before.numbers + piece.numbers, piece.finish)
+        return self.frame | {"choices": [self.choice(row) for row in rows], "usage": self.usage()}
+
+    async def events(self) -> AsyncIterator[str]:
+        """The answer as server-sent events."""
+        if self.asked.is_chat:  # who speaks is said once
+            opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            for row in range(self.asked.n):
+                yield _event(self.frame | {"choices": [{"index": row} | opening]})
+        try:
+            async for piece in self.read():
+                if piece.text or piece.finish is not None:
+                    yield _event(self.frame | {"choices": [self.choice(piece)]})
+        except ApiError as error:
+            yield _event(error.body())
+            return
+        if self.asked.wants_usage:
+            yield _event(self.frame | {"choices": [], "usage": self.usage()})
+        yield "data: [DONE]\n\n"
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A choice of the answer, or of one event of it."""
@@ -106,11 +123,15 @@ class _Call:
         if piece.finish is not None:
             causal["seed"] = self.job.rows[piece.row].seed
         body: dict[str, Any] = {"text": piece.text}
-        if self.chat and self.request.stream:
-            body = {"delta": {"content": piece.text}}
-        elif self.chat:
-            body = {"message": {"role": "assistant", "content": piece.text}}
+        if self.asked.is_chat:
+            said = {"content": piece.text}
+            body = {"delta": said} if self.asked.stream else {"message": {"role": "assistant"} | said}
         return {"index": piece.row, **body, "finish_reason": piece.finish, "logprobs": None, "causal": causal}
+
+    def usage(self) -> dict[str, int]:
+        read = sum(len(row.ids) for row in self.job.rows[:: self.asked.n])
+        written = sum(row.written for row in self.job.rows)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 class _EventStream(StreamingResponse):
@@ -131,8 +152,7 @@ class _Service:
     """The endpoints."""
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
-        self.model, self.settings = model, settings
-        self.processor = model.processor
+        self.processor, self.settings = model.processor, settings
         self.processor("made ready before there are threads")
         limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}
         self.batcher = Batcher(model, **limits)
@@ -154,38 +174,37 @@ class _Service:
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._card()]}
+        return {"object": "list", "data": [await self.model_card(self.settings.name)]}
 
     async def model_card(self, name: str) -> dict[str, Any]:
         self._check_name(name)
-        return self._card()
-
-    def _card(self) -> dict[str, Any]:
         causal = {"presets": list(PRESETS), "individuals": list(self.settings.individuals)}
-        return {"id": self.settings.name, "object": "model", "created": 0, "owned_by": "causalqwen", "causal": causal}
-
-    def _check_name(self, name: str) -> None:
-        if name != self.settings.name:
-            message = f"the model {name[:100]!r} does not exist; this server has {self.settings.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        return {"id": name, "object": "model", "created": 0, "owned_by": "causalqwen", "causal": causal}
 
     async def completions(self, request: Request) -> Response:
-        asked = parse(CompletionRequest, await self._body(request))
-        return await self._answer(request, asked, lambda: asked.prompts, asked.max_tokens or _COMPLETION_TOKENS)
+        return await self._answer(request, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:
-        asked = parse(ChatRequest, await self._body(request))
-        most = one_of("max_completion_tokens", asked.max_completion_tokens, asked.max_tokens)
-        return await self._answer(request, asked, lambda: [self._render(asked)], most, chat=True)
+        return await self._answer(request, ChatRequest)
 
-    def _render(self, asked: ChatRequest) -> str:
-        if self.processor.chat_template is None:
-            raise ApiError(400, "this model has no chat template: use /v1/completions")
-        messages = [message.plain for message in asked.messages]
+    async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
+        settings = self.settings
+        asked = parse(kind, await self._body(request))
+        self._check_name(asked.model)
+        call = _Call(asked, settings.timeout)
+        context = self.batcher.context
+        call.job = await asyncio.to_thread(job_of, asked, settings, self.processor, context, call.deliver)
+        self.batcher.submit(call.job)
+        if asked.stream:
+            return _EventStream(call.events(), lambda: self._end(call))
+        whole, left = asyncio.ensure_future(call.whole()), asyncio.ensure_future(_disconnected(request))
         try:
-            return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
+            await asyncio.wait((whole, left), return_when=asyncio.FIRST_COMPLETED)
+            return JSONResponse(whole.result()) if whole.done() else Response(status_code=499)
+        finally:
+            whole.cancel()
+            left.cancel()
+            self._end(call)
 
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -202,98 +221,17 @@ class _Service:
             raise ApiError(408, "the body did not come") from None
         return body
 
-    async def _answer(
-        self,
-        request: Request,
-        asked: TextRequest,
-        prompts: Callable[[], list[str]],
-        max_tokens: int | None,
-        chat: bool = False,
-    ) -> Response:
-        self._check_name(asked.model)
-        call = _Call(asked, self.settings.timeout, chat)
-        call.job = await asyncio.to_thread(self._job, asked, prompts, max_tokens, chat, call.deliver)
-        self.batcher.submit(call.job)
-        self.metrics.tokens.labels("read").inc(call.usage()["prompt_tokens"])
-        if asked.stream:
-            return _EventStream(self._events(call), lambda: self._end(call))
-        whole = asyncio.ensure_future(self._whole(call))
-        left = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait((whole, left), return_when=asyncio.FIRST_COMPLETED)
-            return JSONResponse(whole.result()) if whole.done() else Response(status_code=499)
-        finally:
-            whole.cancel()
-            left.cancel()
-            self._end(call)
+    def _check_name(self, name: str) -> None:
+        if name != self.settings.name:
+            message = f"the model {name[:100]!r} does not exist; this server has {self.settings.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def _end(self, call: _Call) -> None:
+        """Give the place of a call back, whether it was answered or not, and count its tokens."""
         self.batcher.cancel(call.job)
-        self.metrics.tokens.labels("written").inc(call.usage()["completion_tokens"])
-
-    def _job(
-        self,
-        asked: TextRequest,
-        prompts: Callable[[], list[str]],
-        max_tokens: int | None,
-        chat: bool,
-        deliver: Callable[[Piece | ApiError], None],
-    ) -> Job:
-        """Everything that can be wrong with a request is found here, before it waits."""
-        settings = self.settings
-        plan, individual, temperature = plan_of(asked, settings.preset, settings.individuals)
-        seed = one_of("seed", asked.seed, asked.causal.seed)
-        seed = secrets.randbits(31) if seed is None else seed
-        if (max_tokens or 0) > settings.max_tokens:
-            raise ApiError(
-                400, f"max_tokens is {max_tokens}, this server writes {settings.max_tokens}", param="max_tokens"
-            )
-        texts = prompts()
-        if len(texts) * asked.n > settings.max_rows:
-            message = (
-                f"{len(texts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
-            )
-            raise ApiError(400, message, param="n")
-        try:
-            encoded = self.processor(texts, prompt=not chat)
-        except ValueError as error:
-            raise ApiError(400, str(error), param="messages" if chat else "prompt") from None
-        width, context = max(len(ids) for ids in encoded["input_ids"]), self.batcher.context
-        if not all(encoded["input_ids"]):
-            raise ApiError(400, "the prompt is empty", param="prompt")
-        if width + (max_tokens or 1) > context:
-            message = f"{width} tokens of prompt and {max_tokens or 1} of text are more than the context of {context}"
-            raise ApiError(400, message, param="messages" if chat else "prompt", code="context_length_exceeded")
-        rows = [
-            Row(ids, list(values), seed + copy, GrowingText(self.processor, ids, values, asked.stops))
-            for ids, values in zip(encoded["input_ids"], encoded["numeric_values"], strict=True)
-            for copy in range(asked.n)
-        ]
-        top_p = 1.0 if asked.top_p is None else asked.top_p
-        most = max_tokens or int(min(settings.max_tokens, context - width))
-        return Job(rows, plan, most, deliver, individual, temperature, top_p)
-
-    async def _whole(self, call: _Call) -> dict[str, Any]:
-        rows = [Piece(row, "", [], None) for row in range(len(call.job.rows))]
-        async for piece in call.read():
-            before = rows[piece.row]
-            rows[piece.row] = Piece(piece.row, before.text + piece.text, before.numbers + piece.numbers, piece.finish)
-        return call.frame | {"choices": [call.choice(row) for row in rows], "usage": call.usage()}
-
-    async def _events(self, call: _Call) -> AsyncIterator[str]:
-        if call.chat:  # who speaks is said once
-            opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            for row in range(call.request.n):
-                yield _event(call.frame | {"choices": [{"index": row} | opening]})
-        try:
-            async for piece in call.read():
-                if piece.text or piece.finish is not None:
-                    yield _event(call.frame | {"choices": [call.choice(piece)]})
-            if call.request.wants_usage:
-                yield _event(call.frame | {"choices": [], "usage": call.usage()})
-            yield "data: [DONE]\n\n"
-        except ApiError as error:
-            yield _event(error.body())
+        usage = call.usage()
+        self.metrics.tokens.labels("read").inc(usage["prompt_tokens"])
+        self.metrics.tokens.labels("written").inc(usage["completion_tokens"])
 
 
 def _event(data: dict[str, Any]) -> str:

@@ -47,7 +47,7 @@ class Piece:
 class Job:
     """A request. `plan` is that of all its rows, without seed and individual; `deliver` takes pieces and a failure.
 
-    temperature and top_p are those of the preset `softmax`, where they belong to rows; elsewhere the plan has its own.
+    Under the preset `softmax` the plan's temperature and top_p are those of the row sampler.
     """
 
     rows: list[Row]
@@ -55,7 +55,6 @@ class Job:
     max_tokens: int
     deliver: Callable[[Piece | ApiError], None]
     individual: Individual | None = None
-    temperature: float = 1.0
     top_p: float = 1.0
     cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
@@ -65,11 +64,17 @@ class Job:
         """Tokens of the longest prompt."""
         return max(len(row.ids) for row in self.rows)
 
+    @property
+    def law(self) -> tuple:
+        """What rows of one batch must share; a row sampler has temperatures of its own."""
+        plan = self.plan
+        return (replace(plan, temperature=1.0) if plan.decision == "softmax" else plan), self.individual is None
+
     def fits(self, batch: list["Job"], max_rows: int, context: float) -> bool:
         """Whether it can run with these: the same law for all rows, and room for the longest prompt and the longest text."""
-        first, jobs = batch[0], [*batch, self]
+        jobs = [*batch, self]
         return (
-            (self.plan, self.individual is None) == (first.plan, first.individual is None)
+            self.law == batch[0].law
             and sum(len(job.rows) for job in jobs) <= max_rows
             and max(job.width for job in jobs) + max(job.max_tokens for job in jobs) <= context
         )
@@ -177,7 +182,7 @@ class Batcher:
         seeds = [row.seed for row in rows]
         choice: dict[str, Any] = {"do_sample": False}
         if batch[0].plan.decision == "softmax":
-            nucleus = [job.temperature for job in owners], [job.top_p for job in owners]
+            nucleus = [job.plan.temperature for job in owners], [job.top_p for job in owners]
             sampler = RowSampler(seeds, *nucleus, [len(row.ids) for row in rows], width, model.device)
             choice["logits_processor"] = LogitsProcessorList([sampler])
         else:

@@ -1,45 +1,37 @@
-"""What may be asked: OpenAI's fields, the extension `causal`, and how both become a plan.
+"""What may be asked: OpenAI's fields and the extension `causal`.
 
-    OpenAI           under `softmax`                    under the other presets
-    temperature      of the softmax; 0 takes the best   T, multiplies whatever is drawn (theory 3.9)
-    top_p            the nucleus                        refused, unless 1: no sampler chooses there
-    seed             of the tokens' draws               of individuals and noise
-
-Prompt i's n texts have the seeds seed, seed + 1, ..., as returned sequences of `generate` have. Without a seed one is drawn
-and told in the answer. What this server cannot do is refused with the field's name, never ignored.
+What this server cannot do is refused with the field's name, never ignored.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from causalqwen.decoding import PRESETS, CausalDecoding, Individual
+from causalqwen.decoding import PRESETS
+from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.serving.settings import ApiError
 
 # Fields of OpenAI's that are not supported, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logprobs": (None, False),  # 0 asks for those of the written tokens
-    "top_logprobs": (None,),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
     "best_of": (None, 1),
     "echo": (None, False),
-    "suffix": (None, ""),
-    "tools": (None, []),
-    "tool_choice": (None, "none"),
-    "functions": (None, []),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),  # 0 asks for those of the written tokens
+    "presence_penalty": (None, 0),
     "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none"),
+    "tools": (None, []),
 }
 _SEED = 1 << 62
-_MAX_STOP = 256
+_COMPLETION_TOKENS = 16  # OpenAI's default
 
+Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
-StopString = Annotated[str, Field(min_length=1, max_length=_MAX_STOP)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _Strict(BaseModel):
@@ -64,9 +56,11 @@ class StreamOptions(_Strict):
 class TextRequest(_Strict):
     """What both endpoints share."""
 
+    is_chat: ClassVar[bool]
+
     model: str
-    n: Annotated[int, Field(ge=1)] = 1
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Count = 1
+    max_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
@@ -81,11 +75,9 @@ class TextRequest(_Strict):
     def _refuse(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name in _NEUTRAL.keys() & data.keys():
-            value = data[name]
-            if not any(
-                value == neutral and isinstance(value, bool) is isinstance(neutral, bool) for neutral in _NEUTRAL[name]
-            ):
+        for name, neutral in _NEUTRAL.items():
+            value = data.get(name)
+            if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral):
                 raise ValueError(f"{name} is not supported here; leave it out")
         return {name: value for name, value in data.items() if name not in _NEUTRAL}
 
@@ -97,15 +89,25 @@ class TextRequest(_Strict):
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def length(self) -> int | None:
+        """The tokens asked for; None for as many as there may be."""
+        raise NotImplementedError
+
+    def texts(self, processor: CausalQwenProcessor) -> list[str]:
+        """The prompts."""
+        raise NotImplementedError
+
 
 class CompletionRequest(TextRequest):
     """`/v1/completions`."""
+
+    is_chat = False
 
     prompt: str | Annotated[list[str], Field(min_length=1)]
 
@@ -116,8 +118,10 @@ class CompletionRequest(TextRequest):
             raise ValueError("token ids carry no values of numbers: give text")
         return prompt
 
-    @property
-    def prompts(self) -> list[str]:
+    def length(self) -> int | None:
+        return self.max_tokens or _COMPLETION_TOKENS
+
+    def texts(self, processor: CausalQwenProcessor) -> list[str]:
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
@@ -141,8 +145,22 @@ class Message(_Strict):
 class ChatRequest(TextRequest):
     """`/v1/chat/completions`."""
 
+    is_chat = True
+
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
+
+    def length(self) -> int | None:
+        return one_of("max_completion_tokens", self.max_completion_tokens, self.max_tokens)
+
+    def texts(self, processor: CausalQwenProcessor) -> list[str]:
+        if processor.chat_template is None:
+            raise ApiError(400, "this model has no chat template: use /v1/completions")
+        messages = [message.plain for message in self.messages]
+        try:
+            return [processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)]
+        except TemplateError as error:
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
 
 
 Kind = TypeVar("Kind", bound=TextRequest)
@@ -164,44 +182,3 @@ def one_of(name: str, first: Any, second: Any) -> Any:
     if first is not None and second is not None and first != second:
         raise ApiError(400, f"{name} was given twice: {first} and {second}", param=name)
     return second if first is None else first
-
-
-def plan_of(
-    request: TextRequest, default: str, individuals: Mapping[str, Individual]
-) -> tuple[CausalDecoding, Individual | None, float]:
-    """The plan of a request without its seed, the individual that it names, and its temperature.
-
-    Raises ApiError 400 for a combination in which something that was asked for would have no effect.
-    """
-    causal = request.causal
-    preset = causal.preset or default
-    temperature = one_of("temperature", request.temperature, causal.temperature)
-    plan = CausalDecoding.preset(preset)
-    draws_noise = plan.noise_mode in ("token", "sequence")
-    draws = draws_noise or plan.individual_mode != "marginal"
-
-    def refuse(field: str, why: str) -> None:
-        raise ApiError(400, f"{field} has no effect under the preset {preset}: {why}", param=field)
-
-    if preset != "softmax" and request.top_p not in (None, 1):
-        refuse("top_p", "tokens are decided, not sampled; use the preset softmax, or causal.central_mass")
-    if causal.individual is not None and plan.individual_mode != "sequence":
-        refuse("causal.individual", "nobody is held for the text; use shared-individual or persona")
-    if causal.individual is not None and causal.individual not in individuals:
-        raise ApiError(
-            400,
-            f"nobody is called {causal.individual!r}; known: {', '.join(individuals) or 'nobody'}",
-            param="causal.individual",
-        )
-    if causal.noise_temperature is not None and not draws_noise:
-        refuse("causal.noise_temperature", "it draws no noise")
-    if causal.central_mass is not None and not draws:
-        refuse("causal.central_mass", "it draws neither individuals nor noise")
-    temperature = 1.0 if temperature is None else temperature
-    if preset == "softmax":
-        return plan, None, temperature
-    if not draws and temperature not in (0, 1):
-        refuse("temperature", "it draws nothing that could be multiplied")
-    settings = {"temperature": temperature if draws else 1.0, "central_mass": causal.central_mass}
-    plan = CausalDecoding.preset(preset, noise_temperature=causal.noise_temperature, **settings)
-    return plan, individuals.get(causal.individual or ""), temperature
