@@ -3,7 +3,10 @@
 import http.client
 import json
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -606,11 +609,22 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
 
 
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
-    import sys
-
     for name in [name for name in sys.modules if name.startswith("causalqwen.serving")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("causalqwen.serving")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(cli, ["serve", "--model", "nowhere"])
     assert result.exit_code == 1 and "pip install 'causalqwen[serve]'" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_command_ends_on_a_signal(tmp_path, tiny_tokenizer):
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
+    command = [sys.executable, "-m", "causalqwen_cli", "serve", "--model", tmp_path / "small", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        told = json.loads(process.stdout.readline())
+        with openai.OpenAI(base_url=told["url"], api_key="none") as client:
+            assert client.completions.create(model=told["model"], prompt="It is", max_tokens=2).usage.completion_tokens
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert out == "" and "Traceback" not in err, err

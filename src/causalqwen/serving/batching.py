@@ -254,13 +254,8 @@ class _Watch(StoppingCriteria):
 
     def _law(self, index: int, individual: Individual | None) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""
-        model, (features, positions) = self.model, self.log.follows
-        features, positions, bound, law = (
-            features[index : index + 1],
-            positions[index : index + 1],
-            None,
-            model.value_law,
-        )
+        model, bound, law = self.model, None, self.model.value_law
+        features, positions = (tensor[index : index + 1] for tensor in self.log.follows)
         if individual is not None:
             law = replace(law, interval_levels=None)  # fitted for nobody in particular
             plan = CausalDecoding(individual=individual)
@@ -268,8 +263,6 @@ class _Watch(StoppingCriteria):
         result = model.heads(features, skip_logits=True, causal_decoding=bound, positions=positions)
         prediction = NumberPrediction(result.loc_Y.item(), result.scale_Y.item(), result.num_prob.item(), law)
         described = describe(prediction, None)
-        intervals = {
-            level: [end if math.isfinite(end) else None for end in ends]
-            for level, ends in described["intervals"].items()
-        }
-        return described | {"intervals": intervals}
+        for ends in described["intervals"].values():  # JSON has no infinity
+            ends[:] = [end if math.isfinite(end) else None for end in ends]
+        return described
