@@ -25,6 +25,7 @@ from causalqwen.serving.text import GrowingText
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny, make_backbone
 
+PEOPLE = {"Ann": Individual.from_seed(11, 32), "Bob": Individual.from_seed(12, 32)}
 PROMPT = "They say that -3.5 of the people who came here went on to count"
 
 
@@ -97,7 +98,7 @@ def serving(model, **settings):
 
 @pytest.fixture(scope="module")
 def server(model):
-    with serving(model, window=0.002, individuals={"Ann": Individual.from_seed(11, model.config.causal_size)}) as made:
+    with serving(model, window=0.002, individuals=PEOPLE) as made:
         yield made
 
 
@@ -147,7 +148,7 @@ def assert_same(one, other):
 
 def test_what_a_server_says_about_itself(server):
     (card,) = server.client.models.list().data
-    assert card.id == "tiny" and card.causal == {"presets": list(PRESETS), "individuals": ["Ann"]}
+    assert card.id == "tiny" and card.causal == {"presets": list(PRESETS), "individuals": ["Ann", "Bob"]}
     assert server.client.models.retrieve("tiny").id == "tiny"
     assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
     before = server.metric("causalqwen_tokens_total")
@@ -185,7 +186,7 @@ def test_texts_and_numbers_are_those_of_generate(server, model, name):
 def test_a_named_individual_speaks_and_their_numbers_are_theirs(server, model):
     choice = server.complete({"preset": "shared-individual", "individual": "Ann"}).choices[0]
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
-    plan = CausalDecoding(individual=Individual.from_seed(11, model.config.causal_size))
+    plan = CausalDecoding(individual=PEOPLE["Ann"])
     out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
     made = out.numeric_values[0, inputs["input_ids"].shape[1] :]
     assert numbers_of(choice) == pytest.approx(made[made != 0].tolist(), rel=1e-5)
@@ -199,17 +200,24 @@ OTHERS = [{"max_tokens": 3 + 5 * i, "seed": 100 + i, "prompt": "A new year " * (
 
 
 @pytest.mark.parametrize(
-    "causal", [{"preset": "persona", "temperature": 0.6}, {"preset": "softmax"}], ids=["persona", "softmax"]
+    "causal",
+    [
+        {"preset": "persona", "temperature": 0.6},
+        {"preset": "shared-individual", "individual": "Ann", "temperature": 0.6},
+        {"preset": "softmax"},
+    ],
+    ids=lambda causal: causal["preset"],
 )
 def test_a_request_gets_the_same_alone_and_among_others(server, model, causal):
     mine = {"max_tokens": 30, "stop": ["zq", "the"]} | ({"temperature": 0.9, "top_p": 0.95} if len(causal) == 1 else {})
     alone = server.complete(causal, **mine).choices[0]
-    alone_too = [server.complete(causal, **other).choices[0] for other in OTHERS]
+    of_others = causal | ({"individual": "Bob"} if "individual" in causal else {})
+    alone_too = [server.complete(of_others, **other).choices[0] for other in OTHERS]
     rows = server.metric("causalqwen_batch_rows_sum"), server.metric("causalqwen_batch_rows_count")
     with ThreadPoolExecutor(9) as pool, held(model) as gate:
         blocker = pool.submit(server.complete, {"preset": "standard"}, max_tokens=1)
         until(lambda: server.metric("causalqwen_running") == 1)
-        others = [pool.submit(server.complete, causal, **other) for other in OTHERS]
+        others = [pool.submit(server.complete, of_others, **other) for other in OTHERS]
         together = pool.submit(server.complete, causal, **mine)
         until(lambda: server.metric("causalqwen_waiting") == 8)
         gate.set()
@@ -322,7 +330,7 @@ def test_a_growing_text_is_the_text_up_to_its_stop_string(model, stops, expected
         ({"causal": {"preset": "causal", "noise_temperature": 0.5}}, "causal.noise_temperature", "no noise"),
         ({"causal": {"preset": "standard", "central_mass": 0.5}}, "causal.central_mass", "neither individuals"),
         ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
-        ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "known: Ann"),
+        ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "known: Ann, Bob"),
         ({"causal": {"preset": "bold"}}, "causal.preset", "should be"),
         ({"temperature": -1}, "temperature", "greater than"),
         ({"n": 9}, "n", "n=9 are more than the 8"),
