@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (minutes the first time)" >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" \
-	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]' \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,serve,test]' \
 	  && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^dashscope==' constraints.txt)" \
 	  || { echo "pip could not install the dependencies (see above); is a package index within reach?" >&2; exit 1; }
 	@touch $@

@@ -63,6 +63,7 @@ def test_help_answers_without_heavy_imports():
         ["abduct"],
         ["counterfactual"],
         ["evaluate"],
+        ["serve"],
         ["demo"],
         ["doctor"],
     ):

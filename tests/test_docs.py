@@ -144,7 +144,7 @@ def test_commands_in_the_documents_are_real():
     for path in DOCS:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for name, rest in re.findall(
-            r"\bcausalqwen (graft|train|predict|generate|evaluate|demo|doctor)\b([^\n`]*)", text
+            r"\bcausalqwen (graft|train|predict|generate|evaluate|serve|demo|doctor)\b([^\n`]*)", text
         ):
             if name not in help_texts:
                 help_texts[name] = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"]).output

@@ -1,6 +1,7 @@
 """Finding, transforming and writing numbers."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -228,3 +229,11 @@ def test_recalibrated_intervals_cover_what_they_promise(count):
         raw_low, raw_high = law.interval(loc[count:], scale[count:], level, raw=True)
         assert ((raw_low <= draws[count:]) & (draws[count:] <= raw_high)).double().mean().item() > level + 0.03
     torch.testing.assert_close(law.quantile(loc[:1], scale[:1], 0.5), loc[:1])
+
+
+@pytest.mark.parametrize("unit", ["1,", "1-(", "(1-", "v-"])
+def test_no_text_takes_the_scanner_quadratic_time(unit):
+    """A server reads whatever it is sent; looking ahead without a bound took a minute for the first of these."""
+    start = time.process_time()
+    find_numbers("1 " + unit * (100_000 // len(unit)))
+    assert time.process_time() - start < 5

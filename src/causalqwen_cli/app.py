@@ -1,9 +1,10 @@
-"""`causalqwen`: graft, calibrate, train, predict, generate, abduct, counterfactual, evaluate, benchmark, demo, doctor."""
+"""`causalqwen`: graft, calibrate, train, predict, generate, abduct, counterfactual, evaluate, benchmark, serve,
+demo, doctor."""
 
-from causalqwen_cli import making, scoring, speaking
+from causalqwen_cli import making, scoring, serving, speaking
 from causalqwen_cli.base import app
 
-__all__ = ["app", "main", "making", "scoring", "speaking"]
+__all__ = ["app", "main", "making", "scoring", "serving", "speaking"]
 
 
 def main() -> None:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 _NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.19", "safetensors": "0.5", "gguf": "0.10"}
-_OPTIONAL = {"chemicals": "for the demo: pip install causalqwen[demo]"}
+_OPTIONAL = {
+    "chemicals": "for the demo: pip install causalqwen[demo]",
+    "fastapi": "for `causalqwen serve`: pip install causalqwen[serve]",
+}
 
 
 def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:

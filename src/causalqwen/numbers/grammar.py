@@ -30,7 +30,7 @@ _MONTH = (
 _PROTECTED = "|".join(
     [
         r"(?:https?://|ftp://|www\.)\S+",  # addresses of pages
-        r"[\w.+-]+@[\w-]+\.[\w.-]+",  # and of people
+        r"[\w.+-]{1,64}@[\w-]+\.[\w.-]+",  # and of people
         rf"\b{_MONTH}[ ]\d{{1,2}}(?:st|nd|rd|th)?(?:,?[ ]\d{{4}})?(?![\d.])",  # January 5, 2024
         rf"(?<![\d.])\d{{1,2}}(?:st|nd|rd|th)?[ ]{_MONTH}(?:,?[ ]\d{{4}}\b)?",  # 5 January 2024
         r"\d{4}-\d{1,2}-\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?",  # ISO dates
@@ -44,7 +44,7 @@ _PROTECTED = "|".join(
         r"\d+(?:-\d+){2,}",  # 64-17-5, 1-800-555-0199
         r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)",  # (1r,2s) and (2+) in names of compounds
         # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
-        r"\b\d+['′]?(?:,\d+['′]?)*[a-zA-Z]?-(?=[(\[{]*[A-Za-z]|[(\[{]\S*[A-Za-z])[(\[{]*\w+(?:[-,.'′()\[\]{}]+\w+)*",
+        r"\b\d+['′]?(?:,\d+['′]?){0,63}[a-zA-Z]?-(?=[(\[{]{0,63}[A-Za-z]|[(\[{]\S{0,63}[A-Za-z])[(\[{]*\w+(?:[-,.'′()\[\]{}]+\w+)*",
         rf"[{_LETTER}][\w]*(?:[-.]\d[\w]*)+",  # COVID-19, GPT-4, fig.3
         rf"[{_LETTER}]\w*",  # words, and identifiers that hold digits: x1, fp16, H2O
         r"[#@]\w+",  # #123

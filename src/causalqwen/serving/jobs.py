@@ -1,0 +1,100 @@
+"""From a request to a job: everything that can be wrong with it is found here, before it waits.
+
+    OpenAI           under `softmax`                    under the other presets
+    temperature      of the softmax; 0 takes the best   T, multiplies whatever is drawn (theory 3.9)
+    top_p            the nucleus                        refused, unless 1: no sampler chooses there
+    seed             of the tokens' draws               of individuals and noise
+
+A prompt's n texts have the seeds seed, seed + 1, ..., as returned sequences of `generate` have. Without a seed one is drawn,
+and told in the answer.
+"""
+
+import secrets
+from collections.abc import Callable
+
+from causalqwen.decoding import CausalDecoding
+from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.serving.batching import Job, Piece, Row
+from causalqwen.serving.requests import TextRequest, one_of
+from causalqwen.serving.settings import ApiError, ServerSettings
+from causalqwen.serving.text import GrowingText
+
+
+def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
+    """The plan of a request, without its seed and its individual.
+
+    Raises ApiError 400 for a combination in which something that was asked for would have no effect.
+    """
+    causal, preset = asked.causal, asked.causal.preset or settings.preset
+    temperature = one_of("temperature", asked.temperature, causal.temperature)
+    plan = CausalDecoding.preset(preset)
+    draws_noise = plan.noise_mode in ("token", "sequence")
+    draws = draws_noise or plan.individual_mode != "marginal"
+    without_effect = {
+        "top_p": (
+            preset != "softmax" and asked.top_p not in (None, 1),
+            "tokens are decided, not sampled; use the preset softmax, or causal.central_mass",
+        ),
+        "temperature": (
+            not draws and preset != "softmax" and temperature not in (None, 0, 1),
+            "it draws nothing that could be multiplied",
+        ),
+        "causal.individual": (
+            causal.individual is not None and plan.individual_mode != "sequence",
+            "nobody is held for the text; use shared-individual or persona",
+        ),
+        "causal.noise_temperature": (causal.noise_temperature is not None and not draws_noise, "it draws no noise"),
+        "causal.central_mass": (
+            causal.central_mass is not None and not draws,
+            "it draws neither individuals nor noise",
+        ),
+    }
+    for field, (wrong, why) in without_effect.items():
+        if wrong:
+            raise ApiError(400, f"{field} has no effect under the preset {preset}: {why}", param=field)
+    if causal.individual is not None and causal.individual not in settings.individuals:
+        known = ", ".join(settings.individuals) or "nobody"
+        raise ApiError(400, f"nobody is called {causal.individual!r}; known: {known}", param="causal.individual")
+    return CausalDecoding.preset(
+        preset,
+        temperature=1.0 if temperature is None or not (draws or preset == "softmax") else temperature,
+        noise_temperature=causal.noise_temperature,
+        central_mass=causal.central_mass,
+    )
+
+
+def job_of(
+    asked: TextRequest,
+    settings: ServerSettings,
+    processor: CausalQwenProcessor,
+    context: float,
+    deliver: Callable[[Piece | ApiError], None],
+) -> Job:
+    """The rows of a request, prompt by prompt. ApiError 400 for what cannot be served."""
+    plan, field = plan_of(asked, settings), "messages" if asked.is_chat else "prompt"
+    seed = one_of("seed", asked.seed, asked.causal.seed)
+    seed = secrets.randbits(31) if seed is None else seed
+    length, texts = asked.length(), asked.texts(processor)
+    if (length or 0) > settings.max_tokens:
+        raise ApiError(400, f"max_tokens is {length}, this server writes {settings.max_tokens}", param="max_tokens")
+    if len(texts) * asked.n > settings.max_rows:
+        message = f"{len(texts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
+        raise ApiError(400, message, param="n")
+    try:
+        encoded = processor(texts, prompt=not asked.is_chat)
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
+    if not all(encoded["input_ids"]):
+        raise ApiError(400, "the prompt is empty", param=field)
+    width = max(len(ids) for ids in encoded["input_ids"])
+    if width + (length or 1) > context:
+        message = f"{width} tokens of prompt and {length or 1} of text are more than the context of {context}"
+        raise ApiError(400, message, param=field, code="context_length_exceeded")
+    rows = [
+        Row(ids, list(values), seed + copy, GrowingText(processor, ids, values, asked.stops))
+        for ids, values in zip(encoded["input_ids"], encoded["numeric_values"], strict=True)
+        for copy in range(asked.n)
+    ]
+    length = length or int(min(settings.max_tokens, context - width))
+    individual = settings.individuals.get(asked.causal.individual or "")
+    return Job(rows, plan, length, deliver, individual, 1.0 if asked.top_p is None else asked.top_p)

@@ -1,0 +1,184 @@
+"""What may be asked: OpenAI's fields and the extension `causal`.
+
+What this server cannot do is refused with the field's name, never ignored.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from jinja2 import TemplateError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from causalqwen.decoding import PRESETS
+from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.serving.settings import ApiError
+
+# Fields of OpenAI's that are not supported, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),  # 0 asks for those of the written tokens
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none"),
+    "tools": (None, []),
+}
+_SEED = 1 << 62
+_COMPLETION_TOKENS = 16  # OpenAI's default
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CausalOptions(_Strict):
+    """The extension field `causal`: one of the eight presets, and what it draws."""
+
+    preset: Literal[tuple(PRESETS)] | None = None  # type: ignore[valid-type]
+    individual: str | None = None
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    noise_temperature: Temperature | None = None
+    central_mass: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+
+
+class TextRequest(_Strict):
+    """What both endpoints share."""
+
+    is_chat: ClassVar[bool]
+
+    model: str
+    n: Count = 1
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    causal: CausalOptions = Field(default_factory=CausalOptions)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, neutral in _NEUTRAL.items():
+            value = data.get(name)
+            if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral):
+                raise ValueError(f"{name} is not supported here; leave it out")
+        return {name: value for name, value in data.items() if name not in _NEUTRAL}
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> "TextRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options belong to stream=true")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def length(self) -> int | None:
+        """The tokens asked for; None for as many as there may be."""
+        raise NotImplementedError
+
+    def texts(self, processor: CausalQwenProcessor) -> list[str]:
+        """The prompts."""
+        raise NotImplementedError
+
+
+class CompletionRequest(TextRequest):
+    """`/v1/completions`."""
+
+    is_chat = False
+
+    prompt: str | Annotated[list[str], Field(min_length=1)]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _refuse_ids(cls, prompt: Any) -> Any:
+        if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
+            raise ValueError("token ids carry no values of numbers: give text")
+        return prompt
+
+    def length(self) -> int | None:
+        return self.max_tokens or _COMPLETION_TOKENS
+
+    def texts(self, processor: CausalQwenProcessor) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+
+class ContentPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    name: str | None = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ChatRequest(TextRequest):
+    """`/v1/chat/completions`."""
+
+    is_chat = True
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+
+    def length(self) -> int | None:
+        return one_of("max_completion_tokens", self.max_completion_tokens, self.max_tokens)
+
+    def texts(self, processor: CausalQwenProcessor) -> list[str]:
+        if processor.chat_template is None:
+            raise ApiError(400, "this model has no chat template: use /v1/completions")
+        messages = [message.plain for message in self.messages]
+        try:
+            return [processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)]
+        except TemplateError as error:
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
+
+
+Kind = TypeVar("Kind", bound=TextRequest)
+
+
+def parse(kind: type[Kind], body: bytes) -> Kind:
+    """The request in a body; ApiError 400 that names the field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ApiError(400, f"{place}: {message}" if place else message, param=place or None) from None
+
+
+def one_of(name: str, first: Any, second: Any) -> Any:
+    """The one that was given, of two fields for the same thing."""
+    if first is not None and second is not None and first != second:
+        raise ApiError(400, f"{name} was given twice: {first} and {second}", param=name)
+    return second if first is None else first

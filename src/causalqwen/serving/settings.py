@@ -1,0 +1,75 @@
+"""What a server is started with, and the errors that it answers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from causalqwen.decoding import PRESETS, Individual
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of `create_app`.
+
+    Args:
+        name: the model's name in requests and answers.
+        individuals: who can be asked for by name.
+        preset: of requests that name none.
+        max_rows: texts generated at once; a request's prompts times its n may not be more.
+        window: seconds that a batch waits for company after its first request came.
+        max_waiting: requests that may wait; one more is answered 429.
+        max_tokens: the most a request may ask for, and what a chat gets that asks for nothing.
+        timeout: seconds from a request's arrival to the end of its answer.
+        max_body: bytes of a request.
+        api_key: what `Authorization: Bearer ...` must hold; None lets everybody in.
+    """
+
+    name: str = "causalqwen"
+    individuals: dict[str, Individual] = field(default_factory=dict)
+    preset: str = "softmax"
+    max_rows: int = 8
+    window: float = 0.01
+    max_waiting: int = 64
+    max_tokens: int = 1024
+    timeout: float = 300.0
+    max_body: int = 1 << 20
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"unknown preset {self.preset!r}; known presets: {', '.join(PRESETS)}")
+        for name in ("max_rows", "max_waiting", "max_tokens", "timeout", "max_body"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not self.window >= 0:
+            raise ValueError(f"window must be at least 0, got {self.window}")
+        if self.api_key == "":
+            raise ValueError("the API key is empty")
+
+
+def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individual]:
+    """The individuals in a folder's *.safetensors files, by file name; ValueError for one that does not fit the model."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder of individuals")
+    found = {path.stem: Individual.load(path) for path in sorted(folder.glob("*.safetensors"))}
+    for name, individual in found.items():
+        size = len(individual.factor)
+        if size != causal_size:
+            raise ValueError(
+                f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
+            )
+    return found
+
+
+class ApiError(Exception):
+    """An answer other than 200, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def body(self) -> dict[str, Any]:
+        types = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = types.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}

@@ -1,0 +1,75 @@
+"""A text that grows token by token: pieces that can be sent, and stop strings that end it."""
+
+from collections.abc import Sequence
+
+from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.numbers import format_number
+
+_CONTEXT = 8  # tokens of the prompt that decide how the first new token is written
+_NUMBER = "\ufdd0"  # stands for each character of a generated number where stop strings are looked for
+_UNFINISHED = "\ufffd"  # what bytes of a character decode to until the last one is there
+
+
+class GrowingText:
+    """What follows a prompt. Characters are settled when no later token can change them.
+
+    A stop string is matched on text, but never inside a generated number: "." does not end 351.4. What may be the
+    beginning of one is held back.
+    """
+
+    def __init__(
+        self, processor: CausalQwenProcessor, ids: Sequence[int], values: Sequence[float], stops: Sequence[str]
+    ) -> None:
+        self.processor, self.stops = processor, stops
+        self.text = ""
+        self.stopped = False
+        self._ids, self._values = list(ids[-_CONTEXT:]), list(values[-_CONTEXT:])
+        self._start, self._read = 0, len(self._ids)
+        self._masked = ""
+        self._sent = 0
+
+    def append(self, token: int, value: float) -> tuple[int, int] | None:
+        """Take a token, and its value if it is `<NUM>`; where a number was written, its first character and its end."""
+        self._ids.append(token)
+        self._values.append(value)
+        if token != self.processor.num_token_id:
+            self._settle(flush=False)
+            return None
+        self._settle(flush=True)
+        start = len(self.text) - len(format_number(value))
+        self._masked = self._masked[:start] + _NUMBER * (len(self.text) - start)
+        return start, len(self.text)
+
+    def take(self, final: bool = False) -> str:
+        """What can be sent and was not yet; everything up to a stop string, if this is the end."""
+        if final:
+            self._settle(flush=True)
+        found = [at for stop in self.stops if (at := self._masked.find(stop, self._sent)) >= 0]
+        if found:
+            self.stopped = True
+            self.text, self._masked = self.text[: min(found)], self._masked[: min(found)]
+        held = 0 if final or self.stopped else self._beginning_of_stop()
+        piece = self.text[self._sent : len(self.text) - held]
+        self._sent += len(piece)
+        return piece
+
+    def _settle(self, flush: bool) -> None:
+        known, whole = self._decode(self._read), self._decode(len(self._ids))
+        if whole.endswith(_UNFINISHED) and not flush:
+            return
+        piece = whole[len(known) :]
+        self.text += piece
+        self._masked += piece
+        if piece:
+            self._start = self._read
+        self._read = len(self._ids)
+
+    def _decode(self, end: int) -> str:
+        part = slice(self._start, end)
+        return self.processor.decode(self._ids[part], self._values[part], skip_special_tokens=True)
+
+    def _beginning_of_stop(self) -> int:
+        """Length of the longest end of the text that a stop string begins with."""
+        rest = self._masked[self._sent :]
+        longest = min(max(map(len, self.stops), default=1) - 1, len(rest))
+        return next((n for n in range(longest, 0, -1) if any(s.startswith(rest[-n:]) for s in self.stops)), 0)

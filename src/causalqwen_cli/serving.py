@@ -1,0 +1,68 @@
+"""The command that serves a model over HTTP."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from causalqwen_cli.base import AsJson, Device, Model, command, say, show
+
+_KEY = "CAUSALQWEN_API_KEY"
+
+
+@command
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name in requests (default: its folder's).")] = None,
+    individuals: Annotated[
+        Path | None, typer.Option(help="Folder of individuals who can be asked for by name.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Of requests that name none.")] = "softmax",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help=f"File of the key that requests must hold (or the variable {_KEY}).")
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Texts generated at once.")] = 8,
+    window: Annotated[float, typer.Option(min=0, help="Seconds that a batch waits for company.")] = 0.01,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait; one more is answered 429.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most that a request may ask for.")] = 1024,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds from a request to the end of its answer.")] = 300.0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Answer OpenAI's API on this machine until interrupted (see docs/serving.md)."""
+    from causalqwen import serving
+
+    key = os.environ.get(_KEY) if api_key_file is None else api_key_file.read_text(encoding="utf-8").strip()
+    settings = serving.ServerSettings(  # wrong ones are told before the model is loaded
+        name=name or model.resolve().name,
+        preset=preset,
+        max_rows=max_rows,
+        window=window,
+        max_waiting=max_waiting,
+        max_tokens=max_tokens,
+        timeout=timeout,
+        max_body=max_body,
+        api_key=key,
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        from causalqwen.modeling.loading import load_model
+
+        loaded = load_model(model, device)
+        if individuals is not None:
+            who = serving.load_individuals(individuals, loaded.config.causal_size)
+            settings = replace(settings, individuals=who)
+        app = serving.create_app(loaded, settings)
+        if key is None and host not in ("127.0.0.1", "::1", "localhost"):
+            say(f"anybody who reaches {host} may use this server: no API key is set")
+        where = f"[{host}]" if ":" in host else host
+        url = f"http://{where}:{listener.getsockname()[1]}/v1"
+        about = {"url": url, "model": settings.name, "individuals": list(settings.individuals)}
+        show(about, f"serving {settings.name} at {url}", as_json)
+        serving.run(app, listener)

@@ -1,0 +1,638 @@
+"""The server, over real HTTP on this machine, by the official client."""
+
+import http.client
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import openai
+import pytest
+import torch
+import uvicorn
+from typer.testing import CliRunner
+
+from causalqwen import PRESETS, CausalDecoding, Individual, NumberPrediction
+from causalqwen.serving import ServerSettings, create_app, load_individuals
+from causalqwen.serving.sampling import RowSampler
+from causalqwen.serving.text import GrowingText
+from causalqwen_cli.app import app as cli
+from conftest import graft_tiny, make_backbone
+
+PEOPLE = {"Ann": Individual.from_seed(11, 32), "Bob": Individual.from_seed(12, 32)}
+PROMPT = "They say that -3.5 of the people who came here went on to count"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_tokenizer):
+    """A tiny model with a long context that often decides for `<NUM>` and never ends by itself."""
+    from causalqwen import CausalQwenForCausalLM
+
+    backbone = make_backbone("llama", tiny_tokenizer, max_position_embeddings=4096)
+    torch.manual_seed(1)
+    made = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        made.action.num_row.normal_(std=0.6)
+        made.action.num_bias += 3.5
+    made.config.value_transform = {"kind": "affine", "center": 40.0, "width": 7.0}
+    made.generation_config.eos_token_id = None
+    return made
+
+
+class Server:
+    """One application on a free port, in a thread."""
+
+    def __init__(self, model, **settings):
+        self.app = create_app(model, ServerSettings(name="tiny", **{"max_tokens": 4000, **settings}))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_level="critical"))
+        self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+        self.client = self.client_with("none")
+
+    def client_with(self, key):
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
+
+    def complete(self, causal=None, **fields):
+        fields = {"prompt": PROMPT, "max_tokens": 24, "seed": 5} | fields
+        return self.client.completions.create(model="tiny", extra_body={"causal": causal or {}}, **fields)
+
+    def send(self, body, path="/v1/completions", method="POST", **headers):
+        """(status, parsed body) of a raw request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = json.dumps(body) if isinstance(body, dict) else body
+        connection.request(method, path, body, {"Content-Type": "application/json"} | headers)
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        return response.status, text
+
+    def metric(self, name):
+        _, text = self.send(None, "/metrics", "GET")
+        return sum(float(line.split()[-1]) for line in text.decode().splitlines() if line.startswith(name))
+
+    def close(self):
+        self.client.close()
+        self.uvicorn.should_exit = True
+        self.thread.join()
+        self.listener.close()
+
+
+@contextmanager
+def serving(model, **settings):
+    server = Server(model, **settings)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(model, window=0.002, individuals=PEOPLE) as made:
+        yield made
+
+
+@contextmanager
+def held(model):
+    """While the block runs, batches wait before their first step."""
+    gate, generate = threading.Event(), model.generate
+
+    def wait(*args, **kwargs):
+        assert gate.wait(30)
+        return generate(*args, **kwargs)
+
+    model.generate = wait
+    try:
+        yield gate
+    finally:
+        gate.set()
+        del model.generate
+
+
+def until(true, seconds=20.0):
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def numbers_of(choice):
+    return [number["value"] for number in choice.causal["numbers"]]
+
+
+def assert_same(one, other):
+    """The same words, the same end, and numbers that agree but for the last digit, which float32 may move."""
+    texts = []
+    for choice in (one, other):
+        texts.append(choice.text)
+        for number in reversed(choice.causal["numbers"]):
+            first, end = number["span"]
+            texts[-1] = texts[-1][:first] + "#" + texts[-1][end:]
+    assert texts[0] == texts[1] and one.finish_reason == other.finish_reason
+    assert numbers_of(one) == pytest.approx(numbers_of(other), rel=1e-5)
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_server_says_about_itself(server):
+    (card,) = server.client.models.list().data
+    assert card.id == "tiny" and card.causal == {"presets": list(PRESETS), "individuals": ["Ann", "Bob"]}
+    assert server.client.models.retrieve("tiny").id == "tiny"
+    assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
+    before = server.metric("causalqwen_tokens_total")
+    usage = server.complete().usage
+    assert server.metric("causalqwen_tokens_total") - before == usage.total_tokens > 24 == usage.completion_tokens
+    assert server.metric('causalqwen_requests_total{path="/v1/completions",status="200"}') >= 1
+    assert server.metric("process_resident_memory_bytes") > 1e6
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "softmax"])
+def test_texts_and_numbers_are_those_of_generate(server, model, name):
+    drawn = {"temperature": 0.7} if name != "standard" else {}
+    choices = server.complete({"preset": name, **drawn}, n=2).choices
+    inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
+    plan = CausalDecoding.preset(name, seed=5, **drawn)
+    out = model.generate(**inputs, max_new_tokens=24, num_return_sequences=2, causal_decoding=plan)
+    whole = model(out.sequences, numeric_values=out.numeric_values)
+    start = inputs["input_ids"].shape[1]
+    found = 0
+    for row, choice in enumerate(choices):
+        whole_text = model.processor.decode(out.sequences[row], out.numeric_values[row], skip_special_tokens=True)
+        assert PROMPT + choice.text == whole_text
+        places = [i for i in range(start, start + 24) if out.sequences[row, i] == model.config.num_token_id]
+        assert numbers_of(choice) == pytest.approx([out.numeric_values[row, i].item() for i in places], rel=1e-5)
+        for place, number in zip(places, choice.causal["numbers"], strict=True):
+            columns = (whole.loc_Y[row, place - 1], whole.scale_Y[row, place - 1], whole.num_prob[row, place - 1])
+            prediction = NumberPrediction(*(column.item() for column in columns), model.value_law)
+            assert number["median"] == pytest.approx(prediction.median, rel=1e-3, abs=1e-3)
+            assert number["intervals"]["0.9"] == pytest.approx(prediction.interval(0.9), rel=1e-3, abs=1e-3)
+            assert float(choice.text[slice(*number["span"])]) == number["value"]
+            found += 1
+    assert found and choices[1].causal["seed"] == 6
+
+
+def test_a_named_individual_speaks_and_their_numbers_are_theirs(server, model):
+    choice = server.complete({"preset": "shared-individual", "individual": "Ann"}).choices[0]
+    inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
+    plan = CausalDecoding(individual=PEOPLE["Ann"])
+    out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
+    made = out.numeric_values[0, inputs["input_ids"].shape[1] :]
+    assert numbers_of(choice) == pytest.approx(made[made != 0].tolist(), rel=1e-5)
+    first = choice.causal["numbers"][0]  # noise is integrated out under this preset, so that the value is the median
+    assert first["median"] == pytest.approx(first["value"], rel=1e-4)
+    low, high = first["intervals"]["0.9"]
+    assert low < first["median"] < high
+
+
+OTHERS = [{"max_tokens": 3 + 5 * i, "seed": 100 + i, "prompt": "A new year " * (i % 3 + 1)} for i in range(7)]
+
+
+@pytest.mark.parametrize(
+    "causal",
+    [
+        {"preset": "persona", "temperature": 0.6},
+        {"preset": "shared-individual", "individual": "Ann", "temperature": 0.6},
+        {"preset": "softmax"},
+    ],
+    ids=lambda causal: causal["preset"],
+)
+def test_a_request_gets_the_same_alone_and_among_others(server, model, causal):
+    mine = {"max_tokens": 30, "stop": ["zq", "the"]} | ({"temperature": 0.9, "top_p": 0.95} if len(causal) == 1 else {})
+    alone = server.complete(causal, **mine).choices[0]
+    of_others = causal | ({"individual": "Bob"} if "individual" in causal else {})
+    alone_too = [server.complete(of_others, **other).choices[0] for other in OTHERS]
+    rows = server.metric("causalqwen_batch_rows_sum"), server.metric("causalqwen_batch_rows_count")
+    with ThreadPoolExecutor(9) as pool, held(model) as gate:
+        blocker = pool.submit(server.complete, {"preset": "standard"}, max_tokens=1)
+        until(lambda: server.metric("causalqwen_running") == 1)
+        others = [pool.submit(server.complete, of_others, **other) for other in OTHERS]
+        together = pool.submit(server.complete, causal, **mine)
+        until(lambda: server.metric("causalqwen_waiting") == 8)
+        gate.set()
+        blocker.result()
+        for choice, before in zip([together, *others], [alone, *alone_too], strict=True):
+            assert_same(choice.result().choices[0], before)
+    assert numbers_of(alone)
+    after = server.metric("causalqwen_batch_rows_sum"), server.metric("causalqwen_batch_rows_count")
+    assert (after[0] - rows[0], after[1] - rows[1]) == (9, 2)  # the eight ran as one batch
+
+
+def test_streamed_pieces_join_to_the_whole(server):
+    fields = {"n": 2, "stop": ["q", "we "], "max_tokens": 40}
+    whole = server.complete({"preset": "causal"}, **fields)
+    texts, numbers, ends = ["", ""], [[], []], [None, None]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for event in server.complete({"preset": "causal"}, **fields, **options):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            numbers[choice.index] += choice.causal["numbers"]
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+        usage = event.usage
+    assert texts == [choice.text for choice in whole.choices] and all(texts)
+    assert numbers == [choice.causal["numbers"] for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices] and usage == whole.usage
+
+
+def test_chat_uses_the_template_whole_and_streamed(server, model):
+    messages = [
+        {"role": "developer", "content": "Count."},
+        {"role": "user", "content": [{"type": "text", "text": "to 5"}]},
+    ]
+    fields = {"model": "tiny", "messages": messages, "max_completion_tokens": 20, "seed": 3, "temperature": 0.8}
+    answer = server.client.chat.completions.create(**fields)
+    plain = [{"role": "system", "content": "Count."}, {"role": "user", "content": "to 5"}]
+    text = model.processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    assert answer.usage.prompt_tokens == len(model.processor(text)["input_ids"])
+    same = server.complete(prompt=text, max_tokens=20, seed=3, temperature=0.8).choices[0]
+    assert answer.choices[0].message.content == same.text and answer.choices[0].message.role == "assistant"
+    with server.client.chat.completions.stream(**fields) as stream:
+        events = list(stream)
+    snapshot = [event.snapshot for event in events if event.type == "chunk"][-1]
+    assert snapshot.choices[0].message.content == same.text and snapshot.choices[0].message.role == "assistant"
+
+
+def test_temperature_zero_is_greedy_and_a_seed_is_told(server):
+    greedy = server.complete(temperature=0).choices[0].text
+    assert greedy == server.complete({"preset": "softmax"}, temperature=0, seed=9).choices[0].text
+    assert greedy == server.complete(top_p=0, seed=8).choices[0].text
+    assert greedy == server.complete({"preset": "standard"}).choices[0].text
+    drawn = server.complete(seed=None).choices[0]
+    assert server.complete(seed=drawn.causal["seed"]).choices[0].text == drawn.text
+
+
+def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
+    scores = torch.tensor([[1.0, 0.0, -1.0, 3.0, 2.5]]).expand(4000, -1)
+    seeds, lengths = list(range(4000)), [3] * 4000
+    for temperature, top_p in ((1.0, 1.0), (0.7, 0.8), (2.0, 0.5)):
+        sampler = RowSampler(seeds, [temperature] * 4000, [top_p] * 4000, lengths, 3, torch.device("cpu"))
+        drawn = sampler(torch.zeros(4000, 3), scores).argmax(-1).bincount(minlength=5) / 4000
+        probs = torch.softmax(scores[0] / temperature, dim=0)
+        kept, before = torch.zeros(5), 0.0
+        for token in probs.argsort(descending=True).tolist():
+            if before < top_p:
+                kept[token] = probs[token]
+            before += probs[token].item()
+        assert drawn == pytest.approx(kept / kept.sum(), abs=0.03)
+        assert not drawn[kept == 0].any()
+
+
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [
+        ([], " 351.4 dollars. 你好！ It is 7.25 in all."),
+        (["."], " 351.4 dollars"),  # never inside a number
+        (["25"], " 351.4 dollars. 你好！ It is 7.25 in all."),
+        (["ll. Then", "好！ It"], " 351.4 dollars. 你"),
+        (["n all?"], " 351.4 dollars. 你好！ It is 7.25 in all."),
+    ],
+)
+def test_a_growing_text_is_the_text_up_to_its_stop_string(model, stops, expected):
+    processor = model.processor
+    prompt, text = processor("The price is"), " 351.4 dollars. 你好！ It is 7.25 in all."
+    encoded = processor("The price is" + text)
+    start = len(prompt["input_ids"])
+    growing = GrowingText(processor, prompt["input_ids"], prompt["numeric_values"], stops)
+    pieces = []
+    tokens = list(zip(encoded["input_ids"], encoded["numeric_values"], strict=True))[start:]
+    for index, (token, value) in enumerate(tokens):
+        growing.append(token, value)
+        pieces.append(growing.take(final=index == len(tokens) - 1))
+        if growing.stopped:
+            break
+    assert "".join(pieces) == growing.text == expected
+    assert growing.stopped == (expected != text)
+    assert sum(map(bool, pieces)) > 3 and not any("\ufffd" in piece for piece in pieces)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "why"),
+    [
+        ({"causal": {"preset": "causal"}, "top_p": 0.9}, "top_p", "not sampled"),
+        ({"causal": {"preset": "standard"}, "temperature": 0.7}, "temperature", "draws nothing"),
+        ({"causal": {"preset": "causal", "temperature": 0.5}, "temperature": 0.7}, "temperature", "given twice: 0.7 and 0.5"),
+        ({"causal": {"seed": 1}, "seed": 2}, "seed", "given twice"),
+        ({"causal": {"noise_temperature": 0.5}}, "causal.noise_temperature", "no noise"),
+        ({"causal": {"preset": "causal", "noise_temperature": 0.5}}, "causal.noise_temperature", "no noise"),
+        ({"causal": {"preset": "standard", "central_mass": 0.5}}, "causal.central_mass", "neither individuals"),
+        ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
+        ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "known: Ann, Bob"),
+        ({"causal": {"preset": "bold"}}, "causal.preset", "should be"),
+        ({"temperature": -1}, "temperature", "greater than"),
+        ({"n": 9}, "n", "n=9 are more than the 8"),
+        ({"max_tokens": 4001}, "max_tokens", "max_tokens is 4001"),
+        ({"max_tokens": 4000}, "prompt", "context of 4096"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [1, 2]}, "prompt", "token ids"),
+        ({"prompt": "1" + "0" * 400}, "prompt", "too large for float64"),
+        ({"logprobs": 0}, None, "logprobs is not supported"),
+        ({"echo": True}, None, "echo is not supported"),
+        ({"top_k": 5}, "top_k", "top_k: Extra"),
+        ({"stream_options": {"include_usage": True}}, None, "stream=true"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_a_400_that_says_why(server, fields, param, why):
+    body = {"model": "tiny", "prompt": "It is " * 100, "max_tokens": 4} | fields
+    status, text = server.send(body)
+    error = json.loads(text)["error"]
+    assert status == 400 and error["type"] == "invalid_request_error" and error["param"] == param, text
+    assert why in error["message"]
+
+
+def test_what_asks_for_nothing_is_let_through(server):
+    neutral = {
+        "logprobs": None,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "user": "me",
+        "top_p": 1,
+    }
+    assert (
+        server.send({"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "causal"}} | neutral)[0]
+        == 200
+    )
+
+
+def test_errors_have_the_shape_of_openais(server):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as caught:
+        server.client.completions.create(model="another", prompt="It")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match=r"messages\.0\.role"):
+        server.client.chat.completions.create(model="tiny", messages=[{"role": "tool", "content": "x"}])
+    for path, method, status in (("/v1/nothing", "GET", 404), ("/v1/completions", "GET", 405)):
+        found, text = server.send(None, path, method)
+        assert found == status and json.loads(text)["error"]["type"] == "invalid_request_error"
+    assert server.send("{}", **{"Content-Type": "text/plain"})[0] == 415
+
+
+def test_a_key_is_asked_for_everywhere_but_on_health(model):
+    with serving(model, api_key="right") as server:
+        for key in ("wrong", "right2", "ríght"):
+            assert server.send(None, "/v1/models", "GET", Authorization=f"Bearer {key}".encode())[0] == 401
+        with pytest.raises(openai.AuthenticationError, match="API key"):
+            server.complete()
+        assert [server.send(None, path, "GET")[0] for path in ("/health", "/metrics", "/v1/models")] == [200, 401, 401]
+        assert server.client_with("right").models.list().data[0].id == "tiny"
+
+
+def test_a_full_queue_says_429_and_what_was_accepted_is_answered(model):
+    with serving(model, max_waiting=2, max_rows=1) as server, ThreadPoolExecutor(3) as pool:
+        with held(model):
+            running = pool.submit(server.complete)
+            until(lambda: server.metric("causalqwen_running") == 1)
+            waiting = [pool.submit(server.complete) for _ in range(2)]
+            until(lambda: server.metric("causalqwen_waiting") == 2)
+            with pytest.raises(openai.RateLimitError, match="2 requests are waiting") as caught:
+                server.complete()
+            assert caught.value.response.headers["retry-after"] == "1"
+        assert len({job.result().choices[0].text for job in [running, *waiting]}) == 1
+        assert server.complete().choices[0].text
+
+
+def test_bodies_and_times_are_limited(model):
+    with serving(model, max_body=1000, timeout=0.4) as server:
+        status, text = server.send({"model": "tiny", "prompt": "x" * 1000})
+        assert status == 413 and json.loads(text)["error"]["code"] == "body_too_large"
+        with held(model):
+            with pytest.raises(openai.InternalServerError, match="no answer in the time") as caught:
+                server.complete()
+            assert caught.value.status_code == 503
+            with pytest.raises(openai.APIError, match="no answer in the time"):
+                list(server.complete(stream=True))
+            assert server.metric("causalqwen_waiting") == 0
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_batch_that_fails_is_a_500_and_the_next_one_runs(server, model, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no memory")
+
+    model.generate = fail
+    try:
+        with pytest.raises(openai.InternalServerError, match="the model failed"):
+            server.complete()
+    finally:
+        del model.generate
+    assert "no memory" in caplog.text
+    assert server.complete().choices[0].text
+
+
+def test_closing_answers_what_is_under_way(model):
+    with serving(model) as server, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(server.complete, max_tokens=3900)
+        until(lambda: server.metric("causalqwen_running") == 1)
+        server.app.state.batcher.close()
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            long.result()
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            server.complete()
+
+
+# ---- clients that vanish or send rubbish -----------------------------------------------------------------------------
+
+
+def raw(fields):
+    body = json.dumps({"model": "tiny", "prompt": PROMPT} | fields).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_a_client_that_vanishes_frees_its_place_in_queue_and_batch(server, model):
+    written = server.metric('causalqwen_tokens_total{kind="written"}')
+    stream = server.complete(max_tokens=3900, stream=True)
+    next(iter(stream))
+    stream.close()  # in the middle of its stream
+    until(lambda: server.metric("causalqwen_running") == 0)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(raw({"max_tokens": 3900}))  # before an answer that is not streamed
+        until(lambda: server.metric("causalqwen_running") == 1)
+    until(lambda: server.metric("causalqwen_running") == 0)
+    assert server.metric('causalqwen_tokens_total{kind="written"}') - written < 3900
+    with ThreadPoolExecutor(1) as pool, held(model):
+        running = pool.submit(server.complete)
+        until(lambda: server.metric("causalqwen_running") == 1)
+        for fields in ({}, {"stream": True}):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall(raw(fields))  # in the queue
+                until(lambda: server.metric("causalqwen_waiting") == 1)
+            until(lambda: server.metric("causalqwen_waiting") == 0)
+    assert running.result().choices[0].text
+
+
+def test_a_vanished_neighbour_does_not_disturb_its_batch(server, model):
+    alone = server.complete(max_tokens=60).choices[0]
+    with ThreadPoolExecutor(2) as pool, held(model) as gate:
+        pool.submit(server.complete, {"preset": "standard"}, max_tokens=1)
+        until(lambda: server.metric("causalqwen_running") == 1)
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(raw({"max_tokens": 3900, "stream": True}))
+            together = pool.submit(server.complete, max_tokens=60)
+            until(lambda: server.metric("causalqwen_waiting") == 2)
+            gate.set()
+            client.recv(500)
+        assert_same(together.result().choices[0], alone)
+    until(lambda: server.metric("causalqwen_running") == 0)
+
+
+JUNK = [
+    None, True, -1, 0, 3, 2.5, 1e308, 10**400, -(2**63), "", " ", "x", "\ud800", "\ufdd0NUM\ufdd1", "1e999", "\x00", [], {},
+    [[]], {"a": 1}, ["x"] * 9, [1, 2], [{"role": "user"}], [{"role": "user", "content": 5}], "9" * 5000, {"type": "text"},
+    float("nan"),
+]  # fmt: skip
+
+
+def malformed(chance):
+    """(path, body) of a request with something wrong in it, nearly always."""
+    chat = chance.random() < 0.5
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    said = {"messages": [{"role": "user", "content": "It is 5"}]} if chat else {"prompt": "It is 5"}
+    body = {"model": "tiny", "max_tokens": 2, **said}
+    kind = chance.randrange(6)
+    if kind == 0:
+        return path, bytes(chance.randrange(256) for _ in range(chance.randrange(80)))
+    if kind == 1:
+        return path, json.dumps(body)[: chance.randrange(len(json.dumps(body)))].encode()
+    if kind == 2:
+        return path, b"[" * chance.randrange(1, 100_000)
+    if kind == 3:
+        body |= {"".join(chance.choices("abcdef_", k=5)): chance.choice(JUNK)}
+    elif kind == 4:
+        names = ("preset", "individual", "seed", "temperature", "noise_temperature", "central_mass", "other")
+        body["causal"] = {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
+    else:
+        names = [
+            *body,
+            "n",
+            "temperature",
+            "top_p",
+            "seed",
+            "stop",
+            "stream",
+            "stream_options",
+            "causal",
+            "user",
+            "logprobs",
+        ]
+        body |= {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
+    return path, json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_malformed_requests_are_answered_4xx(server, count):
+    chance, refused = random.Random(count), 0
+    for _ in range(count):
+        path, body = malformed(chance)
+        status, text = server.send(body, path)
+        assert status == 200 or 400 <= status < 500, (status, body[:300], text)
+        if status != 200:
+            assert json.loads(text)["error"]["message"], body[:300]
+            refused += 1
+    assert refused > 0.8 * count
+    assert server.complete().choices[0].text
+    assert server.metric("causalqwen_running") == server.metric("causalqwen_waiting") == 0
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_gets_no_further(server, lines):
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(lines)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1000)[:12] in (b"", b"HTTP/1.1 400")
+    assert server.send(None, "/health", "GET")[0] == 200
+
+
+# ---- starting one ----------------------------------------------------------------------------------------------------
+
+
+def test_settings_and_individuals_are_checked(tmp_path, model):
+    for wrong in ({"preset": "bold"}, {"max_rows": 0}, {"window": -1.0}, {"timeout": 0.0}, {"api_key": ""}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).replace("api_key", "API key")):
+            ServerSettings(**wrong)
+    Individual.from_seed(1, model.config.causal_size).save(tmp_path / "Bob.safetensors")
+    assert list(load_individuals(tmp_path, model.config.causal_size)) == ["Bob"]
+    with pytest.raises(ValueError, match="Bob .* has 32 coordinates"):
+        load_individuals(tmp_path, 7)
+    with pytest.raises(ValueError, match="not a folder"):
+        load_individuals(tmp_path / "none", 32)
+
+
+def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
+    from causalqwen import serving as room
+
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
+    (tmp_path / "key").write_text("secret\n")
+    (tmp_path / "people").mkdir()
+    Individual.from_seed(1, 32).save(tmp_path / "people" / "Bob.safetensors")
+    seen = []
+
+    def run(app, listener):
+        made = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+            fields = {"extra_body": {"causal": {"individual": "Bob"}}, "max_tokens": 3}
+            seen.append(client.completions.create(model="small", prompt="It is", **fields).usage.completion_tokens)
+        made.should_exit = True
+        thread.join()
+
+    monkeypatch.setattr(room, "run", run)
+    options = ["--model", tmp_path / "small", "--port", 0, "--individuals", tmp_path / "people", "--preset", "persona"]
+    options += ["--api-key-file", tmp_path / "key", "--json", "--device", "cpu"]
+    result = CliRunner().invoke(cli, ["serve", *map(str, options)])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["model"] == "small" and told["individuals"] == ["Bob"] and told["url"].startswith("http://127.0.0.1:")
+    assert len(seen) == 1 and 1 <= seen[0] <= 3
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken:
+        result = CliRunner().invoke(cli, ["serve", *map(str, options), "--port", str(taken.getsockname()[1])])
+    assert result.exit_code == 1 and "in use" in result.stderr
+
+
+def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("causalqwen.serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("causalqwen.serving")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(cli, ["serve", "--model", "nowhere"])
+    assert result.exit_code == 1 and "pip install 'causalqwen[serve]'" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_command_ends_on_a_signal(tmp_path, tiny_tokenizer):
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
+    command = [sys.executable, "-m", "causalqwen_cli", "serve", "--model", tmp_path / "small", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        told = json.loads(process.stdout.readline())
+        with openai.OpenAI(base_url=told["url"], api_key="none") as client:
+            assert client.completions.create(model=told["model"], prompt="It is", max_tokens=2).usage.completion_tokens
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert out == "" and "Traceback" not in err, err
