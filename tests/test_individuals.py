@@ -1,5 +1,6 @@
 """Individuals inferred from what was said, their noise, and their worlds."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -310,6 +311,19 @@ def test_who_and_noise_write_the_same_text_alone_in_a_batch_and_after_files(spea
         alone = replace(plan, seed=None if isinstance(other, Hindsight) else 3)
         assert together == [written(speaker, alone, [prompt])[0] for prompt in prompts]
         assert together == written(loaded, replace(plan, individual=again, noise=other), prompts)
+
+
+def test_another_checkpoint_speaks_with_the_same_individual_and_noise(speaker):
+    twin, other = copy.deepcopy(speaker), copy.deepcopy(speaker)
+    with torch.no_grad():
+        for weight in other.backbone.model.layers[0].parameters():
+            weight.mul_(1.3)
+    worlds = [Intervention(model=twin), Intervention(model=other)]
+    ((same,), (differs,)) = speaker.counterfactual_samples(OBSERVED, worlds, seed=5)
+    assert same.text == OBSERVED.text != differs.text
+    other.config.num_token_id += 1
+    with pytest.raises(ValueError, match="another vocabulary or causal size"):
+        speaker.counterfactual_samples(OBSERVED, Intervention(model=other))
 
 
 def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer):

@@ -103,7 +103,9 @@ def abduct(
     if beside and html is None:
         raise ValueError("--beside is for the picture: give --html")
     if population and (prior is not None or spread is not None or html is not None):
-        raise ValueError("--population learns a prior from several people: it goes without --prior, --spread and --html")
+        raise ValueError(
+            "--population learns a prior from several people: it goes without --prior, --spread and --html"
+        )
     others = [(path, Individual.load(path)) for path in beside or []]
     before = None if prior is None else Individual.load(prior)
     loaded = load_model(model, device)
@@ -136,6 +138,9 @@ def counterfactual(
         list[str] | None,
         typer.Option(help="POSITION=TEXT: these words behind so many tokens of the text, in every edit or alone."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of another grafted model that speaks in every edit, or alone.")
+    ] = None,
     individual: Annotated[
         list[Path] | None,
         typer.Option(
@@ -166,8 +171,8 @@ def counterfactual(
     tokens = _at_places("--force", force)
     if both := values.keys() & tokens.keys():
         raise ValueError(f"--value and --force both set position {min(both)}")
-    if not (edit or values or tokens):
-        raise ValueError("nothing is different in the other world: give --edit, --value or --force")
+    if not (edit or values or tokens or checkpoint):
+        raise ValueError("nothing is different in the other world: give --edit, --value, --force or --checkpoint")
     people = [(path.stem, Individual.load(path)) for path in individual or []]
     loaded = load_model(model, device)
     if values and not loaded.reads_numbers:
@@ -181,23 +186,30 @@ def counterfactual(
             raise ValueError(f"{option}: position {max(places)} lies behind the {length} tokens of the text")
     people = people or [("", loaded.abduct(observed, name="inferred from the text"))]
     named = [(who.name or stem, who) for stem, who in people]
-    edits = [Intervention(other, tokens, values) for other in edit or [prompt]]
+    speaker = None if checkpoint is None else load_model(checkpoint, device)
+    edits = [Intervention(other, tokens, values, speaker) for other in edit or [prompt]]
+    asked = [Intervention(), *edits] if html is not None else edits
     told = []
     for _, who in named:
         worlds = loaded.counterfactual_samples(
             observed,
-            [Intervention(), *edits] if html is not None else edits,
+            asked,
             noise=noise,
             individual=who,
             num_samples=samples,
             max_new_tokens=max_new_tokens,
             seed=seed,
         )
-        told.append([[(world, world_numbers(loaded, world, who)) for world in of_edit] for of_edit in worlds])
+        told.append(
+            [
+                [(world, world_numbers(one.model or loaded, world, who)) for world in of_edit]
+                for one, of_edit in zip(asked, worlds, strict=True)
+            ]
+        )
     if html is not None:
         from causalqwen.evaluation.worlds_page import write_worlds
 
-        write_worlds(html, observed, [Intervention(), *edits], named, told, noise)
+        write_worlds(html, observed, asked, named, told, noise)
         told = [of_person[1:] for of_person in told]
     rows = [
         (name, world, numbers)

@@ -62,7 +62,8 @@ def what_is_set(intervention: Intervention) -> list[str]:
     """What is forced in the text itself, a line each, in its order."""
     lines = {place: f"“{text}”" for place, text in intervention.tokens.items()}
     lines |= {place: f"do({value:.6g})" for place, value in intervention.values.items()}
-    return [f"behind {place} tokens: {lines[place]}" for place in sorted(lines)]
+    speaker = [] if intervention.model is None else [f"spoken by {Path(intervention.model.name_or_path).name}"]
+    return [*speaker, *(f"behind {place} tokens: {lines[place]}" for place in sorted(lines))]
 
 
 def _about(who: Individual) -> str:

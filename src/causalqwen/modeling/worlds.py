@@ -6,6 +6,7 @@ DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,14 @@ class Intervention:
     """What is set in another world.
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
-    the answer, `{5: " but"}`. values: numbers forced there instead of what would come, `{5: 100.0}`.
+    the answer, `{5: " but"}`. values: numbers forced there instead of what would come, `{5: 100.0}`. model: another checkpoint
+    that speaks there, of the same tokenizer and causal size; None for the one that is asked.
     """
 
     prompt: str | Callable[[str], str] | None = None
     tokens: dict[int, str] = field(default_factory=dict)
     values: dict[int, float] = field(default_factory=dict)
+    model: Any = None
 
     def prompt_from(self, observed: str) -> str:
         """The prompt of the world."""
@@ -129,9 +132,14 @@ class WorldsMixin(IndividualMixin):
                 )
                 plan = replace(plan, noise=kept)
             for place, world in enumerate(worlds):
-                prompt = world.prompt_from(observed.prompt)
-                found[place] += self._continue(prompt, plan, seed + sample, 1, length, world)
+                prompt, speaker = world.prompt_from(observed.prompt), world.model or self
+                self._check_speaker(speaker)
+                found[place] += speaker._continue(prompt, plan, seed + sample, 1, length, world)
         return found
+
+    def _check_speaker(self, other: "WorldsMixin") -> None:
+        if other.config.causal_size != self.config.causal_size or other.config.num_token_id != self.config.num_token_id:
+            raise ValueError("the other checkpoint has another vocabulary or causal size: who and noise do not fit it")
 
     @torch.no_grad()
     def value_predictions(self, world: World, individual: Individual) -> dict[int, NumberPrediction]:
