@@ -548,7 +548,7 @@ def test_malformed_requests_are_answered_4xx(server, count):
             refused += 1
     assert refused > 0.8 * count
     assert server.complete().choices[0].text
-    assert server.metric("causalqwen_running") == server.metric("causalqwen_waiting") == 0
+    until(lambda: server.metric("causalqwen_running") == server.metric("causalqwen_waiting") == 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -128,6 +129,18 @@ def test_the_heads_learn_from_kept_features(tiny_tokenizer, tmp_path, negatives)
     assert scores["cls_loss"] < 0.8 * start["cls_loss"]
     for name, tensor in model.backbone.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_the_heads_learn_from_text_without_numbers(tiny_tokenizer, tmp_path):
+    """The documents' smallest form: no number channel, its values untouched."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows = [parse_row('{"text": "the old man has seen the people of the land"}', "x")] * 4
+    before = model.action.value_head.weight.clone()
+    stage = HeadStage(epochs=4, batch_size=2, learning_rate=3e-3)
+    words = encode_rows(rows, model.processor)
+    scores = train(model, words, words, tmp_path / "run", TrainSettings(values=None, heads=stage))
+    assert scores["num_recall"] == 0 and "crps" not in scores and math.isfinite(scores["cls_loss"])
+    assert torch.equal(model.action.value_head.weight, before) and not model.reads_numbers
 
 
 def test_facts_are_kept_under_a_key_of_all_that_they_depend_on(model, tmp_path):

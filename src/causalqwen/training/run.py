@@ -76,9 +76,9 @@ def train(
     work = output / WORK
     anchored = settings.lora is not None and settings.lora.anchor > 0
     anchor_text = read_text(settings.lora.anchor_text) if anchored else None  # a missing file stops the run here
-    values = _known_values(model, train_examples)
+    values = _known_values(model, train_examples, needed=settings.values is not None)
     _open_work(output, work, settings, resume)
-    if settings.value_transform != "keep":
+    if settings.value_transform != "keep" and len(values):
         transform = ValueTransform.fit(settings.value_transform, values)
         model.config.value_transform = transform.to_dict()
         model.config.value_range = [values.min().item(), values.max().item()]
@@ -104,7 +104,7 @@ def train(
     return metrics
 
 
-def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> torch.Tensor:
+def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], needed: bool) -> torch.Tensor:
     num_id = model.config.num_token_id
     # The first token is never predicted, so a number that stands there is no target.
     values = [
@@ -113,8 +113,8 @@ def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> 
         for token, value in zip(example.input_ids[1:], example.numeric_labels[1:], strict=True)
         if token == num_id and math.isfinite(value)
     ]
-    if not values:
-        raise ValueError("the training rows hold no number to learn from")
+    if not values and needed:
+        raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     return torch.tensor(values, dtype=torch.float64)
 
 
