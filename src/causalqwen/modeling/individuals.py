@@ -60,7 +60,7 @@ class IndividualMixin(ReadingMixin):
         Args:
             observations: texts, alone or behind prompts. Long ones are read `chunk` tokens at a time.
             prior: somebody known already, to be known better: evidence adds up.
-            spread: the prior's standard deviation of g; None for the one under which the texts are likeliest.
+            spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, 0.2 at most.
             likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
                 count by their density under what is left to the noise. "values": the numbers alone, as rows of one
                 individual do in training; e1 is uniform then unless a spread is given.
