@@ -122,8 +122,9 @@ def main() -> None:
         ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=nobody, seed=index, steps=2)
         same += world.text == observed.text
         residuals += model.abduct_noise(observed, nobody, seed=index, steps=0).residuals.tolist()
-    share = statistics.mean(r > 0 for r in residuals)
-    print(f"identical: {same} of {len(texts[: given.texts])}; tokens with a residual {share:.2%}", flush=True)
+    if given.texts:
+        share = statistics.mean(r > 0 for r in residuals)
+        print(f"identical: {same} of {len(texts[: given.texts])}; tokens with a residual {share:.2%}", flush=True)
 
     chosen = [(o, ids, edited(o.prompt)) for o, ids in texts if edited(o.prompt)][: given.edits]
     columns: dict[str, list[tuple[float, float]]] = {}

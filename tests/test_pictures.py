@@ -166,6 +166,9 @@ def test_the_portrait_tells_where_they_lie_and_what_told(model, people, tmp_path
     assert len(svgs) == 2 and all(name in svgs[0] for name in ("Ann <A>", "Bob", "nobody in particular"))
     shown = page.texts("p", **{"class": "said"})
     assert shown[0].replace(" ", "") == text.replace(" ", "")
+    assert "Whose values moved" not in page.texts("h2") and len(page.texts("table")) == 2  # heard in words alone
+    write_portrait(path, model, model.abduct(text, likelihood="values"), [text])
+    page = read_page(path)
     assert "Whose values moved" in page.texts("h2") and len(page.texts("table")) == 3
     with pytest.raises(ValueError, match="Eve has 5 coordinates"):
         write_portrait(path, model, ann, [text], [("Eve", Individual.from_seed(0, 5))])
@@ -182,9 +185,11 @@ def test_what_tokens_tell_adds_up_to_the_likelihood_gained(model, people):
     assert sum(piece.gain or 0.0 for piece in said[0]) == pytest.approx(gained, abs=1e-3)
     for e in evidence:
         assert e.each(ann.normal).sum().item() == pytest.approx(e.evaluate(ann.normal)[0], abs=1e-6)
-    values = [piece for piece in said[0] if piece.own is not None]
-    assert len(values) == 24 and values[0].value == 5
-    assert values[0].own.median != pytest.approx(values[0].nobodys.median, rel=1e-3)
+    values = [piece for piece in said[0] if piece.value]
+    assert len(values) == 24 and values[0].value == 5 and values[0].own is None  # heard in words alone
+    values = [piece for piece in what_told(model, [text], people["Bob"])[0][0] if piece.own is not None]
+    assert len(values) == 24 and values[0].own.loc != values[0].nobodys.loc
+    assert values[0].own.scale < values[0].nobodys.scale  # Bob is known exactly
     assert sum(map(len, what_told(model, [text, text], ann, shown=40)[0])) == 40
     ids, of_ids = model.encode_text("我们 are")
     pieces = token_texts(model, ids, of_ids)
@@ -309,7 +314,7 @@ def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_
         (["--force", "2="], "--force '2=' is not POSITION="),
         (["--force", "0= a", "--value", "0=1"], "--value and --force both set position 0"),
         (["--edit", " "], "--edit 1 is empty"),
-        ([], "give --edit, --value or --force"),
+        ([], "give --edit, --value, --force or --checkpoint"),
         (["--model", "untrained", "--value", "0=1"], "--value needs a model whose values were trained"),
     ],
 )

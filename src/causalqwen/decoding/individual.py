@@ -84,6 +84,11 @@ class Individual:
         """Whether it is known with a width: from observations."""
         return self.precision is not None or self.draws is not None
 
+    @property
+    def knows_values(self) -> bool:
+        """Whether it says something of numbers: it is known exactly, or was inferred from numbers alone (theory 3.14)."""
+        return not self.is_inferred or any(one.likelihood == "values" for one in self.evidence)
+
     def likely(self, count: int, seed: int = 0) -> Tensor:
         """Phi^-1(e1) of individuals that it may be, float64 [m, C]: the posterior's draws where there are some, else `count`
         draws of its Gaussian. ValueError where it was not inferred."""

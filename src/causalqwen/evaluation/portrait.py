@@ -1,6 +1,6 @@
 """A page about one individual: where they lie among others, what told so, and what they favour (theory 3.12)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _SHOWN = {"tokens": 600, "coordinates": 20, "favoured": 12, "values": 12}
 class Said:
     """A token of an observed text: what it says about the individual, log p(token | g) - log p(token | nobody), in nats.
 
-    gain: None where nothing comes before it. At a number: value, and its law for the individual and for nobody.
+    gain: None where nothing comes before it. At a number: value, and its law for an individual who knows values, and nobody's.
     """
 
     text: str
@@ -63,8 +63,9 @@ def what_told(
     gains[~is_number] = tokens.each(g) - tokens.each(centre)
     gains[is_number] = numbers.each(g) - numbers.each(centre)
     at_numbers = read.features[is_number]
-    nobody = Individual.nobody(model.config.causal_size)
-    laws = zip(*(model.predict_values(at_numbers, who) for who in (individual, nobody)), strict=True)
+    laws: Iterator[tuple[NumberPrediction, NumberPrediction]] = iter(())
+    if individual.knows_values:
+        laws = zip(model.predict_values(at_numbers, individual), model.predict_values(at_numbers), strict=True)
     scored = iter(zip(gains.tolist(), is_number.tolist(), strict=True))
     found: list[list[Said]] = []
     for of_text, its_values in zip(ids, values, strict=True):
@@ -77,7 +78,7 @@ def what_told(
                 continue
             gain, number = next(scored)
             gain, carried = (gain + carried, 0.0) if text else (0.0, gain + carried)
-            found[-1].append(Said(text, gain, value, *next(laws)) if number else Said(text, gain))
+            found[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
     return found, tokens
 
 

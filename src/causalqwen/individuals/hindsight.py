@@ -5,9 +5,9 @@ At an observed token y the noise h ~ N(0, I) (e2 = Phi(h)) is known to have made
     S_y(h) >= S_k(h) + margin for every other k,   S(h) = W (loc + reach * Q(Phi(h))) + b
 
 A point of that region is found by projections onto the half-spaces that are violated, from a draw of the prior; elliptical
-slice sampling (Murray, Adams and MacKay 2010) then walks inside it, so that what is kept is a draw of the noise given what
-was said. Where no point is found (a row inside the hull of others is never the best), what is missing is the token's own
-noise: a residual, added to its score.
+slice sampling (Murray, Adams and MacKay 2010) and slides along lines then walk inside it, so that what is kept is a draw of
+the noise given what was said. Where no point is found (a row inside the hull of others is never the best), what is missing
+is the token's own noise: a residual, added to its score.
 """
 
 import math

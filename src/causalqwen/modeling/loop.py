@@ -50,10 +50,10 @@ class ValueLog:
         compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
         at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
 
-    `last` is the place of the latest value, and `follows` the features and positions that it follows from.
+    `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from.
     """
 
-    follows: tuple[Tensor, Tensor]
+    follows: Tensor
 
     def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], at_once: bool) -> None:
         self.compute, self.at_once = compute, at_once
@@ -62,7 +62,7 @@ class ValueLog:
 
     def append(self, place: int, features: Tensor, positions: Tensor) -> None:
         """Note what the value at `place` follows from."""
-        self.last, self.follows = place, (features, positions)
+        self.last, self.follows = place, features
         self._kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
 
     def __getitem__(self, place: int) -> Tensor:

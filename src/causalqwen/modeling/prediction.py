@@ -151,7 +151,8 @@ class NumberPredictionMixin:
                 dropped, because `<NUM>` brings its own.
             batch_size: prompts per forward pass.
             individual: who it is about; nobody in particular by default. What is not known about them, where they were
-                inferred, is integrated out.
+                inferred, is integrated out. Who was inferred from words is nobody in particular here: how far their numbers
+                follow from their words was never learned (`likelihood="values"` infers from numbers).
 
         Returns:
             one `NumberPrediction` per prompt, in their order.
@@ -171,7 +172,6 @@ class NumberPredictionMixin:
                 raise ValueError(f"prompt {row} has {length} tokens, but the context of this model holds {limit}")
         order = sorted(range(len(prompts)), key=lambda row: lengths[row])
         predictions: list[NumberPrediction | None] = [None] * len(prompts)
-        law = self.value_law
         was_training = self.training
         self.eval()
         for start in range(0, len(order), batch_size):
@@ -182,23 +182,20 @@ class NumberPredictionMixin:
             inputs = dict(batch.to(self.device))
             position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             features = self.features(**inputs, position_ids=position_ids).last_hidden_state[:, -1:]
-            result = self.heads(features, skip_logits=True)
-            prob = result.num_prob[:, 0].tolist()
-            if individual is None:
-                pairs = zip(result.loc_Y[:, 0].tolist(), result.scale_Y[:, 0].tolist(), strict=True)
-                made = [NumberPrediction(*pair, prob[place], law) for place, pair in enumerate(pairs)]
-            else:
-                made = self._of_individual(features[:, 0], individual, prob)
-            for row, prediction in zip(rows, made, strict=True):
+            for row, prediction in zip(rows, self.predict_values(features[:, 0], individual), strict=True):
                 predictions[row] = prediction
         self.train(was_training)
         return predictions
 
     @torch.no_grad()
-    def predict_values(self, features: Tensor, individual: Individual) -> list[NumberPrediction]:
+    def predict_values(self, features: Tensor, individual: Individual | None = None) -> list[NumberPrediction]:
         """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts."""
-        prob = self.heads(features[None], skip_logits=True).num_prob[0].tolist()
-        return self._of_individual(features, individual, prob)
+        result = self.heads(features[None], skip_logits=True)
+        loc, scale, prob = (column[0].tolist() for column in (result.loc_Y, result.scale_Y, result.num_prob))
+        if individual is not None and individual.knows_values:
+            return self._of_individual(features, individual, prob)
+        law = self.value_law
+        return [NumberPrediction(*one, law) for one in zip(loc, scale, prob, strict=True)]
 
     def _of_individual(self, features: Tensor, individual: Individual, prob: list[float]) -> list[NumberPrediction]:
         """Predictions after features [n, H] about an individual."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
+from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.evaluation.predict import describe
-from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loop import ValueLog
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
@@ -254,15 +254,7 @@ class _Watch(StoppingCriteria):
 
     def _law(self, index: int, individual: Individual | None) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""
-        model, bound, law = self.model, None, self.model.value_law
-        features, positions = (tensor[index : index + 1] for tensor in self.log.follows)
-        if individual is not None:
-            law = replace(law, interval_levels=None)  # fitted for nobody in particular
-            plan = CausalDecoding(individual=individual)
-            bound = BoundDecoding.bind(plan, 1, model.config.causal_size, features.device)
-        result = model.heads(features, skip_logits=True, causal_decoding=bound, positions=positions)
-        prediction = NumberPrediction(result.loc_Y.item(), result.scale_Y.item(), result.num_prob.item(), law)
-        described = describe(prediction, None)
+        described = describe(self.model.predict_values(self.log.follows[index], individual)[0], None)
         for ends in described["intervals"].values():  # JSON has no infinity
             ends[:] = [end if math.isfinite(end) else None for end in ends]
         return described
