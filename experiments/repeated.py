@@ -260,7 +260,7 @@ def main() -> None:
     given = parser.parse_args()
     written = Writer() if given.written else None
     if given.people:
-        known_truth(given.people, 100, given.seed)
+        known_truth(given.people, 400, given.seed)
     for name, rows in tables().items():
         if name in given.tables:
             for wild in given.wild:
