@@ -282,3 +282,20 @@ def test_the_value_branch_sees_the_places_where_values_are_learned(tiny_tokenize
     with torch.no_grad():
         last = torch.stack([model.features(**inputs).last_hidden_state[0, -1] for inputs in prompts])
     assert torch.allclose(model.value_branch.feature_mean, last.mean(0), atol=1e-4)
+
+
+def test_only_numbers_tell_of_numbers(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    model.config.value_range = [0.0, 100.0]
+    said = [Observation(" 12.5", "It is"), Observation(" 17", "They say it is")]
+    by_words, by_numbers = model.abduct(said), model.abduct(said, likelihood="values")
+    nobody, same, other = (model.predict_number("We say", individual=who)[0] for who in (None, by_words, by_numbers))
+    assert same == nobody and other.loc != nobody.loc
+    mixed = model.abduct(said, prior=by_numbers)  # known by words as well: no longer by numbers alone
+    assert not by_words.knows_values and by_numbers.knows_values and not mixed.knows_values
+    with pytest.raises(ValueError, match="no words of Ann"):
+        model.abduct_population({"Ann": said, "Bob": "They say it."})
+    population = model.abduct_population({"Ann": "It is 12.5, they say.", "Bob": "They say it."})
+    for prior in (by_words, population):
+        with pytest.raises(ValueError, match="inferred from words"):
+            model.abduct(said, prior=prior, likelihood="values")

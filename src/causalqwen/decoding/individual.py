@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -70,6 +71,12 @@ class Individual:
         return cls(draws[0], name or f"seed {seed}")
 
     @classmethod
+    def from_normal(cls, normal: Tensor, name: str = "", **known: Any) -> "Individual":
+        """The one at Phi^-1(e1) = `normal`, float64 [C]; beyond 7.9 float64 cannot tell e1 from the cube's border."""
+        factor = torch.special.ndtr(normal.detach().cpu().double())
+        return cls(factor.clamp(1e-15, 1 - 1e-15), name, **known)
+
+    @classmethod
     def nobody(cls, causal_size: int) -> "Individual":
         """The centre of the cube, U = loc_U: what the context alone makes likeliest."""
         return cls(torch.full((causal_size,), 0.5, dtype=torch.float64), "nobody in particular")
@@ -87,7 +94,7 @@ class Individual:
     @property
     def knows_values(self) -> bool:
         """Whether it says something of numbers: it is known exactly, or was inferred from numbers alone (theory 3.14)."""
-        return not self.is_inferred or any(one.likelihood == "values" for one in self.evidence)
+        return not self.is_inferred or {one.likelihood for one in self.evidence} == {"values"}
 
     def likely(self, count: int, seed: int = 0) -> Tensor:
         """Phi^-1(e1) of individuals that it may be, float64 [m, C]: the posterior's draws where there are some, else `count`
@@ -107,7 +114,7 @@ class Individual:
         """One of the individuals that it may be. ValueError where none was inferred."""
         likely = self.likely(1, seed)
         one = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
-        return Individual(torch.special.ndtr(likely[one]), f"{self.name or 'unnamed'}, draw {seed}")
+        return Individual.from_normal(likely[one], f"{self.name or 'unnamed'}, draw {seed}")
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""

@@ -57,7 +57,8 @@ def likeliest_population(
 
     The mean has a prior as wide as one more person at 0. By expectation and maximization, each one's log-likelihood quadratic
     around 0 (gradient b_p, information F_p):
-    C_p = (F_p + I/s^2)^-1, m_p = C_p (b_p + mean/s^2); mean = sum m_p / (n + 1), s^2 = avg (|m_p - mean|^2 + tr C_p) / C.
+    C_p = (F_p + I/s^2)^-1, m_p = C_p (b_p + mean/s^2); mean = sum m_p / (n + 1), s^2 = avg (|m_p - mean|^2 + tr C_p) / C,
+    at most 1, where e1 is uniform: strong gradients with little information would widen it without end.
     """
     mean, squared = torch.zeros_like(gradients[0]), start**2
     identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
@@ -69,7 +70,7 @@ def likeliest_population(
             width += covariance.diagonal().mean().item() / len(gradients)
         people = torch.stack(found)
         mean = people.sum(0) / (len(people) + 1)
-        squared = (people - mean).square().mean().item() + width
+        squared = min((people - mean).square().mean().item() + width, 1.0)
     return mean, squared**0.5
 
 

@@ -11,7 +11,6 @@ from causalqwen.decoding import CausalDecoding, Hindsight, Individual, Observed
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
-    Evidence,
     Scorer,
     ValueEvidence,
     abduct_noise,
@@ -71,8 +70,8 @@ class IndividualMixin(ReadingMixin):
             evaluations: of the likelihood at most, the first of them with its curvature.
 
         Raises:
-            ValueError: nothing observed; a prior of another model's size; a spread beside a prior that has a width; a
-                method that is unknown, or does not fit.
+            ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
+                beside a prior that has a width; a method that is unknown, or does not fit.
         """
         device, size = self.device, self.config.causal_size
         if likelihood not in LIKELIHOODS:
@@ -93,6 +92,8 @@ class IndividualMixin(ReadingMixin):
         tokens = self.token_evidence(read[:0] if of_values else read, "softmax" if of_values else likelihood)
         if of_values and spread is None and (prior is None or prior.precision is None):
             spread = 1.0
+        if of_values and prior is not None and not prior.knows_values:
+            raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
         if prior is not None and len(prior.factor) != size:
             raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
         mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
@@ -110,8 +111,8 @@ class IndividualMixin(ReadingMixin):
             observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
         before = () if prior is None else prior.evidence
         label = name or ("" if prior is None else prior.name)
-        factor = torch.special.ndtr(found.mode).clamp(1e-15, 1 - 1e-15).cpu()  # inside (0, 1) in float64 too
-        return Individual(factor, label, found.precision.cpu(), (*before, observed), made)
+        evidence, precision = (*before, observed), found.precision.cpu()
+        return Individual.from_normal(found.mode, label, precision=precision, evidence=evidence, draws=made)
 
     @torch.no_grad()
     def abduct_population(
@@ -122,27 +123,28 @@ class IndividualMixin(ReadingMixin):
         name: str = "",
         chunk: int = 512,
     ) -> Individual:
-        """Who people are before they say anything: the law of e1 learned from what several of them said, by their names.
+        """Who people are before they say anything: the law of e1 learned from the words of several of them, by their names.
 
         What they share is its mean, how much they differ its width (`likeliest_population`). Given to `abduct` as a prior,
         it says what a new person of their kind is like until they are heard; `draw(seed)` makes one up.
 
-        Raises ValueError for fewer than two people.
+        Raises ValueError for fewer than two people, or one who said no words.
         """
         if len(observations) < 2:
             raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
         nobody = torch.zeros(self.config.causal_size, dtype=torch.float64, device=self.device)
         gradients: list[Tensor] = []
         informations: list[Tensor] = []
-        for said in tqdm(observations.values(), desc="hearing people", leave=False):
-            read = self.read(self._contexts(said, chunk))
-            parts: list[Evidence] = [self.token_evidence(read, likelihood), self.value_evidence(read)]
-            heard = [part.evaluate(nobody, True)[1:] for part in parts if len(part)]
-            for found, of_parts in zip((gradients, informations), zip(*heard, strict=True), strict=True):
-                found.append(torch.stack(of_parts).sum(0))
+        for who, said in tqdm(observations.items(), desc="hearing people", leave=False):
+            words = self.token_evidence(self.read(self._contexts(said, chunk)), likelihood)
+            if not len(words):
+                raise ValueError(f"no words of {who} to learn from")
+            _, gradient, information = words.evaluate(nobody, True)
+            gradients.append(gradient)
+            informations.append(information)
         mean, spread = likeliest_population(gradients, informations)
         precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
-        return Individual(torch.special.ndtr(mean).cpu(), name or f"one like {len(observations)} people", precision)
+        return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
 
     def _on_line(self, values: ValueEvidence, draws: int, name: str) -> Individual:
         """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor."""
@@ -156,7 +158,7 @@ class IndividualMixin(ReadingMixin):
         along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
         g = row.sign() * along.unsqueeze(-1)
         observed = Observed(0, len(values), gained, 1.0, 1.0, "values", "quadrature")
-        return Individual(torch.special.ndtr(g[count // 2]).clamp(1e-15, 1 - 1e-15), name, None, (observed,), g)
+        return Individual.from_normal(g[count // 2], name, evidence=(observed,), draws=g)
 
     @torch.no_grad()
     def shares(self, observation: str | Observation, chunk: int = 512) -> list[Share]:

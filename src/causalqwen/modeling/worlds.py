@@ -109,6 +109,8 @@ class WorldsMixin(IndividualMixin):
         if noise not in ("redraw", "abduct"):
             raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
         worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
+        for world in worlds:
+            self._check_speaker(world.model or self)
         if individual is None:
             individual = self.abduct(observed)
         length = max_new_tokens or len(self.encode_text(observed.text)[0])
@@ -133,7 +135,6 @@ class WorldsMixin(IndividualMixin):
                 plan = replace(plan, noise=kept)
             for place, world in enumerate(worlds):
                 prompt, speaker = world.prompt_from(observed.prompt), world.model or self
-                self._check_speaker(speaker)
                 found[place] += speaker._continue(prompt, plan, seed + sample, 1, length, world)
         return found
 
