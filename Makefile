@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (minutes the first time)" >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" \
-	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,serve,test]' \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,parquet,serve,test]' \
 	  && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^dashscope==' constraints.txt)" \
 	  || { echo "pip could not install the dependencies (see above); is a package index within reach?" >&2; exit 1; }
 	@touch $@
@@ -38,16 +38,17 @@ test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest
 
 check-full: backbone lint  ## all tests, the slow ones too
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]'
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m ''
 
 lint: $(READY)  ## style and types
-	@$(BIN)/ruff check src tests experiments
-	@$(BIN)/ruff format --check src tests experiments
+	@$(BIN)/ruff check src tests experiments examples
+	@$(BIN)/ruff format --check src tests experiments examples
 	@$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
-	@$(BIN)/ruff check --fix src tests experiments
-	@$(BIN)/ruff format src tests experiments
+	@$(BIN)/ruff check --fix src tests experiments examples
+	@$(BIN)/ruff format src tests experiments examples
 
 clean:  ## remove the environment, runs and caches
 	rm -rf $(VENV) runs build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

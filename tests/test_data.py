@@ -55,6 +55,22 @@ def test_bad_files_are_named(tmp_path):
         read_rows(tmp_path / "prompt.jsonl", values_required=True)
 
 
+def test_bad_tables_are_named(tmp_path):
+    for text, message in [
+        ("prompt,value\nfine,1\nbad,five\n", "rows.csv, row 3, field value: expected a number, found five"),
+        ("prompt,value\nfine,1,2\n", "rows.csv, row 2: more cells than the header has"),
+        ('prompt,value\n"open,1\n', "rows.csv, after row 1: unexpected end of data"),
+        ("prompt,value\nfine,nan\n", "rows.csv, row 2, field value: NaN is not a finite"),
+        ("prompt,value\n", "rows.csv holds no rows"),
+    ]:
+        (tmp_path / "rows.csv").write_text(text)
+        with pytest.raises(RowError, match=message):
+            read_rows(tmp_path / "rows.csv")
+    (tmp_path / "rows.parquet").write_text("prompt,value\n")
+    with pytest.raises(RowError, match="rows.parquet, after row 0: "):
+        read_rows(tmp_path / "rows.parquet")
+
+
 @pytest.fixture(scope="module")
 def processor(tiny_tokenizer) -> CausalQwenProcessor:
     return CausalQwenProcessor(tiny_tokenizer)

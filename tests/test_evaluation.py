@@ -2,14 +2,19 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from scipy import stats
 
 from causalqwen.data import RowError, encode_rows, parse_row
-from causalqwen.evaluation import evaluate, predict_rows, write_jsonl, write_metrics
+from causalqwen.evaluation import TablePredictor, evaluate, predict_file, predict_rows, write_metrics
 from causalqwen.evaluation.figures import training_curves
 from causalqwen.evaluation.report import individual_texts, table_rows, value_figures, write_report
 from causalqwen.evaluation.rivals import RIVALS, NumberTable, score_rivals
@@ -93,9 +98,7 @@ def test_predictions_are_written_row_by_row(trained, tmp_path):
         parse_row('{"text": "no number"}', "r4"),
         parse_row('{"messages": [{"role": "user", "content": "Is it 5?"}]}', "r5"),
     ]
-    path = tmp_path / "out.jsonl"
-    assert write_jsonl(path, predict_rows(model, rows, batch_size=2)) == 5
-    one, two, three, four, five = (json.loads(line) for line in path.read_text().splitlines())
+    one, two, three, four, five = predict_rows(model, iter(rows), batch_size=2)
     (expected,) = model.predict_number("The long one is")
     assert one["id"] == "a" and one["median"] == pytest.approx(expected.median, rel=1e-5)
     assert set(one["intervals"]) == {"0.5", "0.8", "0.9"} and one["crps"] == pytest.approx(expected.crps(91), rel=1e-4)
@@ -110,20 +113,96 @@ def test_predictions_are_written_row_by_row(trained, tmp_path):
     assert raw["intervals"]["0.9"] == pytest.approx(list(expected.interval(0.9, raw=True)), rel=1e-4)
 
 
-def test_a_bad_row_stops_before_anything_is_written(trained, tmp_path):
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_bad_row_stops_a_file_and_those_before_it_stay(trained, tmp_path):
     model, _, _ = trained
-    rows = [parse_row('{"prompt": "fine"}', "r1"), parse_row('{"text": "is 1e999"}', "r2")]
-    with pytest.raises(RowError, match="^r2, field text"):
-        write_jsonl(tmp_path / "out.jsonl", predict_rows(model, rows))
-    assert list(tmp_path.iterdir()) == []
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "fine"}, {"text": "is 1e999"}])
+    with pytest.raises(RowError, match=r"^in.jsonl, row 2, field text: .*float64$"):
+        predict_file(model, source, tmp_path / "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    with pytest.raises(RowError, match=r"row 2, .*; the 1 rows before it are kept in .*out.jsonl.part.jsonl"):
+        predict_file(model, source, tmp_path / "out.jsonl", batch_size=1)
+    write_rows(source, [{"prompt": "fine"}, {"text": "is 1e9"}])
+    assert predict_file(model, source, tmp_path / "out.jsonl", batch_size=1, resume=True) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
-    def fails_later():
-        yield {"a": 1}
-        raise RuntimeError("disk")
 
-    with pytest.raises(RuntimeError):
-        write_jsonl(tmp_path / "out.jsonl", fails_later())
-    assert list(tmp_path.iterdir()) == []
+def test_a_stopped_prediction_is_taken_up_with_each_row_once(trained, tmp_path, monkeypatch):
+    from causalqwen.evaluation import predict as module
+
+    model, _, _ = trained
+    rows = [{"prompt": f"The long one, number {index}, is", "id": index} for index in range(23)]
+    source = write_rows(tmp_path / "in.jsonl", rows)
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert predict_file(model, source, whole, batch_size=4) == 23
+    described, calls = module._predict_batch, 0
+
+    def stops(*args):
+        nonlocal calls
+        calls += 1
+        if calls in (3, 5):
+            raise RuntimeError("stopped")
+        return described(*args)
+
+    monkeypatch.setattr(module, "_predict_batch", stops)
+    part = tmp_path / "out.jsonl.part.jsonl"
+    for attempt in range(2):
+        with pytest.raises(RuntimeError, match="stopped"):
+            predict_file(model, source, out, batch_size=4, resume=attempt > 0)
+        assert not out.exists()
+        with part.open("a") as file:
+            file.write('{"prompt": "The lo')  # as a kill in the middle of a row leaves it
+    assert part.read_text().count("\n") == 12
+    with pytest.raises(ValueError, match="holds an unfinished run; resume it"):
+        predict_file(model, source, out, batch_size=4)
+    with pytest.raises(ValueError, match="another model or other options"):
+        predict_file(model, source, out, batch_size=4, raw=True, resume=True)
+    other = write_rows(tmp_path / "other.jsonl", rows[1:])
+    with pytest.raises(ValueError, match=r"row 1 of .* is not that of the rows to predict"):
+        predict_file(model, other, out, batch_size=4, resume=True)
+    assert predict_file(model, source, out, batch_size=4, resume=True) == 23
+    assert out.read_text() == whole.read_text() and not part.exists()
+
+
+def test_tables_go_in_and_out(trained, tmp_path):
+    model, _, _ = trained
+    rows = [
+        {"prompt": "The long one is", "text": None, "value": 91.0},
+        {"prompt": None, "text": "It is 5.", "value": None},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    (tmp_path / "in.csv").write_text("\ufeffprompt,text,value\nThe long one is,,91\n,It is 5.,\n", encoding="utf-8")
+    expected = list(predict_rows(model, (parse_row(json.dumps(row), "x") for row in rows)))
+    for name in ("in.parquet", "in.csv"):
+        assert predict_file(model, tmp_path / name, tmp_path / "out.parquet") == 2
+        one, two = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+        assert one["median"] == expected[0]["median"] and one["intervals"] == expected[0]["intervals"]
+        assert two["numbers"][0]["value"] == 5 and two["median"] is None and one["numbers"] is None
+    model.save_pretrained(tmp_path / "model")
+    table = TablePredictor(str(tmp_path / "model"), device="cpu")(pa.Table.from_pylist(rows))
+    assert table.to_pylist()[0]["median"] == expected[0]["median"]
+
+
+@pytest.mark.slow
+def test_workers_of_ray_predict_each_row_once(trained, tmp_path):
+    model, _, _ = trained
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "in").mkdir()
+    rows = [{"prompt": f"The long one, number {index}, is", "id": index} for index in range(40)]
+    for file in range(4):
+        write_rows(tmp_path / "in" / f"{file}.jsonl", rows[10 * file : 10 * file + 10])
+    script = Path(__file__).parents[1] / "examples" / "predict_with_ray.py"
+    given = {"--model": tmp_path / "model", "--input": tmp_path / "in", "--output": tmp_path / "out", "--cpus": 0.5}
+    command = [sys.executable, str(script), *(str(part) for pair in given.items() for part in pair)]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=300)
+    found = {row["id"]: row for row in parquet.read_table(tmp_path / "out").to_pylist()}
+    assert sorted(found) == list(range(40))
+    for row in predict_rows(model, (parse_row(json.dumps(row), "x") for row in rows)):
+        assert found[row["id"]]["median"] == pytest.approx(row["median"], rel=1e-5)
 
 
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):

@@ -11,21 +11,26 @@ from causalqwen_cli.base import AsJson, Device, Model, benchmark, command, figur
 @command
 def predict(
     model: Model,
-    input: Annotated[Path, typer.Option(help="JSONL rows: prompts, or texts whose numbers are predicted.")],
-    output: Annotated[Path, typer.Option(help="JSONL file: each row with its predictions; appears complete.")],
+    input: Annotated[
+        Path, typer.Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")
+    ],
+    output: Annotated[
+        Path, typer.Option(help="JSONL or Parquet file: each row with its predictions; appears complete.")
+    ],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 32,
     raw: Annotated[bool, typer.Option(help="Intervals of the model's own law, without recalibration.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up a stopped run of the same output.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Predict numbers as distributions, row by row."""
-    from causalqwen.data import read_rows
-    from causalqwen.evaluation import predict_rows, write_jsonl
+    """Predict numbers as distributions, row by row; the file may be larger than memory."""
+    from causalqwen.data import stream_rows
+    from causalqwen.evaluation import predict_file
     from causalqwen.modeling.loading import load_model
 
-    rows = read_rows(input)
+    total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
-    count = write_jsonl(output, predict_rows(loaded, rows, batch_size=batch_size, raw=raw))
+    count = predict_file(loaded, input, output, batch_size=batch_size, raw=raw, resume=resume, total=total)
     show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
 
 

@@ -1,17 +1,19 @@
-"""Rows of a data file, checked one by one.
+"""Rows of a data file (JSON lines, CSV or Parquet), read as a stream and checked one by one.
 
     {"text": "Water boils at 373.15 K."}                       numbers stand inside
     {"prompt": "The boiling point of water is", "value": 373.15}
     {"messages": [{"role": "user", "content": "..."}, ...]}    rendered by the backbone's chat template
 
 `"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
-Other fields of a row are kept and written back by `predict`.
+Other fields of a row are kept and written back by `predict`. In CSV an empty cell is a field that is not there, and the
+column `value` holds numbers.
 """
 
+import csv
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,32 +50,89 @@ class Row:
 
 
 def read_rows(path: str | os.PathLike, *, values_required: bool = False) -> list[Row]:
-    """All rows of a JSONL file; blank lines are skipped, rows are counted from 1 as lines are.
+    """All rows of a file, as `stream_rows` reads them."""
+    return list(stream_rows(path, values_required=values_required))
+
+
+def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> Iterator[Row]:
+    """The rows of a JSON lines, CSV (`.csv`) or Parquet (`.parquet`) file, one at a time; blank lines are skipped.
+
+    Rows are counted from 1 as lines are, those of Parquet by themselves. The file's name is checked when it is called.
 
     Args:
         values_required: refuse prompt rows without a value (training and evaluation need one).
 
     Raises:
         FileNotFoundError: no such file. RowError: the first row that cannot be used, or a file without rows.
+        ImportError: a Parquet file where pyarrow is not installed.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    rows = list(_parse(path, values_required))
-    if not rows:
+    return _stream(path, values_required)
+
+
+def _stream(path: Path, values_required: bool) -> Iterator[Row]:
+    row = None
+    for row in _READERS.get(path.suffix, _read_jsonl)(path, values_required):
+        yield row
+    if row is None:
         raise RowError(f"{path} holds no rows")
-    return rows
 
 
-def _parse(path: Path, values_required: bool) -> Iterator[Row]:
-    with path.open(encoding="utf-8", errors="strict") as file:
-        number = 0
+def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(_lines(file, path), start=1):
+            if line.strip():
+                yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
+
+
+def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(_lines(file, path), strict=True)
         try:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
-        except UnicodeDecodeError as error:
-            raise RowError(f"{path.name}, row {number + 1}: not UTF-8 text ({error.reason})") from None
+            for cells in reader:
+                place = f"{path.name}, row {reader.line_num}"
+                if None in cells:
+                    raise RowError(f"{place}: more cells than the header has")
+                fields: dict[str, Any] = {name: cell for name, cell in cells.items() if cell}
+                if "value" in fields:
+                    try:
+                        fields["value"] = float(fields["value"])
+                    except ValueError:
+                        raise RowError(
+                            f"{place}, field value: expected a number, found {fields['value'][:40]}"
+                        ) from None
+                yield check_row(fields, place, values_required=values_required)
+        except csv.Error as error:
+            raise RowError(f"{path.name}, after row {reader.line_num}: {error}") from None
+
+
+def _lines(file: Iterator[str], path: Path) -> Iterator[str]:
+    number = 0
+    try:
+        for number, line in enumerate(file, start=1):  # noqa: B007
+            yield line
+    except UnicodeDecodeError as error:
+        raise RowError(f"{path.name}, row {number + 1}: not UTF-8 text ({error.reason})") from None
+
+
+def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ImportError(f"{path.name}: Parquet files need pyarrow (pip install 'causalqwen[parquet]')") from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            found = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
+            for number, fields in enumerate(found, start=1):
+                yield check_row(fields, f"{path.name}, row {number}", values_required=values_required)
+    except ArrowException as error:
+        raise RowError(f"{path.name}, after row {number}: {error}") from None
+
+
+_READERS: dict[str, Callable[[Path, bool], Iterator[Row]]] = {".csv": _read_csv, ".parquet": _read_parquet}
 
 
 def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
@@ -86,9 +145,14 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
         raise RowError(f"{place}: {error} is not a finite number") from None
     except ValueError:  # Python refuses integers of thousands of digits
         raise RowError(f"{place}: it holds a number that is too large for float64") from None
+    return check_row(fields, place, values_required=values_required)
+
+
+def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
+    """The row that these fields are; RowError names `place` and the field. A field that is None is not there."""
     if not isinstance(fields, dict):
         raise RowError(f'{place}: expected an object such as {{"text": ...}}, found {type(fields).__name__}')
-    kinds = [kind for kind in ("text", "prompt", "messages") if kind in fields]
+    kinds = [kind for kind in ("text", "prompt", "messages") if fields.get(kind) is not None]
     if len(kinds) != 1:
         found = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
         raise RowError(f"{place}: expected exactly one of the fields text, prompt and messages; {found}")
@@ -100,11 +164,15 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     elif not fields[kind].strip():
         raise RowError(f"{place}, field {kind}: the text is empty")
     _check_value(fields.get("value"), place)
-    if not isinstance(fields.get("individual", ""), str | int):
-        raise RowError(f"{place}, field individual: expected a name, found {json.dumps(fields['individual'])[:40]}")
+    if not isinstance(fields.get("individual"), str | int | None):
+        raise RowError(f"{place}, field individual: expected a name, found {_shown(fields['individual'])}")
     if kind == "prompt" and values_required and fields.get("value") is None:
         raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
     return Row(kind, place, fields)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)[:40]
 
 
 class _NotFiniteError(Exception):
@@ -119,7 +187,9 @@ def _check_value(value: Any, place: str) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowError(f"{place}, field value: expected a number, found {json.dumps(value)[:40]}")
+        raise RowError(f"{place}, field value: expected a number, found {_shown(value)}")
+    if value != value:
+        raise RowError(f"{place}, field value: NaN is not a finite number")
     try:
         finite = math.isfinite(float(value))
     except OverflowError:

@@ -2,6 +2,13 @@
 
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.language import compare_with_backbone
-from causalqwen.evaluation.predict import predict_rows, write_jsonl
+from causalqwen.evaluation.predict import TablePredictor, predict_file, predict_rows
 
-__all__ = ["compare_with_backbone", "evaluate", "predict_rows", "write_jsonl", "write_metrics"]
+__all__ = [
+    "TablePredictor",
+    "compare_with_backbone",
+    "evaluate",
+    "predict_file",
+    "predict_rows",
+    "write_metrics",
+]

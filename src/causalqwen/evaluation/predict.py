@@ -1,16 +1,19 @@
-"""Predictions for a file of rows, row by row."""
+"""Predictions for rows of any number: file to file, taken up again where it was stopped, or table by table in workers."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
-from causalqwen.data import Row, collate, encode_rows
-from causalqwen.files import writing
+from causalqwen.data import Row, RowError, check_row, collate, encode_rows, stream_rows
+from causalqwen.files import write_text, writing
 from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling.loading import load_model
 from causalqwen.training import LEVELS
 
 
@@ -27,30 +30,37 @@ def describe(prediction: NumberPrediction, value: float | None, *, raw: bool = F
 
 
 def predict_rows(
-    model: CausalQwenForCausalLM, rows: Sequence[Row], *, batch_size: int = 32, raw: bool = False
+    model: CausalQwenForCausalLM, rows: Iterable[Row], *, batch_size: int = 32, raw: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Each row with its predictions, in order.
+    """Each row with its predictions, in order; `batch_size` rows are held at a time.
 
     A prompt row gets `median`, `intervals`, `num_prob` and, where it has a value, `crps` and `log_prob`. A text or
     messages row gets `numbers`: one entry per number in it, each predicted from the text before it; a number that
     stands first has nothing before it and gets null for its median.
 
-    Raises RowError for a row that cannot be read, before anything is predicted.
+    Raises RowError for a row that cannot be read, before anything of its batch is predicted.
     """
+    for batch in _batches(rows, batch_size):
+        yield from _predict_batch(model, batch, raw)
+
+
+def _batches(rows: Iterable, size: int) -> Iterator[list]:
+    rows = iter(rows)
+    while batch := list(islice(rows, size)):
+        yield batch
+
+
+def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[dict[str, Any]]:
     encode_rows(rows, model.processor, getattr(model.config.text_config, "max_position_embeddings", None))
-    with tqdm(total=len(rows), desc="predicting", unit="row", leave=False) as bar:
-        for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            prompts = [row for row in batch if row.kind == "prompt"]
-            texts = [row for row in batch if row.kind != "prompt"]
-            of_prompts = iter(model.predict_number([row.text(model.processor) for row in prompts], batch_size))
-            of_texts = iter(_predict_texts(model, texts, raw)) if texts else iter(())
-            for row in batch:
-                if row.kind == "prompt":
-                    yield row.fields | describe(next(of_prompts), row.value, raw=raw)
-                else:
-                    yield row.fields | {"numbers": next(of_texts)}
-            bar.update(len(batch))
+    prompts = [row for row in rows if row.kind == "prompt"]
+    texts = [row for row in rows if row.kind != "prompt"]
+    of_prompts = iter(model.predict_number([row.text(model.processor) for row in prompts], len(rows)))
+    of_texts = iter(_predict_texts(model, texts, raw)) if texts else iter(())
+    return [
+        row.fields
+        | (describe(next(of_prompts), row.value, raw=raw) if row.kind == "prompt" else {"numbers": next(of_texts)})
+        for row in rows
+    ]
 
 
 @torch.no_grad()
@@ -79,13 +89,131 @@ def _predict_texts(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     return found
 
 
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as JSON lines; the file appears by rename when the last row is written. Returns their number."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    count = 0
-    with writing(path) as part, part.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
+def predict_file(
+    model: CausalQwenForCausalLM,
+    source: Path,
+    output: Path,
+    *,
+    batch_size: int = 32,
+    raw: bool = False,
+    resume: bool = False,
+    total: int | None = None,
+) -> int:
+    """`predict_rows` from file to file (`.parquet`, else JSON lines), a batch in memory at a time. Returns the rows.
+
+    Rows are kept in `output`.part.jsonl as they come, and `output` appears by rename when the last one is there. A run that
+    was stopped, however it was, is taken up with `resume=True`: the rows kept are held against the source, and the rest
+    comes out as it would have, each row once.
+
+    Args:
+        total: how many rows the source has, for the progress bar.
+
+    Raises:
+        RowError: a row that cannot be used; those before it stay kept.
+        ValueError: an unfinished run beside `output` (without `resume`), or one of another model, of other options or rows.
+        ImportError: a Parquet file where pyarrow is not installed.
+    """
+    output = Path(output)
+    part, note = (output.with_name(f"{output.name}.part.{kind}") for kind in ("jsonl", "json"))
+    options = json.dumps({"model": fingerprint(model), "raw": raw, "batch_size": batch_size})
+    if part.exists() and not resume:
+        raise ValueError(f"{part} holds an unfinished run; resume it, or remove that file")
+    if part.exists() and note.read_text(encoding="utf-8") != options:
+        raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
+    if output.suffix == ".parquet":
+        import pyarrow.parquet  # noqa: F401  a missing library stops the run here
+    rows = stream_rows(source)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(note, options)
+    count = _take_up(part, rows, batch_size) if part.exists() else 0
+    try:
+        with (
+            part.open("a", encoding="utf-8") as file,
+            tqdm(total=total, initial=count, desc="predicting", unit="row") as bar,
+        ):
+            for batch in _batches(rows, batch_size):
+                predicted = _predict_batch(model, batch, raw)
+                file.writelines(_line(row) for row in predicted)
+                file.flush()
+                count += len(batch)
+                bar.update(len(batch))
+    except RowError as error:
+        if count:
+            raise RowError(f"{error}; the {count} rows before it are kept in {part}, for --resume") from None
+        part.unlink()
+        note.unlink()
+        raise
+    if output.suffix == ".parquet":
+        _write_parquet(part, output)
+        part.unlink()
+    else:
+        part.replace(output)
+    note.unlink()
     return count
+
+
+def fingerprint(model: CausalQwenForCausalLM) -> str:
+    """SHA-256 of the settings and of up to 64 entries of every weight: tells one trained model from another."""
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        few = flat[:: max(1, len(flat) // 64)][:64]
+        digest.update(f"{name}{tuple(tensor.shape)}{few.tolist()}".encode())
+    return digest.hexdigest()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+
+
+def _take_up(part: Path, rows: Iterator[Row], batch_size: int) -> int:
+    """How many rows of `part` stand, in whole batches; what lies behind them is cut off, and `rows` moves to the next one."""
+    with part.open("rb+") as file:
+        complete = sum(line.endswith(b"\n") for line in file)
+        whole = complete - complete % batch_size
+        file.seek(0)
+        for number, line in enumerate(tqdm(islice(file, whole), desc="rows kept", total=whole, leave=False), start=1):
+            row = next(rows, None)
+            kept = json.loads(line)
+            if row is None or kept.get(row.kind) != row.fields[row.kind]:
+                raise ValueError(
+                    f"row {number} of {part} is not that of the rows to predict; it cannot be resumed with these"
+                )
+        file.truncate(file.tell())
+    return whole
+
+
+def _write_parquet(lines: Path, output: Path) -> None:
+    """JSON lines as a table whose columns are those of all rows; it appears by rename."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def arrays(kind: pa.DataType | None = None) -> Iterator[pa.StructArray]:
+        with lines.open(encoding="utf-8") as file:
+            for batch in _batches(file, 4096):
+                yield pa.array([json.loads(line) for line in batch], kind)
+
+    schema = pa.schema([])
+    for array in arrays():
+        schema = pa.unify_schemas([schema, pa.schema(list(array.type))], promote_options="permissive")
+    with writing(output) as part, parquet.ParquetWriter(part, schema) as writer:
+        for array in arrays(pa.struct(list(schema))):
+            writer.write_table(pa.Table.from_struct_array(array))
+
+
+class TablePredictor:
+    """A worker that predicts tables: Arrow table in, the same with predictions out. For `ray.data.Dataset.map_batches`.
+
+    model: folder of a grafted model, read once per worker. Rows and results are those of `predict_rows`.
+    """
+
+    def __init__(self, model: str, *, batch_size: int = 32, raw: bool = False, device: str = "auto") -> None:
+        self.model = load_model(model, device)
+        self.batch_size, self.raw = batch_size, raw
+
+    def __call__(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        rows = (check_row(fields, f"row {number}") for number, fields in enumerate(table.to_pylist(), start=1))
+        predicted = list(predict_rows(self.model, rows, batch_size=self.batch_size, raw=self.raw))
+        return pa.Table.from_struct_array(pa.array(predicted))
