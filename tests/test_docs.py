@@ -17,7 +17,7 @@ THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
 CLAIMS = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
 CLAIMS_ZH = (ROOT / "docs" / "claims.zh.md").read_text(encoding="utf-8")
 EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-SOURCES = [p for folder in ("src", "tests", "experiments") for p in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = [p for folder in ("src", "tests", "experiments", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
 
