@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from causalqwen import CausalQwenProcessor
-from causalqwen.data import RowError, collate, encode_rows, parse_row, read_rows
+from causalqwen.data import EncodedRows, RowError, collate, encode_rows, parse_row, read_rows
 from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import find_numbers
@@ -38,6 +38,23 @@ def test_a_bad_row_is_named_with_its_field(line, message, tmp_path):
     path.write_text('{"text": "fine"}\n\n' + line + "\n")
     with pytest.raises(RowError, match=f"^rows.jsonl, row 3.*{message}"):
         read_rows(path)
+
+
+def test_rows_on_disk_are_those_in_memory(processor):
+    rows = [
+        parse_row('{"text": "It is 5.25, not 7.", "individual": "Ann"}', "a"),
+        parse_row('{"prompt": "After 3 days it is ", "value": 5, "individual": "Bob"}', "b"),
+        parse_row('{"text": "no number"}', "c"),
+        parse_row('{"text": "-1e9", "individual": "Ann"}', "d"),
+    ]
+    kept = EncodedRows(iter(rows), processor)
+    assert list(kept) == encode_rows(rows, processor) and len(kept) == 4 and kept[-1] == kept[3]
+    with pytest.raises(IndexError):
+        kept[4]
+    with pytest.raises(RowError, match="no rows"):
+        EncodedRows([], processor)
+    with pytest.raises(RowError, match="^a: .* tokens, but the context"):
+        EncodedRows(rows, processor, max_length=4)
 
 
 def test_bad_files_are_named(tmp_path):

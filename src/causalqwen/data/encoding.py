@@ -1,9 +1,13 @@
 """From rows to tokens, values and batches."""
 
 import math
-from collections.abc import Sequence
+import tempfile
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import IO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +61,46 @@ def encode_rows(rows: Sequence[Row], processor: CausalQwenProcessor, max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
         examples.append(Example(ids, values, row.individual, value_from))
     return examples
+
+
+class EncodedRows(Sequence[Example]):
+    """The examples of `encode_rows`, in order, kept on disk: for rows that do not fit into memory.
+
+    Tokens and values lie memory-mapped in unnamed temporary files (in TMPDIR), which are gone with the process; in memory are
+    16 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
+    """
+
+    def __init__(self, rows: Iterable[Row], processor: CausalQwenProcessor, max_length: int | None = None) -> None:
+        self._offsets, self._value_from, self._owners = array("q", [0]), array("i"), array("i")
+        names: dict[str, int] = {}
+        with tempfile.TemporaryFile() as ids, tempfile.TemporaryFile() as values:
+            for row in rows:
+                (example,) = encode_rows([row], processor, max_length)
+                ids.write(np.array(example.input_ids, dtype=np.int32).tobytes())
+                values.write(np.array(example.numeric_values, dtype=np.float64).tobytes())
+                self._offsets.append(self._offsets[-1] + len(example))
+                self._value_from.append(example.value_from)
+                owner = example.individual
+                self._owners.append(-1 if owner is None else names.setdefault(owner, len(names)))
+            if len(self) == 0:
+                raise RowError("there are no rows to encode")
+            self._ids, self._values = _mapped(ids, np.int32), _mapped(values, np.float64)
+        self._names = list(names)
+
+    def __len__(self) -> int:
+        return len(self._value_from)
+
+    def __getitem__(self, index):  # type: ignore[override]  # one at a time
+        place = range(len(self))[index]
+        part = slice(self._offsets[place], self._offsets[place + 1])
+        owner = self._owners[place]
+        name = None if owner < 0 else self._names[owner]
+        return Example(self._ids[part].tolist(), self._values[part].tolist(), name, self._value_from[place])
+
+
+def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
+    file.flush()
+    return np.memmap(file, dtype, mode="r")
 
 
 def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]:
