@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -185,24 +182,6 @@ def test_tables_go_in_and_out(trained, tmp_path):
     model.save_pretrained(tmp_path / "model")
     table = TablePredictor(str(tmp_path / "model"), device="cpu")(pa.Table.from_pylist(rows))
     assert table.to_pylist()[0]["median"] == expected[0]["median"]
-
-
-@pytest.mark.slow
-def test_workers_of_ray_predict_each_row_once(trained, tmp_path):
-    model, _, _ = trained
-    model.save_pretrained(tmp_path / "model")
-    (tmp_path / "in").mkdir()
-    rows = [{"prompt": f"The long one, number {index}, is", "id": index} for index in range(40)]
-    for file in range(4):
-        write_rows(tmp_path / "in" / f"{file}.jsonl", rows[10 * file : 10 * file + 10])
-    script = Path(__file__).parents[1] / "examples" / "predict_with_ray.py"
-    given = {"--model": tmp_path / "model", "--input": tmp_path / "in", "--output": tmp_path / "out", "--cpus": 0.5}
-    command = [sys.executable, str(script), *(str(part) for pair in given.items() for part in pair)]
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=300)
-    found = {row["id"]: row for row in parquet.read_table(tmp_path / "out").to_pylist()}
-    assert sorted(found) == list(range(40))
-    for row in predict_rows(model, (parse_row(json.dumps(row), "x") for row in rows)):
-        assert found[row["id"]]["median"] == pytest.approx(row["median"], rel=1e-5)
 
 
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):

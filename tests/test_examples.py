@@ -1,0 +1,75 @@
+"""The programs in examples/, as a reader would start them."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from causalqwen.data import parse_row
+from causalqwen.evaluation import predict_rows
+from conftest import graft_tiny, make_backbone
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def start(monkeypatch, capsys, tmp_path):
+    """Runs an example in a folder of its own, and gives what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, **given) -> str:
+        options = (part for key, value in given.items() for part in (f"--{key}", str(value)))
+        monkeypatch.setattr(sys, "argv", [name, *options])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_basic_usage_runs_on_any_backbone(start, tiny_tokenizer, tmp_path):
+    make_backbone("llama", tiny_tokenizer).save_pretrained(tmp_path / "backbone")
+    tiny_tokenizer.save_pretrained(tmp_path / "backbone")
+    told = start("basic_usage.py", backbone=tmp_path / "backbone", output=tmp_path / "out")
+    assert (
+        "median error on 20 other rows" in told
+        and told.count("(90%: ") == 3
+        and (tmp_path / "out" / "config.json").exists()
+    )
+
+
+def test_causal_demo_tells_worlds_apart(start, tiny_tokenizer, tmp_path):
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "model")
+    told = start("causal_demo.py", model=tmp_path / "model")
+    assert (
+        "unchanged   We have come a long way,  and we shall not turn back now." in told and "\nchanged     They" in told
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.backbone
+def test_examples_on_the_real_backbone(start, tmp_path):
+    told = start("basic_usage.py", output=tmp_path / "out")
+    error = float(told.split("other rows: ")[1].split(" ")[0])
+    assert error < 1  # degrees; a constant has 5
+    written = start("causal_demo.py")
+    lines = {line[:12].strip(): line[12:] for line in written.splitlines()}
+    assert len({lines["likeliest"], lines["somebody 1"], lines["somebody 2"]}) == 3
+
+
+@pytest.mark.slow
+def test_workers_of_ray_predict_each_row_once(start, tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "in").mkdir()
+    rows = [{"prompt": f"The long one, number {index}, is", "id": index} for index in range(40)]
+    for file in range(4):
+        lines = [json.dumps(row) + "\n" for row in rows[10 * file : 10 * file + 10]]
+        (tmp_path / "in" / f"{file}.jsonl").write_text("".join(lines))
+    start("predict_with_ray.py", model=tmp_path / "model", input=tmp_path / "in", output=tmp_path / "out", cpus=0.5)
+    found = {row["id"]: row for row in parquet.read_table(tmp_path / "out").to_pylist()}
+    assert sorted(found) == list(range(40))
+    for row in predict_rows(model, (parse_row(json.dumps(row), "x") for row in rows)):
+        assert found[row["id"]]["median"] == pytest.approx(row["median"], rel=1e-5)
