@@ -173,15 +173,15 @@ def test_ovr_outputs_agree_with_the_formula(tiny_tokenizer, score_scale):
 def test_the_documents_scale_changes_rankings_and_the_equal_one_does_not(tiny_tokenizer):
     text = " ".join(TEXTS)
     agree = {}
-    for start in ("faithful", "documents", "minimal"):
+    for start in ("faithful", "documents", "minimal", "ordinary", "architecture"):
         model = graft_tiny("llama", tiny_tokenizer, start=start)
         inputs = batch(model, [text])
         with torch.no_grad():
             decisions = model(**inputs, output_ovr=True).decisions
             theirs = model.backbone(input_ids=inputs["input_ids"]).logits.argmax(-1)
         agree[start] = (decisions == theirs).double().mean().item()
-    assert agree["faithful"] == 1.0
-    assert agree["documents"] < 0.5 and agree["minimal"] < 1.0
+    assert agree.pop("faithful") == 1.0
+    assert agree["documents"] < 0.5 and max(agree.values()) < 1.0
 
 
 def test_starts_have_their_documented_values(tiny_tokenizer):
@@ -193,12 +193,32 @@ def test_starts_have_their_documented_values(tiny_tokenizer):
     minimal = graft_tiny("llama", tiny_tokenizer, start="minimal")
     torch.testing.assert_close(minimal.abduction(z)[1], torch.full((2, 32), 0.6931472))
     torch.testing.assert_close(minimal.action.b_noise, torch.full((32,), 0.1))
+    ordinary = graft_tiny("llama", tiny_tokenizer, start="ordinary")
+    torch.testing.assert_close(ordinary.abduction(z)[1], ordinary.action.noise.expand(2, 32))
+    assert ordinary.action.threshold == 0 and (ordinary.abduction.loc_net.weight == torch.eye(32)).all()
+    assert ordinary.numeric_embedding.direction.norm().item() != pytest.approx(1.0, abs=1e-5)
+    older = graft_tiny("llama", tiny_tokenizer, start="architecture")
+    torch.testing.assert_close(older.abduction(z)[1], torch.full((2, 32), 0.1))
+    assert older.config.scale_activation == "exp" and (older.action.b_noise == 0).all()
     faithful = graft_tiny("llama", tiny_tokenizer)
     scale = faithful.action(z, faithful.abduction(z)[1], faithful.get_output_embeddings())[1]
     assert scale.min() > 0.8 and scale.max() < 1.0
     cauchy = graft_tiny("llama", tiny_tokenizer, vocabulary_family="cauchy")
     scale = cauchy.action(z, cauchy.abduction(z)[1], cauchy.get_output_embeddings())[1]
     torch.testing.assert_close(scale, torch.ones(2, 1))
+
+
+def test_scales_stay_below_their_limit(tiny_tokenizer):
+    z = torch.randn(5, 32)
+    for activation in ("softplus", "exp"):
+        model = graft_tiny("llama", tiny_tokenizer, scale_activation=activation, max_scale=2.0)
+        torch.nn.init.normal_(model.abduction.scale_net.weight)
+        free = graft_tiny("llama", tiny_tokenizer, scale_activation=activation)
+        free.abduction.load_state_dict(model.abduction.state_dict())
+        (loc, limited), (same, scale) = model.abduction(z), free.abduction(z)
+        assert scale.max() > 2 and torch.equal(limited, scale.clamp(max=2.0)) and torch.equal(loc, same)
+    with pytest.raises(ValueError, match="leaves no room"):
+        graft_tiny("llama", tiny_tokenizer, max_scale=1e-9)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class AbductionNetwork(nn.Module):
         scale_U = softplus(W_scale z + b_scale)       W_scale = 0, scale_U = `initial_scale` at the start
 
     `deep` adds a residual perceptron to both (architecture 2.3.3, with the identity kept); `scale_activation="exp"` is
-    the older form (foundations 2.4.1).
+    the older form (foundations 2.4.1). `max_scale` is an upper limit of scale_U; beyond it the gradient is zero.
 
     Args:
         hidden_size: H of the features z.
@@ -66,6 +66,7 @@ class AbductionNetwork(nn.Module):
         deep_hidden_size: int = 512,
         scale_activation: str = "softplus",
         initial_scale: float = 1.0,
+        max_scale: float | None = None,
     ) -> None:
         super().__init__()
         causal_size = causal_size or hidden_size
@@ -75,6 +76,7 @@ class AbductionNetwork(nn.Module):
             raise ValueError(f"the initial scale must be positive, got {initial_scale}")
         self.scale_activation = scale_activation
         self.initial_scale = initial_scale
+        self.max_scale = max_scale
         self.loc_net = nn.Linear(hidden_size, causal_size)
         self.scale_net = nn.Linear(hidden_size, causal_size)
         self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
@@ -100,7 +102,8 @@ class AbductionNetwork(nn.Module):
         raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
         if self.residual is not None:
             raw_scale = raw_scale + self.residual(features).chunk(2, dim=-1)[1]
-        return raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
+        scale = raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
+        return scale if self.max_scale is None else scale.clamp(max=self.max_scale)
 
     def locate(self, features: Tensor) -> Tensor:
         """loc_U [..., C] alone. Without gradients, W_loc = I is not multiplied by: that changes no bit."""

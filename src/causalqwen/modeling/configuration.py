@@ -34,6 +34,22 @@ STARTS: dict[str, dict[str, Any]] = {
         "initial_noise": 0.1,
         "initial_threshold": 0.0,
     },
+    # The author's comments on overview 4: nothing wide, nothing zero, w like any weight, one constant that is learned for C.
+    "ordinary": {
+        "score_scale": "documents",
+        "scale_activation": "softplus",
+        "initial_scale": 1.0,
+        "initial_noise": 1.0,
+        "initial_threshold": 0.0,
+    },
+    # architecture 2.3.4: exp, and a small scale that may grow.
+    "architecture": {
+        "score_scale": "documents",
+        "scale_activation": "exp",
+        "initial_scale": 0.1,
+        "initial_noise": 0.0,
+        "initial_threshold": 0.0,
+    },
 }
 """Start values by name; a field given to `from_backbone` overrides its preset."""
 
@@ -49,7 +65,8 @@ class CausalQwenConfig(PreTrainedConfig):
         causal_size: C; None for the hidden size H.
         start: which of `STARTS` the parameters started from.
         deep_abduction: a residual perceptron beside W_loc and W_scale (architecture 2.3.3).
-        scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1).
+        scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1). max_scale: an upper limit of scale_U
+            (foundations 3.3.2), None for none.
         value_branch: a residual on loc_U and scale_U that only the value head reads.
         score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
         score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
@@ -82,6 +99,7 @@ class CausalQwenConfig(PreTrainedConfig):
     deep_abduction: bool = False
     abduction_hidden_size: int = 512
     scale_activation: Literal["softplus", "exp"] = "softplus"
+    max_scale: float | None = None
     value_branch: bool = True
     value_branch_hidden_size: int = 512
     value_branch_layers: int = 2
@@ -139,6 +157,8 @@ class CausalQwenConfig(PreTrainedConfig):
             )
         if self.start not in STARTS:
             raise ValueError(f"unknown start {self.start!r}; known starts: {', '.join(STARTS)}")
+        if self.max_scale is not None and not self.max_scale > self.initial_scale:
+            raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         if not 0 <= self.gate_alpha <= 1:
             raise ValueError(f"gate_alpha must lie in [0, 1], got {self.gate_alpha}")
 

@@ -78,6 +78,7 @@ class CausalQwenForCausalLM(
             deep_hidden_size=config.abduction_hidden_size,
             scale_activation=config.scale_activation,
             initial_scale=config.initial_scale,
+            max_scale=config.max_scale,
         )
         self.value_branch = None
         if config.value_branch:
