@@ -10,7 +10,17 @@ import torch
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import KEY
+from causalqwen_vllm.wishes import KEY, Wish, check_params
+
+NEEDED = {
+    "skip_tokenizer_init": True,
+    "enable_prefix_caching": False,  # its key knows tokens, but not the values of numbers
+    "enforce_eager": True,  # a graph would freeze what differs from step to step
+    "async_scheduling": False,  # never tried
+    "logits_processors": ["causalqwen_vllm.table:RequestTable"],
+    "worker_extension_cls": "causalqwen_vllm.worker.NumberWorker",
+}
+"""vLLM's own settings that a grafted model needs; `load` sets them, `vllm serve` does not know them."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +61,14 @@ def load(model: str, **engine: Any) -> Any:
         ValueError: settings under which a number could be wrong, all of them named.
     """
     from causalqwen_vllm import register
+
+    if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
+        kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
+        raise ValueError(f"a grafted model cannot be served with {', '.join(wrong)}; it needs {kept}")
     from vllm import LLM
 
     register()
-    needed = {
-        "skip_tokenizer_init": True,
-        "enable_prefix_caching": False,
-        "enforce_eager": True,
-        "logits_processors": ["causalqwen_vllm.table:RequestTable"],
-        "worker_extension_cls": "causalqwen_vllm.worker.NumberWorker",
-    }
-    return LLM(str(model), **(needed | engine))
+    return LLM(str(model), **(NEEDED | engine))
 
 
 def request(
@@ -82,6 +89,9 @@ def request(
         individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
         key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
         settings: temperature, noise_temperature, central_mass, top_p.
+
+    Raises:
+        ValueError: whatever the plug-in would refuse, before vLLM sees it.
     """
     from vllm.inputs import TokensPrompt
 
@@ -100,7 +110,9 @@ def request(
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
     wish = {"preset": preset, "seed": seed, "values": known, "key": key} | settings
     given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
-    return TokensPrompt(prompt_token_ids=list(ids)), SamplingParams(**(given | (params or {})))
+    sampling = SamplingParams(**(given | (params or {})))
+    check_params(sampling)
+    return TokensPrompt(prompt_token_ids=list(ids)), sampling
 
 
 def generate(
@@ -117,7 +129,7 @@ def generate(
         seed: one for all prompts, or one per prompt; drawn where None.
         settings: those of `request`.
     """
-    prompts = list(prompts)
+    prompts, config = list(prompts), llm.model_config.hf_config
     processor = CausalQwenProcessor.from_pretrained(llm.model_config.model)
     if seed is None:
         seed = torch.randint(2**62, (len(prompts),)).tolist()
@@ -129,6 +141,8 @@ def generate(
         request(processor, prompt, seed=one, key=key, **settings)
         for prompt, one, key in zip(prompts, seeds, keys, strict=True)
     ]
+    for _, params in asked:
+        Wish.read(params.extra_args[KEY]).bind(config.causal_size)
     outputs = llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
     numbers = llm.collective_rpc("take_numbers", args=(keys,))[0]
     return [_answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]

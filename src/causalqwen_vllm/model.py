@@ -227,6 +227,7 @@ def refuse_settings(config: VllmConfig) -> None:
         "a cache taken from another engine comes without the values in it: leave kv_transfer_config unset": (
             config.kv_transfer_config is not None
         ),
+        "asynchronous scheduling was never tried: set async_scheduling=False": config.scheduler_config.async_scheduling,
         "speculative decoding drafts numbers without values: leave speculative_config unset": (
             config.speculative_config is not None
         ),

@@ -16,7 +16,7 @@ class Request:
     features [H] that a generated number follows from. `pending`: place and features of the token that was decided last.
 
     Raises:
-        ValueError: more or fewer values than the prompt has numbers.
+        ValueError: more or fewer values than the prompt has numbers, or an individual of another size.
     """
 
     def __init__(
@@ -30,11 +30,7 @@ class Request:
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None
         self.decided = len(prompt) - 1  # the last place whose token was decided
-        self.bound = None
-        if wish.plan.decision != "softmax":
-            self.bound = BoundDecoding(wish.plan, torch.tensor([wish.seed], device=device), causal_size)
-            if wish.individual is not None:
-                self.bound.individuals = wish.individual.factor.to(device).unsqueeze(0)
+        self.bound = wish.bind(causal_size, device)
 
     def decide(self, place: int, features: Tensor) -> None:
         """Note what the token at `place` follows from. Places of the prompt, and those that are computed again after a

@@ -28,7 +28,6 @@ class RequestTable(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        Wish.read((sampling_params.extra_args or {}).get(KEY))
         check_params(sampling_params)
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:

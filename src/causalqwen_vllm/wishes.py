@@ -1,12 +1,12 @@
 """What a request asks for: `SamplingParams.extra_args["causalqwen"]`, read and checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from causalqwen.decoding import CausalDecoding, Individual
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
 
 KEY = "causalqwen"
 
@@ -61,16 +61,26 @@ class Wish:
         """Who was named, if anybody."""
         return self.plan.individual if isinstance(self.plan.individual, Individual) else None
 
+    def bind(self, causal_size: int, device: str | torch.device = "cpu") -> BoundDecoding | None:
+        """The plan's draws for one row; None under `softmax`. ValueError for an individual of another size."""
+        if self.plan.decision == "softmax":
+            return None
+        return BoundDecoding.bind(replace(self.plan, seed=self.seed), 1, causal_size, torch.device(device))
+
 
 def _individual(given: Any) -> Individual:
     """A file's, or the one at the coordinates e1 that are given."""
     if isinstance(given, str):
-        return Individual.load(given)
+        try:
+            return Individual.load(given)
+        except OSError as error:
+            raise ValueError(f"no individual can be read from {given}: {error}") from None
     return Individual(torch.tensor(given, dtype=torch.float64))
 
 
 def check_params(params: Any) -> None:
-    """ValueError for sampling parameters that would move a decision behind the plan's back, or that cannot be served."""
+    """ValueError for SamplingParams that hold no `Wish`, move a decision behind its plan's back, or cannot be served."""
+    Wish.read((params.extra_args or {}).get(KEY))
     if params.temperature != 0:
         raise ValueError(
             f"temperature={params.temperature} is vLLM's sampler's: leave SamplingParams.temperature at 0 and set "

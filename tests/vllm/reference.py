@@ -1,9 +1,9 @@
 """vLLM on one core, tiny models that write numbers, and `generate` as what vLLM is measured against."""
 
-import gc
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from causalqwen.serving.sampling import RowSampler
 from conftest import make_backbone
 
 ONE_CORE = {  # read when vLLM is imported, which `load` does
-    "VLLM_CPU_OMP_THREADS_BIND": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": str((os.cpu_count() or 1) - 1),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -73,11 +73,15 @@ class Engines:
     def __call__(self, folder: Path, **settings):
         key = (str(folder), tuple(sorted(settings.items())))
         if key != self.key:
-            self.llm = None
-            gc.collect()  # its end closes the process groups that the next one opens
+            self.close()
             self.llm = causalqwen_vllm.load(folder, **{"dtype": "float32", "max_model_len": 256} | settings)
             self.key = key
         return self.llm
+
+    def close(self) -> None:
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+        self.key, self.llm = None, None
 
 
 @dataclass
@@ -99,7 +103,7 @@ def reference(
 ) -> Reference:
     """`generate` with a seed per row; the preset `softmax` by the sampler of `causalqwen serve`. No text ends early."""
     batch = model.processor(prompts, prompt=True, padding=True, padding_side="left", return_tensors="pt")
-    choice = {"causal_decoding": CausalDecoding(**(vars(plan) | {"seed": seeds}))}
+    choice = {"causal_decoding": replace(plan, seed=seeds)}
     if plan.decision == "softmax":
         lengths, width = batch["attention_mask"].sum(-1).tolist(), batch["input_ids"].shape[1]
         rows = len(prompts)
@@ -131,3 +135,45 @@ def gap_where_they_part(
     causal = None if plan.decision == "softmax" else plan
     scores = model(ids, numeric_values=numbers, causal_decoding=causal, output_ovr=True).logits[0, -1].float()
     return (scores[found[at]] - scores[wanted[at]]).abs() / scores.std()
+
+
+def compare(
+    llm: Any,
+    model: CausalQwenForCausalLM,
+    preset: str,
+    prompts: list[str],
+    tokens: int = 64,
+    *,
+    top_p: float = 1.0,
+    **settings: float,
+) -> tuple[int, int]:
+    """How many texts of vLLM and of `generate` are the same, and how many numbers those hold.
+
+    AssertionError where a value differs by 1e-4 (relative, or on an axis near 0), or where texts part at no tie.
+    """
+    seeds = list(range(100, 100 + len(prompts)))
+    extra = {"top_p": top_p} if top_p < 1 else {}
+    answers = causalqwen_vllm.generate(
+        llm, prompts, preset=preset, seed=seeds, max_tokens=tokens, params={"ignore_eos": True}, **settings, **extra
+    )
+    plan = CausalDecoding.preset(preset, **settings)
+    wanted = reference(model, prompts, plan, seeds, tokens, top_p)
+    same, numbers, gaps, apart = 0, 0, [], 0.0
+    for row, answer in enumerate(answers):
+        if answer.token_ids != wanted.tokens[row]:
+            one = replace(plan, seed=seeds[row])
+            gap = gap_where_they_part(
+                model, prompts[row], answer.token_ids, wanted.tokens[row], wanted.values[row], one
+            )
+            assert gap < 1e-3, f"row {row} parts where its two best scores are {gap:.2g} apart"
+            gaps.append(f"{gap:.1g}")
+            continue
+        same += 1
+        numbers += len(answer.numbers)
+        for found, value in zip(answer.values, wanted.values[row], strict=True):
+            difference = abs(found - value) / max(abs(value), 1.0)
+            assert difference < 1e-4, f"row {row}: {found} for {value}"
+            apart = max(apart, difference)
+    parted = f", ties at gaps of {', '.join(gaps)}" if gaps else ""
+    print(f"{preset}: {same} of {len(prompts)} texts the same, {numbers} numbers within {apart:.1g}{parted}")
+    return same, numbers
