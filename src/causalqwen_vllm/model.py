@@ -148,10 +148,9 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
     def _value(self, request: Request, place: int) -> float:
         """Of the number at `place`; computed from what it follows where it was generated."""
         if place not in request.values:
-            decided, features = request.pending  # the token before this one has just been decided
-            if decided != place:
+            if request.pending is None or request.pending[0] != place:
                 raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
-            features = features.clone().view(1, 1, -1)
+            features = request.pending[1].clone().view(1, 1, -1)
             at = torch.full((1, 1), place - 1, device=features.device)
             loc_U, scale_U = self.abduction(features)
             loc_Y, _ = self.value_parameters(features, loc_U, scale_U, request.bound, at)

@@ -64,11 +64,13 @@ class RequestTable(LogitsProcessor):
 
     def _of(self, params: SamplingParams, prompt: list[int] | None) -> Request:
         extra: dict[str, Any] = params.extra_args
-        if _STATE not in extra:
+        owner, found = extra.get(_STATE, (None, None))
+        if owner is not params:  # a shallow copy of another request's parameters shares their extra_args
             wish = Wish.read(extra[KEY])
-            made = extra[_STATE] = Request(wish, prompt or (), self._num_token_id, self._causal_size, self._device)
+            found = Request(wish, prompt or (), self._num_token_id, self._causal_size, self._device)
+            extra[_STATE] = params, found
             if wish.key:
-                self.by_key[wish.key] = made
+                self.by_key[wish.key] = found
                 if len(self.by_key) > _KEPT:
                     self.by_key.popitem(last=False)
-        return extra[_STATE]
+        return found
