@@ -50,24 +50,30 @@ def same(folder: Path, presets: list[str], tokens: int) -> None:
 
 
 def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, rounds: int) -> None:
-    """Prints the median tokens per second of the bare backbone and of each preset, and their ratio."""
+    """Prints the median tokens per second of the bare backbone and of each preset, and the median of their ratios.
+
+    Of the core's time, which other programs on the machine do not take, and of the clock's.
+    """
     names = ["bare", *presets]
     workers = {name: _Worker(folder, name, tokens, rows, dtype) for name in names}
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
             found[name].append(workers[name].ask())
     for worker in workers.values():
         worker.process.kill()
-    bare = statistics.median(found["bare"])
     for name in names:
-        ratio = statistics.median(one / other for one, other in zip(found[name], found["bare"], strict=True))
-        spread = f"{min(found[name]):.0f} to {max(found[name]):.0f}"
-        print(f"{name:18} {statistics.median(found[name]):7.1f} tokens/s ({spread}), {ratio:.3f} x bare ({bare:.1f})")
+        told = [name.ljust(18)]
+        for index, of_what in enumerate(("core", "clock")):
+            rates, bare = ([pair[index] for pair in found[one]] for one in (name, "bare"))
+            ratio = statistics.median(one / other for one, other in zip(rates, bare, strict=True))
+            spread = f"{min(rates):.0f} to {max(rates):.0f}"
+            told.append(f"{statistics.median(rates):.1f} tokens/s of the {of_what} ({spread}), {ratio:.3f} x bare")
+        print("; ".join(told))
 
 
 class _Worker:
-    """An engine in a process; a line in, the tokens per second of a run out."""
+    """An engine in a process; a line in, the tokens per second of a run out, of the core's time and the clock's."""
 
     def __init__(self, folder: Path, name: str, tokens: int, rows: int, dtype: str) -> None:
         command = [sys.executable, __file__, "work", "--model", str(folder), "--presets", name]
@@ -76,12 +82,12 @@ class _Worker:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | ONE_CORE)
         self.ask()  # warm
 
-    def ask(self) -> float:
+    def ask(self) -> tuple[float, float]:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
-                return json.loads(line)["rate"]
+                return tuple(json.loads(line)["rates"])
         raise RuntimeError("the engine's process ended")
 
 
@@ -120,10 +126,11 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str) -> None:
             params = SamplingParams(temperature=0.0, detokenize=False, max_tokens=tokens, ignore_eos=True)
         asked.append((prompt_of, params))
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         outputs = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False)
         done = sum(len(output.outputs[0].token_ids) for output in outputs)
-        print(json.dumps({"rate": done / (time.perf_counter() - start)}), flush=True)
+        rates = done / (time.process_time() - busy), done / (time.perf_counter() - start)
+        print(json.dumps({"rates": rates}), flush=True)
 
 
 def main() -> None:
