@@ -63,13 +63,13 @@ def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, 
     for worker in workers.values():
         worker.process.kill()
     for name in names:
-        told = [name.ljust(18)]
+        told = []
         for index, of_what in enumerate(("core", "clock")):
             rates, bare = ([pair[index] for pair in found[one]] for one in (name, "bare"))
             ratio = statistics.median(one / other for one, other in zip(rates, bare, strict=True))
             spread = f"{min(rates):.0f} to {max(rates):.0f}"
             told.append(f"{statistics.median(rates):.1f} tokens/s of the {of_what} ({spread}), {ratio:.3f} x bare")
-        print("; ".join(told))
+        print(f"{name:18} {'; '.join(told)}")
 
 
 class _Worker:
