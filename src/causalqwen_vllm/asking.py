@@ -1,0 +1,165 @@
+"""The front: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from causalqwen.decoding import Individual
+from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.serving.text import GrowingText
+from causalqwen_vllm.wishes import KEY, Wish, check_params
+
+NEEDED = {
+    "skip_tokenizer_init": True,
+    "enable_prefix_caching": False,  # its key knows tokens, but not the values of numbers
+    "enforce_eager": True,  # a graph would freeze what differs from step to step
+    "async_scheduling": False,  # never tried
+    "logits_processors": ["causalqwen_vllm.table:RequestTable"],
+    "worker_extension_cls": "causalqwen_vllm.worker.NumberWorker",
+}
+"""vLLM's own settings that a grafted model needs; `load` sets them, `vllm serve` does not know them."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A generated number.
+
+    value: what was written and fed on, under the plan's draws. token, span: its index among the generated tokens, and its
+    characters in the text. loc, scale, num_prob, median, intervals: its law with every draw integrated out, loc and scale on
+    the axis of the value transform; about the individual that was named, unless known from words alone.
+    """
+
+    value: float
+    token: int
+    span: tuple[int, int]
+    loc: float
+    scale: float
+    num_prob: float
+    median: float
+    intervals: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What follows a prompt. values: one per token, 0 off `<NUM>`. finish: "stop" or "length"."""
+
+    text: str
+    token_ids: list[int]
+    values: list[float]
+    numbers: list[Number]
+    finish: str
+    seed: int
+
+
+def load(model: str, **engine: Any) -> Any:
+    """vLLM's `LLM` on the grafted model in a folder, with the settings that the plug-in needs; `engine` are vLLM's own.
+
+    Raises:
+        ValueError: settings under which a number could be wrong, all of them named.
+    """
+    from causalqwen_vllm import register
+
+    if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
+        kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
+        raise ValueError(f"a grafted model cannot be served with {', '.join(wrong)}; it needs {kept}")
+    from vllm import LLM
+
+    register()
+    return LLM(str(model), **(NEEDED | engine))
+
+
+def request(
+    processor: CausalQwenProcessor,
+    prompt: str,
+    *,
+    preset: str = "standard",
+    seed: int = 0,
+    max_tokens: int = 64,
+    individual: str | Individual | None = None,
+    key: str = "",
+    params: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[Any, Any]:
+    """A prompt with its numbers as vLLM takes it: (TokensPrompt, SamplingParams).
+
+    Args:
+        individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
+        key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
+        settings: temperature, noise_temperature, central_mass, top_p.
+
+    Raises:
+        ValueError: whatever the plug-in would refuse, before vLLM sees it.
+    """
+    from vllm.inputs import TokensPrompt
+
+    from vllm import SamplingParams
+
+    if isinstance(individual, Individual):
+        if individual.is_inferred:
+            raise ValueError(f"{individual} is not known exactly: save it and give its file, which says how well")
+        settings["individual"] = individual.factor.tolist()
+    elif individual is not None:
+        settings["individual"] = individual
+    encoded = processor(prompt, prompt=True)
+    ids, values = encoded["input_ids"], encoded["numeric_values"]
+    if not ids:
+        raise ValueError("the prompt is empty: give at least one token")
+    known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
+    wish = {"preset": preset, "seed": seed, "values": known, "key": key} | settings
+    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
+    sampling = SamplingParams(**(given | (params or {})))
+    check_params(sampling)
+    return TokensPrompt(prompt_token_ids=list(ids)), sampling
+
+
+def generate(
+    llm: Any,
+    prompts: Sequence[str],
+    *,
+    seed: int | Sequence[int] | None = None,
+    **settings: Any,
+) -> list[Answer]:
+    """What follows each prompt, as `CausalQwenForCausalLM.generate` decides it, in vLLM.
+
+    Args:
+        llm: made by `load`.
+        seed: one for all prompts, or one per prompt; drawn where None.
+        settings: those of `request`.
+    """
+    prompts, config = list(prompts), llm.model_config.hf_config
+    processor = CausalQwenProcessor.from_pretrained(llm.model_config.model)
+    if seed is None:
+        seed = torch.randint(2**62, (len(prompts),)).tolist()
+    seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
+    if len(seeds) != len(prompts):
+        raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one, or one per prompt")
+    keys = [uuid.uuid4().hex for _ in prompts]
+    asked = [
+        request(processor, prompt, seed=one, key=key, **settings)
+        for prompt, one, key in zip(prompts, seeds, keys, strict=True)
+    ]
+    for _, params in asked:
+        Wish.read(params.extra_args[KEY]).bind(config.causal_size)
+    outputs = llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+    numbers = llm.collective_rpc("take_numbers", args=(keys,))[0]
+    return [_answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]
+
+
+def _answer(
+    processor: CausalQwenProcessor, output: Any, tokens: Any, params: Any, numbers: dict[str, dict], seed: int
+) -> Answer:
+    ids, known = tokens["prompt_token_ids"], iter(params.extra_args[KEY]["values"])
+    values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
+    done = output.outputs[0]
+    text, found, of_token = GrowingText(processor, ids, values, ()), [], []
+    for index, token in enumerate(done.token_ids):
+        law = numbers[str(len(ids) + index)] if token == processor.num_token_id else None
+        of_token.append(0.0 if law is None else law["value"])
+        span = text.append(token, of_token[-1])
+        if law is not None:
+            found.append(Number(token=index, span=span, **law))
+    text.take(final=True)
+    return Answer(text.text, list(done.token_ids), of_token, found, done.finish_reason, seed)

@@ -1,0 +1,241 @@
+"""A grafted model among vLLM's models: its own decoder below, our heads above."""
+
+import bisect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.utils import AutoWeightsLoader, init_vllm_registered_model, maybe_prefix
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from causalqwen.evaluation.predict import describe
+from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
+from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.embedding import NumericEmbedding
+from causalqwen.modeling.heads import HeadsMixin
+from causalqwen.modeling.kept import Kept
+from causalqwen.modeling.prediction import NumberPredictionMixin
+from causalqwen.numbers import round_significant
+from causalqwen.serving.sampling import RowSampler
+from causalqwen_vllm.requests import Company, Request, companies
+from causalqwen_vllm.table import RequestTable
+
+BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""transformers' model types and vLLM's classes for them."""
+
+
+class VocabularyMatrix:
+    """vLLM's lm_head as the heads read one: `weight` [V, C] without padding, `bias`, and the product, by vLLM's own kernel."""
+
+    bias = None
+
+    def __init__(self, head: Any, rows: int) -> None:
+        self.head, self.rows = head, rows
+
+    @property
+    def weight(self) -> Tensor:
+        return self.head.weight[: self.rows]
+
+    def __call__(self, loc: Tensor) -> Tensor:
+        flat = loc.reshape(-1, loc.shape[-1])
+        scores = self.head.quant_method.apply(self.head, flat)[:, : self.rows]
+        return scores.view(*loc.shape[:-1], self.rows)
+
+
+class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
+    """`causalqwen.CausalQwenForCausalLM` over vLLM's decoder; the same checkpoint, the same decisions, the same values.
+
+    Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
+    is what each row's plan decides. A generated number's value is computed when its token is fed, or asked for at the end.
+
+    Raises:
+        ValueError: a backbone that is not among `BACKBONES`, or an engine setting that could make a number wrong.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config: CausalQwenConfig = vllm_config.model_config.hf_config
+        refuse_settings(vllm_config)
+        self.config = config
+        self.table = RequestTable.of_engine[vllm_config.instance_id]
+        self.backbone = init_vllm_registered_model(
+            vllm_config=vllm_config,
+            prefix=maybe_prefix(prefix, "backbone"),
+            hf_config=config.text_config,
+            architectures=[BACKBONES[config.text_config.model_type]],
+        )
+        with set_default_torch_dtype(torch.float32):
+            self._make_heads(config)
+        self.abduction.loc_net.to(vllm_config.model_config.dtype)
+        self.scale_bounds = Kept()
+        self._step: tuple[list[Request], Tensor] | None = None
+        self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
+
+    def _make_heads(self, config: CausalQwenConfig) -> None:
+        size, hidden = config.causal_size, config.hidden_size
+        self.numeric_embedding = NumericEmbedding(hidden, config.num_token_id, config.num_token_appended)
+        self.abduction = AbductionNetwork(
+            hidden,
+            size,
+            deep=config.deep_abduction,
+            deep_hidden_size=config.abduction_hidden_size,
+            scale_activation=config.scale_activation,
+        )
+        self.value_branch = None
+        if config.value_branch:
+            layers = config.value_branch_layers
+            self.value_branch = ValueBranch(hidden, size, config.value_branch_hidden_size, layers=layers)
+        self.action = ActionNetwork(
+            size,
+            hidden_size=hidden,
+            matrix_rows=config.text_config.vocab_size,
+            num_token_id=config.num_token_id,
+            free_token_ids=config.free_token_ids,
+            score_scale=config.score_scale,
+            score_noise=config.score_noise,
+            score_slope=config.score_slope,
+            anchor_tokens=config.anchor_tokens,
+            family=config.vocabulary_family,
+            value_family=config.value_family,
+        )
+
+    def get_output_embeddings(self) -> Any:
+        return VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return AutoWeightsLoader(self).load_weights(weights)
+
+    # ---- numbers in --------------------------------------------------------------------------------------------------
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.backbone.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Features [N, H] of the N tokens of all rows, one row after the other."""
+        requests, metadata = self.table.requests, get_forward_context().attn_metadata
+        self._step, values = None, None
+        if requests and metadata is not None:
+            count = len(requests)
+            if len(input_ids) == count:
+                starts, last = None, positions.clone()  # vLLM writes the next ones over them
+            else:
+                starts = next(iter(metadata.values())).query_start_loc[: count + 1]
+                last = positions[starts[1:].long() - 1]
+                starts = starts.tolist()
+            self._step = requests, last
+            is_number = input_ids == self.config.num_token_id
+            if is_number.any():
+                values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
+                for index in is_number.nonzero().flatten().tolist():
+                    row = index if starts is None else bisect.bisect_right(starts, index) - 1
+                    values[index] = self._value(requests[row], int(positions[index]))
+        if values is None:
+            embeddings = self.embed_input_ids(input_ids.clamp(max=self.config.text_config.vocab_size - 1))
+        else:
+            embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
+        return self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+
+    def _value(self, request: Request, place: int) -> float:
+        """Of the number at `place`; computed from what it follows where it was generated."""
+        if place not in request.values:
+            if request.pending is None or request.pending[0] != place:
+                raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
+            features = request.pending[1].clone().view(1, 1, -1)
+            at = torch.full((1, 1), place - 1, device=features.device)
+            loc_U, scale_U = self.abduction(features)
+            loc_Y, _ = self.value_parameters(features, loc_U, scale_U, request.bound, at)
+            value = round_significant(self.value_transform.inverse(loc_Y[:, -1]), self.config.value_digits)
+            request.values[place], request.followed[place] = value.item(), features[0, 0]
+        return request.values[place]
+
+    @torch.inference_mode()
+    def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
+        """By place: `value`, and the law that it came from with every draw integrated out: `loc`, `scale` on the value axis,
+        `median`, `intervals`, `num_prob`. Whether the last place holds a number is for the caller to know."""
+        if request.pending is not None:
+            self._value(request, request.pending[0])
+        found = {}
+        for place, features in request.followed.items():
+            law = self.predict_values(features.unsqueeze(0), request.wish.individual)[0]
+            found[str(place)] = {"value": request.values[place], "loc": law.loc, "scale": law.scale} | describe(
+                law, None
+            )
+        return found
+
+    # ---- decisions out -----------------------------------------------------------------------------------------------
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Scores [B, V'] whose argmax is the decision, from the features [B, H] of each row's last token."""
+        features = hidden_states.unsqueeze(1)
+        if self._step is None:
+            return self.action.score_loc(features, self.get_output_embeddings())[:, 0]
+        (requests, last), self._step = self._step, None
+        for request, place, of_row in zip(requests, (last + 1).tolist(), hidden_states, strict=True):
+            request.decide(place, of_row)
+        groups = self._grouped(requests)
+        if len(groups) == 1:
+            return self._scores(requests, groups[0][1], features, last)
+        result = hidden_states.new_empty(len(requests), self.config.vocab_size, dtype=torch.float32)
+        for rows, company in groups:
+            chosen = [requests[row] for row in rows]
+            result[rows] = self._scores(chosen, company, features[rows], last[rows]).float()
+        return result
+
+    def _grouped(self, requests: list[Request]) -> list[tuple[list[int], Company | None]]:
+        if self._companies[0] != self.table.version:
+            self._companies = self.table.version, companies(requests)
+        return self._companies[1]
+
+    def _scores(self, requests: list[Request], company: Company | None, features: Tensor, last: Tensor) -> Tensor:
+        """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
+        scores = self.scores(features, company, last.unsqueeze(1)).logits[:, 0]
+        if self.config.free_token_ids:
+            scores = scores.masked_fill(~self.action.vocabulary_mask, -torch.inf)
+        wishes = [request.wish for request in requests]
+        if company is not None or all(wish.plan.temperature == 0 for wish in wishes):
+            return scores
+        temperatures, top_ps = [wish.plan.temperature for wish in wishes], [wish.top_p for wish in wishes]
+        seeds, lengths = [wish.seed for wish in wishes], (last + 1).tolist()
+        sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
+        return sampler(last.unsqueeze(1), scores)
+
+
+def refuse_settings(config: VllmConfig) -> None:
+    """ValueError for engine settings under which a number could be wrong or lost."""
+    parallel, kind = config.parallel_config, config.model_config.hf_config.text_config.model_type
+    wrong = {
+        f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
+        "the table of requests is missing: open the engine by `causalqwen_vllm.load`, or with "
+        "logits_processors=['causalqwen_vllm.table:RequestTable']": config.instance_id not in RequestTable.of_engine,
+        "prefix caching knows tokens but not the values of numbers: set enable_prefix_caching=False": (
+            config.cache_config.enable_prefix_caching
+        ),
+        "tensor, pipeline, context and data parallelism: the heads are not sharded; run one engine per device": (
+            parallel.world_size > 1 or parallel.data_parallel_size > 1
+        ),
+        "a cache taken from another engine comes without the values in it: leave kv_transfer_config unset": (
+            config.kv_transfer_config is not None
+        ),
+        "asynchronous scheduling was never tried: set async_scheduling=False": config.scheduler_config.async_scheduling,
+        "speculative decoding drafts numbers without values: leave speculative_config unset": (
+            config.speculative_config is not None
+        ),
+        "model runner V2 has no table of requests: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
+        "compilation and CUDA graphs would freeze what differs from step to step: set enforce_eager=True": (
+            config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        ),
+        "LoRA adapters would not reach the heads: merge the adapter first": config.lora_config is not None,
+        "quantized weights: the heads read the vocabulary matrix itself": config.quant_config is not None,
+    }
+    if found := [text for text, is_wrong in wrong.items() if is_wrong]:
+        raise ValueError("a grafted model cannot be served this way: " + "; ".join(found))

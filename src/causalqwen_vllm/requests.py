@@ -1,0 +1,71 @@
+"""What is kept for a request while vLLM runs it: its draws, and the values of its numbers by their place in the text."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding import BoundDecoding
+from causalqwen_vllm.wishes import Wish
+
+
+class Request:
+    """One request of vLLM, from its first step to its last; preemption takes its cache away, but not this.
+
+    A token's place is its index in the text, the prompt included. `values`: place -> value. `followed`: place -> the
+    features [H] that a generated number follows from. `pending`: place and features of the token that was decided last.
+
+    Raises:
+        ValueError: more or fewer values than the prompt has numbers, or an individual of another size.
+    """
+
+    def __init__(
+        self, wish: Wish, prompt: Sequence[int], num_token_id: int, causal_size: int, device: torch.device
+    ) -> None:
+        places = [place for place, token in enumerate(prompt) if token == num_token_id]
+        if len(places) != len(wish.values):
+            raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
+        self.wish, self.prompt_length = wish, len(prompt)
+        self.values = dict(zip(places, wish.values, strict=True))
+        self.followed: dict[int, Tensor] = {}
+        self.pending: tuple[int, Tensor] | None = None
+        self.decided = len(prompt) - 1  # the last place whose token was decided
+        self.bound = wish.bind(causal_size, device)
+
+    def decide(self, place: int, features: Tensor) -> None:
+        """Note what the token at `place` follows from. Places of the prompt, and those that are computed again after a
+        preemption, are known already."""
+        if place > self.decided:
+            self.decided, self.pending = place, (place, features)
+
+
+class Company(BoundDecoding):
+    """The plan of several requests that share all of it but seeds and individuals; each draws its own."""
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "Company":
+        bounds = [request.bound for request in requests]
+        found = cls(bounds[0].plan, torch.cat([bound.seeds for bound in bounds]), bounds[0].causal_size)
+        found.bounds = bounds
+        return found
+
+    bounds: list[BoundDecoding]
+
+    def _next(self, stream: int, positions: Tensor) -> Tensor:
+        rows = zip(self.bounds, positions.split(1), strict=True)
+        return torch.cat([bound._next(stream, of_row) for bound, of_row in rows])
+
+    def held(self, stream: int) -> Tensor:
+        if stream not in self._held:
+            self._held[stream] = torch.cat([bound.held(stream) for bound in self.bounds])
+        return self._held[stream]
+
+
+def companies(requests: Sequence[Request]) -> list[tuple[list[int], Company | None]]:
+    """Rows that can be scored together, and the plan they share; None for those of the preset `softmax`."""
+    groups: dict[tuple, list[int]] = {}
+    for row, request in enumerate(requests):
+        plan = request.wish.plan
+        shared = plan.individual_mode, plan.noise_mode, plan.temperature, plan.temperature_of_noise, plan.central_mass
+        groups.setdefault(() if request.bound is None else shared, []).append(row)
+    return [(rows, Company.of([requests[row] for row in rows]) if law else None) for law, rows in groups.items()]

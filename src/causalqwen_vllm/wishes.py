@@ -1,0 +1,113 @@
+"""What a request asks for: `SamplingParams.extra_args["causalqwen"]`, read and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
+
+KEY = "causalqwen"
+
+_KNOWN = {
+    "preset", "seed", "temperature", "noise_temperature", "central_mass", "top_p", "individual", "values", "key",
+}  # fmt: skip
+_WITH_INDIVIDUAL = ("shared-individual", "persona")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One request's own.
+
+    plan: without its seed. values: of the prompt's numbers, left to right. key: under which its numbers are kept for whoever
+    asks for them; "" for nobody. top_p: of the preset `softmax`, whose draws are those of `causalqwen serve`.
+    """
+
+    plan: CausalDecoding
+    seed: int
+    values: tuple[float, ...] = ()
+    top_p: float = 1.0
+    key: str = ""
+
+    @classmethod
+    def read(cls, given: Any) -> "Wish":
+        """From `extra_args["causalqwen"]`. ValueError names what is wrong."""
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"a grafted model needs extra_args={{'{KEY}': {{...}}}} with preset, seed and the values of the prompt's "
+                "numbers; `causalqwen_vllm.request` makes them"
+            )
+        if unknown := sorted(set(given) - _KNOWN):
+            raise ValueError(f"unknown settings {', '.join(unknown)}; known settings: {', '.join(sorted(_KNOWN))}")
+        preset, individual = given.get("preset", "standard"), given.get("individual")
+        overrides = {
+            name: given[name] for name in ("temperature", "noise_temperature", "central_mass") if name in given
+        }
+        if individual is not None:
+            if preset not in _WITH_INDIVIDUAL:
+                raise ValueError(f"the preset {preset!r} takes no individual; {' and '.join(_WITH_INDIVIDUAL)} do")
+            overrides["individual"] = _individual(individual)
+        plan = CausalDecoding.preset(preset, **overrides)
+        top_p = float(given.get("top_p", 1.0))
+        if not 0 < top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
+            raise ValueError(f"top_p belongs to the preset 'softmax' and lies in (0, 1], got {top_p} with {preset!r}")
+        return cls(
+            plan, int(given.get("seed", 0)), tuple(map(float, given.get("values", ()))), top_p, given.get("key", "")
+        )
+
+    @property
+    def individual(self) -> Individual | None:
+        """Who was named, if anybody."""
+        return self.plan.individual if isinstance(self.plan.individual, Individual) else None
+
+    def bind(self, causal_size: int, device: str | torch.device = "cpu") -> BoundDecoding | None:
+        """The plan's draws for one row; None under `softmax`. ValueError for an individual of another size."""
+        if self.plan.decision == "softmax":
+            return None
+        return BoundDecoding.bind(replace(self.plan, seed=self.seed), 1, causal_size, torch.device(device))
+
+
+def _individual(given: Any) -> Individual:
+    """A file's, or the one at the coordinates e1 that are given."""
+    if isinstance(given, str):
+        try:
+            return Individual.load(given)
+        except OSError as error:
+            raise ValueError(f"no individual can be read from {given}: {error}") from None
+    return Individual(torch.tensor(given, dtype=torch.float64))
+
+
+def check_params(params: Any) -> None:
+    """ValueError for SamplingParams that hold no `Wish`, move a decision behind its plan's back, or cannot be served."""
+    Wish.read((params.extra_args or {}).get(KEY))
+    if params.temperature != 0:
+        raise ValueError(
+            f"temperature={params.temperature} is vLLM's sampler's: leave SamplingParams.temperature at 0 and set "
+            f"extra_args['{KEY}']['temperature']"
+        )
+    if params.detokenize:
+        raise ValueError(
+            "vLLM's own detokenizer cannot write numbers: set detokenize=False and take texts from `causalqwen_vllm.generate`"
+        )
+    neutral = {
+        "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0, "min_tokens": 0,
+    }  # fmt: skip
+    wrong = [name for name, value in neutral.items() if getattr(params, name) != value]
+    wrong += [
+        name
+        for name in (
+            "logprobs",
+            "prompt_logprobs",
+            "logit_bias",
+            "allowed_token_ids",
+            "bad_words",
+            "structured_outputs",
+            "stop",
+        )
+        if getattr(params, name) not in (None, [], {})
+    ]
+    if wrong:
+        raise ValueError(
+            f"{', '.join(wrong)}: not available for a grafted model, whose plan alone decides; leave it unset"
+        )

@@ -1,0 +1,179 @@
+"""vLLM on one core, tiny models that write numbers, and `generate` as what vLLM is measured against."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase
+
+import causalqwen_vllm
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
+from causalqwen.serving.sampling import RowSampler
+from conftest import make_backbone
+
+ONE_CORE = {  # read when vLLM is imported, which `load` does
+    "VLLM_CPU_OMP_THREADS_BIND": str((os.cpu_count() or 1) - 1),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+WIDE = {  # vLLM's attention on CPU takes heads of 32 and more
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+PROMPTS = [
+    f"{start} {number} {end}"
+    for start in ("My friends,", "We have", "It was", "The year", "Of all", "Not even", "About", "There is")
+    for number, end in zip(
+        (5, 12.5, -3, 1776, 0.25, 1e6, 42, 7),
+        ("men and", "of", "or", "when we", "to the", "it", "days in", "and 3 of"),
+        strict=True,
+    )
+]
+
+
+def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, **settings) -> Path:
+    """A tiny model of a family, in which about one token of seven is a number, written to a folder."""
+    torch.manual_seed(1)
+    model = CausalQwenForCausalLM.from_backbone(
+        make_backbone(family, tokenizer, **WIDE), tokenizer=tokenizer, **settings
+    )
+    make_numbers_likely(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def make_numbers_likely(model: CausalQwenForCausalLM, share: float = 0.15) -> None:
+    """Give `<NUM>` a row of its own and the bias at which it wins that share of positions; values of some size."""
+    action = model.action
+    action.num_row += action.num_row.std() * torch.randn(len(action.num_row))
+    model.config.value_transform = {"kind": "symlog", "center": 2.0, "width": 1.5}
+    ids = torch.randint(400, (8, 64), generator=torch.Generator().manual_seed(0))
+    logits, number = model(ids).logits, model.config.num_token_id
+    gap = logits.amax(-1) - logits[..., number]
+    action.num_bias += gap.flatten().quantile(share)
+
+
+class Engines:
+    """One vLLM at a time: a new one takes the place of the last."""
+
+    def __init__(self) -> None:
+        for name, value in ONE_CORE.items():
+            os.environ.setdefault(name, value)
+        self.key, self.llm = None, None
+
+    def __call__(self, folder: Path, **settings):
+        key = (str(folder), tuple(sorted(settings.items())))
+        if key != self.key:
+            self.close()
+            self.llm = causalqwen_vllm.load(folder, **{"dtype": "float32", "max_model_len": 256} | settings)
+            self.key = key
+        return self.llm
+
+    def close(self) -> None:
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+        self.key, self.llm = None, None
+
+
+@dataclass
+class Reference:
+    """What `generate` writes: tokens and values behind each prompt."""
+
+    tokens: list[list[int]]
+    values: list[list[float]]
+
+
+@torch.no_grad()
+def reference(
+    model: CausalQwenForCausalLM,
+    prompts: list[str],
+    plan: CausalDecoding,
+    seeds: list[int],
+    max_tokens: int,
+    top_p: float = 1.0,
+) -> Reference:
+    """`generate` with a seed per row; the preset `softmax` by the sampler of `causalqwen serve`. No text ends early."""
+    batch = model.processor(prompts, prompt=True, padding=True, padding_side="left", return_tensors="pt")
+    choice = {"causal_decoding": replace(plan, seed=seeds)}
+    if plan.decision == "softmax":
+        lengths, width = batch["attention_mask"].sum(-1).tolist(), batch["input_ids"].shape[1]
+        rows = len(prompts)
+        sampler = RowSampler(seeds, [plan.temperature] * rows, [top_p] * rows, lengths, width, torch.device("cpu"))
+        choice = {
+            "do_sample": False,
+            "return_dict_in_generate": True,
+            "logits_processor": LogitsProcessorList([sampler]),
+        }
+    found = model.generate(**batch, max_new_tokens=max_tokens, eos_token_id=None, pad_token_id=2, **choice)
+    start = batch["input_ids"].shape[1]
+    return Reference(found.sequences[:, start:].tolist(), found.numeric_values[:, start:].tolist())
+
+
+@torch.no_grad()
+def gap_where_they_part(
+    model: CausalQwenForCausalLM,
+    prompt: str,
+    found: list[int],
+    wanted: list[int],
+    values: list[float],
+    plan: CausalDecoding,
+) -> Tensor:
+    """How far apart, relative to the scores' spread, the two tokens were that vLLM and `generate` chose first differently."""
+    at = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+    encoded = model.processor(prompt, prompt=True)
+    ids = torch.tensor([encoded["input_ids"] + wanted[:at]])
+    numbers = torch.tensor([list(encoded["numeric_values"]) + values[:at]], dtype=torch.float64)
+    causal = None if plan.decision == "softmax" else plan
+    scores = model(ids, numeric_values=numbers, causal_decoding=causal, output_ovr=True).logits[0, -1].float()
+    return (scores[found[at]] - scores[wanted[at]]).abs() / scores.std()
+
+
+def compare(
+    llm: Any,
+    model: CausalQwenForCausalLM,
+    preset: str,
+    prompts: list[str],
+    tokens: int = 64,
+    *,
+    top_p: float = 1.0,
+    **settings: float,
+) -> tuple[int, int]:
+    """How many texts of vLLM and of `generate` are the same, and how many numbers those hold.
+
+    AssertionError where a value differs by 1e-4 (relative, or on an axis near 0), or where texts part at no tie.
+    """
+    seeds = list(range(100, 100 + len(prompts)))
+    extra = {"top_p": top_p} if top_p < 1 else {}
+    answers = causalqwen_vllm.generate(
+        llm, prompts, preset=preset, seed=seeds, max_tokens=tokens, params={"ignore_eos": True}, **settings, **extra
+    )
+    plan = CausalDecoding.preset(preset, **settings)
+    wanted = reference(model, prompts, plan, seeds, tokens, top_p)
+    same, numbers, gaps, apart = 0, 0, [], 0.0
+    for row, answer in enumerate(answers):
+        if answer.token_ids != wanted.tokens[row]:
+            one = replace(plan, seed=seeds[row])
+            gap = gap_where_they_part(
+                model, prompts[row], answer.token_ids, wanted.tokens[row], wanted.values[row], one
+            )
+            assert gap < 1e-3, f"row {row} parts where its two best scores are {gap:.2g} apart"
+            gaps.append(f"{gap:.1g}")
+            continue
+        same += 1
+        numbers += len(answer.numbers)
+        for found, value in zip(answer.values, wanted.values[row], strict=True):
+            difference = abs(found - value) / max(abs(value), 1.0)
+            assert difference < 1e-4, f"row {row}: {found} for {value}"
+            apart = max(apart, difference)
+    parted = f", ties at gaps of {', '.join(gaps)}" if gaps else ""
+    print(f"{preset}: {same} of {len(prompts)} texts the same, {numbers} numbers within {apart:.1g}{parted}")
+    return same, numbers

@@ -1,0 +1,241 @@
+"""The plug-in against `generate`, in float32: the same tokens, the same values; and what it refuses."""
+
+import pytest
+import torch
+from reference import PROMPTS, Engines, compare, make_numbers_likely, write_tiny
+
+import causalqwen_vllm
+from causalqwen import PRESETS, CausalQwenForCausalLM, Individual
+from causalqwen.modeling.loading import load_model
+from causalqwen_vllm.model import refuse_settings
+from causalqwen_vllm.requests import Request
+from causalqwen_vllm.wishes import Wish
+
+pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
+PERSONA = {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}
+SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
+
+
+@pytest.fixture(scope="session")
+def engines():
+    return Engines()
+
+
+@pytest.fixture(scope="session")
+def folders(tiny_tokenizer, tmp_path_factory):
+    """Of tiny models, by family; written once."""
+    return {
+        family: write_tiny(tmp_path_factory.mktemp(family), family, tiny_tokenizer)
+        for family in ("llama", "qwen2", "qwen3")
+    }
+
+
+def ask(llm, prompts=PROMPTS[:12], **settings):
+    settings = (
+        PERSONA | {"seed": list(range(len(prompts))), "max_tokens": 100, "params": {"ignore_eos": True}} | settings
+    )
+    return causalqwen_vllm.generate(llm, prompts, **settings)
+
+
+def assert_same(found, wanted):
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.values == pytest.approx(other.values, rel=1e-4, abs=1e-4)
+
+
+# ---- the same tokens and values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_every_preset_writes_what_generate_writes(family, preset, folders, engines):
+    same, numbers = compare(
+        engines(folders[family]), load_model(folders[family]), preset, PROMPTS, **SETTINGS.get(preset, {})
+    )
+    assert same >= 60 and numbers > 100
+
+
+@pytest.mark.parametrize("preset", ["standard", "causal", "noise"])
+def test_the_documents_scale(preset, tiny_tokenizer, tmp_path_factory, engines):
+    folder = write_tiny(tmp_path_factory.mktemp("documents"), "llama", tiny_tokenizer, score_scale="documents")
+    same, _ = compare(engines(folder), load_model(folder), preset, PROMPTS[:16], 32)
+    assert same >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_real_backbone(preset, tmp_path_factory, engines):
+    folder = tmp_path_factory.getbasetemp() / "smollm2"
+    if not folder.exists():
+        model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+        torch.manual_seed(1)
+        make_numbers_likely(model, share=0.05)
+        model.save_pretrained(folder)
+    same, numbers = compare(engines(folder), load_model(folder), preset, PROMPTS, **SETTINGS.get(preset, {}))
+    assert same >= 56 and numbers > 20
+
+
+def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
+    llm, model = engines(folders["llama"]), load_model(folders["llama"])
+    individual = Individual.from_seed(5, 128)
+    individual.save(tmp_path / "ann.safetensors")
+    found = ask(llm, individual=str(tmp_path / "ann.safetensors"))
+    assert_same(ask(llm, individual=individual), found)
+    assert [a.token_ids for a in found] != [a.token_ids for a in ask(llm)]
+    answer = next(answer for answer in found if answer.numbers)
+    number, row = answer.numbers[0], found.index(answer)
+    encoded = model.processor(PROMPTS[row], prompt=True)
+    ids = torch.tensor([encoded["input_ids"] + answer.token_ids[: number.token]])
+    values = torch.tensor([[*encoded["numeric_values"], *answer.values[: number.token]]], dtype=torch.float64)
+    law = model.predict_values(model.features(ids, numeric_values=values).last_hidden_state[:, -1], individual)[0]
+    assert (number.loc, number.scale) == pytest.approx((law.loc, law.scale), rel=1e-3, abs=1e-4)
+    assert number.median == pytest.approx(law.median, rel=1e-3)
+    assert float(answer.text[slice(*number.span)]) == number.value
+
+
+def test_each_request_has_a_plan_of_its_own(folders, engines):
+    """Rows of all presets in one batch are decided as they are alone."""
+    llm = engines(folders["llama"])
+    processor = load_model(folders["llama"]).processor
+    asked = [
+        causalqwen_vllm.request(
+            processor,
+            prompt,
+            preset=preset,
+            seed=row,
+            max_tokens=20 + row,
+            params={"ignore_eos": True},
+            **SETTINGS.get(preset, {}),
+        )
+        for row, (prompt, preset) in enumerate(zip(PROMPTS, [*PRESETS, *PRESETS], strict=False))
+    ]
+    together = llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+    for output, (tokens, params) in zip(together, asked, strict=True):
+        alone = llm.generate([tokens], params, use_tqdm=False)[0]
+        assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_the_values_of_a_prompt_matter(folders, engines):
+    """Two prompts of the same tokens with different values: whatever came first, each is answered as when it is alone."""
+    llm = engines(folders["llama"])
+    prompts = ["It was 3 days in the year " * 12 + "of", "It was 900 days in the year " * 12 + "of"]
+    first, second = ask(llm, prompts, seed=1)
+    assert first.token_ids != second.token_ids or first.values != second.values
+    assert_same(ask(llm, prompts[::-1], seed=1), [second, first])
+    assert_same(ask(llm, prompts[1:], seed=1), [second])
+
+
+def test_a_text_ends_at_its_end_token(folders, engines):
+    answers = ask(engines(folders["llama"]), PROMPTS, params={}, preset="causal", temperature=1.0)
+    stopped = [answer for answer in answers if answer.finish == "stop"]
+    assert stopped and all(answer.token_ids[-1] == 0 for answer in stopped)
+
+
+# ---- what vLLM does to requests under way ----------------------------------------------------------------------------
+
+
+def test_preempted_requests_keep_their_values(folders, engines):
+    wanted = ask(engines(folders["llama"]))
+    llm = engines(folders["llama"], block_size=32, num_gpu_blocks_override=24)
+    scheduler, preempted = llm.llm_engine.engine_core.engine_core.scheduler, []
+    preempt = scheduler._preempt_request
+    scheduler._preempt_request = lambda request, *args, **kwargs: (
+        preempted.append(request.request_id),
+        preempt(request, *args, **kwargs),
+    )[1]
+    found = ask(llm)
+    assert len(preempted) >= 3
+    assert sum(len(answer.numbers) for answer in found) > 20
+    assert_same(found, wanted)
+
+
+def test_prompts_cut_into_chunks(folders, engines):
+    prompts = [" ".join(PROMPTS[row : row + 6]) for row in range(8)]
+    wanted = ask(engines(folders["llama"]), prompts)
+    assert_same(ask(engines(folders["llama"], max_num_batched_tokens=16, max_num_seqs=8), prompts), wanted)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"enable_prefix_caching": True}, {"enforce_eager": False}, {"async_scheduling": True}]
+)
+def test_settings_that_load_refuses(wrong, folders):
+    with pytest.raises(ValueError, match=f"cannot be served with {next(iter(wrong))}="):
+        causalqwen_vllm.load(folders["llama"], **wrong)
+
+
+def test_an_engine_opened_without_load_refuses_too(folders, engines):
+    from vllm import LLM
+
+    engines.close()
+    with pytest.raises(
+        ValueError, match=r"table of requests is missing.*prefix caching knows tokens but not the values"
+    ):
+        LLM(str(folders["llama"]), dtype="float32", max_model_len=256, enforce_eager=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("parallel_config", "world_size", 2, "the heads are not sharded"),
+        ("parallel_config", "data_parallel_size", 2, "the heads are not sharded"),
+        ("scheduler_config", "async_scheduling", True, "async_scheduling=False"),
+        ("compilation_config", "cudagraph_mode", 1, "enforce_eager=True"),
+        (None, "speculative_config", object(), "drafts numbers"),
+        (None, "kv_transfer_config", object(), "another engine"),
+        (None, "lora_config", object(), "merge the adapter"),
+        (None, "quant_config", object(), "vocabulary matrix itself"),
+    ],
+)
+def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, folders, engines, monkeypatch):
+    config = engines(folders["llama"]).llm_engine.vllm_config
+    refuse_settings(config)
+    monkeypatch.setattr(getattr(config, part) if part else config, name, value)
+    with pytest.raises(ValueError, match=message):
+        refuse_settings(config)
+
+
+def test_model_runner_v2_and_other_backbones_are_refused(folders, engines, monkeypatch):
+    config = engines(folders["llama"]).llm_engine.vllm_config
+    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        refuse_settings(config)
+    monkeypatch.setattr(type(config), "use_v2_model_runner", False)
+    monkeypatch.setattr(config.model_config.hf_config.text_config, "model_type", "mistral")
+    with pytest.raises(ValueError, match="'mistral': only llama, qwen2, qwen3"):
+        refuse_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"params": {"temperature": 0.7}}, "leave SamplingParams.temperature at 0"),
+        ({"params": {"logprobs": 3, "repetition_penalty": 1.1}}, "repetition_penalty, logprobs"),
+        ({"params": {"detokenize": True}}, "detokenizer cannot write numbers"),
+        ({"params": {"extra_args": None}}, "a grafted model needs extra_args"),
+        ({"preset": "bold"}, "unknown preset"),
+        ({"preset": "standard", "individual": [0.5] * 128}, "takes no individual"),
+        ({"individual": "nobody.safetensors"}, "nobody.safetensors"),
+        ({"individual": [0.5, 0.5]}, "does not fit"),
+        ({"top_p": 0.9}, "top_p belongs to the preset 'softmax'"),
+        ({"colour": 1}, "unknown settings colour"),
+    ],
+)
+def test_requests_that_are_refused(settings, message, folders, engines):
+    llm = engines(folders["llama"])
+    with pytest.raises(ValueError, match=message):
+        ask(llm, PROMPTS[:2], **settings)
+    assert len(ask(llm, PROMPTS[:2])) == 2  # and the engine goes on
+
+
+def test_values_that_do_not_fit_the_prompt():
+    wish = Wish.read({"preset": "standard", "values": [5.0]})
+    with pytest.raises(ValueError, match="2 numbers came with 1 values"):
+        Request(wish, [1, 400, 7, 400], 400, 128, torch.device("cpu"))
+
+
+def test_numbers_are_given_once(folders, engines):
+    with pytest.raises(ValueError, match="no numbers are kept under the key 'nobody'"):
+        engines(folders["llama"]).collective_rpc("take_numbers", args=(["nobody"],))
