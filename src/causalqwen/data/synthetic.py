@@ -23,9 +23,7 @@ BEST_CRPS = 100 / 6
 
 def statements(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """`prompt` rows whose value nothing tells: "The price of the item is", 42.5."""
-    return [
-        {"prompt": statement.split(" {value}")[0], "value": value} for statement, _, value in _values(count, seed)
-    ]
+    return [{"prompt": statement.split(" {value}")[0], "value": value} for statement, _, value in _values(count, seed)]
 
 
 def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from causalqwen.losses import (
 from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
 
@@ -30,12 +31,52 @@ class HeadsMixin:
     """The heads of a grafted model."""
 
     config: CausalQwenConfig
+    numeric_embedding: NumericEmbedding
     abduction: AbductionNetwork
     value_branch: ValueBranch | None
     action: ActionNetwork
     scale_bounds: Kept
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
+
+    def make_heads(self, config: CausalQwenConfig) -> None:
+        """Everything that a grafted model adds to its backbone, at its start values."""
+        size = config.causal_size
+        self.numeric_embedding = NumericEmbedding(config.hidden_size, config.num_token_id, config.num_token_appended)
+        self.abduction = AbductionNetwork(
+            config.hidden_size,
+            size,
+            deep=config.deep_abduction,
+            deep_hidden_size=config.abduction_hidden_size,
+            scale_activation=config.scale_activation,
+            initial_scale=config.initial_scale,
+            max_scale=config.max_scale,
+        )
+        self.value_branch = None
+        if config.value_branch:
+            self.value_branch = ValueBranch(
+                config.hidden_size,
+                size,
+                config.value_branch_hidden_size,
+                layers=config.value_branch_layers,
+                dropout=config.value_branch_dropout,
+            )
+        self.action = ActionNetwork(
+            size,
+            hidden_size=config.hidden_size,
+            matrix_rows=config.text_config.vocab_size,
+            num_token_id=config.num_token_id,
+            free_token_ids=config.free_token_ids,
+            score_scale=config.score_scale,
+            score_noise=config.score_noise,
+            score_slope=config.score_slope,
+            anchor_tokens=config.anchor_tokens,
+            family=config.vocabulary_family,
+            value_family=config.value_family,
+            initial_noise=config.initial_noise,
+            initial_threshold=config.initial_threshold,
+        )
+        self.scale_bounds = Kept()
 
     def heads(
         self,

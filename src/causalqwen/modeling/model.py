@@ -16,7 +16,6 @@ from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.grafting import GraftingMixin
 from causalqwen.modeling.heads import HeadsMixin
-from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -69,42 +68,7 @@ class CausalQwenForCausalLM(
     def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = AutoModelForCausalLM.from_config(config.text_config) if backbone is None else backbone
-        size = config.causal_size
-        self.numeric_embedding = NumericEmbedding(config.hidden_size, config.num_token_id, config.num_token_appended)
-        self.abduction = AbductionNetwork(
-            config.hidden_size,
-            size,
-            deep=config.deep_abduction,
-            deep_hidden_size=config.abduction_hidden_size,
-            scale_activation=config.scale_activation,
-            initial_scale=config.initial_scale,
-            max_scale=config.max_scale,
-        )
-        self.value_branch = None
-        if config.value_branch:
-            self.value_branch = ValueBranch(
-                config.hidden_size,
-                size,
-                config.value_branch_hidden_size,
-                layers=config.value_branch_layers,
-                dropout=config.value_branch_dropout,
-            )
-        self.action = ActionNetwork(
-            size,
-            hidden_size=config.hidden_size,
-            matrix_rows=config.text_config.vocab_size,
-            num_token_id=config.num_token_id,
-            free_token_ids=config.free_token_ids,
-            score_scale=config.score_scale,
-            score_noise=config.score_noise,
-            score_slope=config.score_slope,
-            anchor_tokens=config.anchor_tokens,
-            family=config.vocabulary_family,
-            value_family=config.value_family,
-            initial_noise=config.initial_noise,
-            initial_threshold=config.initial_threshold,
-        )
-        self.scale_bounds = Kept()
+        self.make_heads(config)
         self._processor: CausalQwenProcessor | None = None
         self.post_init()
 
