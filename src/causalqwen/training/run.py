@@ -13,11 +13,12 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
-from causalqwen.data import Example, collate
+from causalqwen.data import Example
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import ValueBranch
 from causalqwen.numbers import ValueTransform
+from causalqwen.training import ranks
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
@@ -29,6 +30,7 @@ from causalqwen.training.trainer import (
     MetricsFile,
     TrainedForCausalLM,
     collate_facts,
+    collate_tokens,
     last_checkpoint,
 )
 
@@ -63,6 +65,9 @@ def train(
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then gives the same curve.
 
+    Started by torchrun or `accelerate launch`, all ranks train it together (`causalqwen.training.ranks`): call it on each with
+    the same arguments, `output` on one filesystem. Rank 0 writes.
+
     Returns:
         the scores on the evaluation rows after the last stage (`score_tokens`, metrics only; empty without such rows).
 
@@ -73,6 +78,8 @@ def train(
     """
     settings = settings or TrainSettings()
     output = Path(output)
+    ranks.join(model.device)
+    _check_batches(settings)
     work = output / WORK
     anchored = settings.lora is not None and settings.lora.anchor > 0
     anchor_text = read_text(settings.lora.anchor_text) if anchored else None  # a missing file stops the run here
@@ -93,15 +100,25 @@ def train(
     model.requires_grad_(True).eval()
     metrics: dict[str, Any] = {}
     if eval_examples:
-        scores = score_tokens(model, _eval_blocks(model, eval_examples, work))
+        scores = score_tokens(model, _eval_blocks(model, eval_examples, work), split=True)
         found = scores["values"]
         if settings.recalibrate and len(found["value"]):
             levels = model.value_law.fit_interval_levels(found["loc"], found["scale"], found["value"])
             model.config.interval_levels = list(levels)
-            scores = score_tokens(model, _eval_blocks(model, eval_examples, work))
+            scores = score_tokens(model, _eval_blocks(model, eval_examples, work), split=True)
         metrics = scores["metrics"]
     save_by_rename(model, output, work)
     return metrics
+
+
+def _check_batches(settings: TrainSettings) -> None:
+    for name in ("values", "heads", "lora"):
+        stage = getattr(settings, name)
+        if stage is not None and stage.batch_size < ranks.world_size():
+            raise ValueError(
+                f"{name}: a batch of {stage.batch_size} rows cannot be split over {ranks.world_size()} ranks; "
+                "batch_size counts the rows of all ranks together"
+            )
 
 
 def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], needed: bool) -> torch.Tensor:
@@ -127,15 +144,18 @@ def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) 
         raise ValueError(f"{work} belongs to a run with other settings; it cannot be resumed with these")
     if not resume and note.exists():
         raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
-    work.mkdir(parents=True, exist_ok=True)
-    note.write_text(described, encoding="utf-8")
+    ranks.barrier()  # every rank has looked
+    if ranks.rank() == 0:
+        work.mkdir(parents=True, exist_ok=True)
+        note.write_text(described, encoding="utf-8")
+    ranks.barrier()
 
 
 def _eval_blocks(model: CausalQwenForCausalLM, examples: Sequence[Example], work: Path) -> Any:
-    """Facts of the evaluation rows: kept ones where they fit the model as it is now, else computed on the way."""
+    """Facts of the evaluation rows, this rank's share: kept ones where they fit the model as it is now, else computed now."""
     if not _backbone_is_trained(model):
-        return FactStore.build(model, examples, work, title="evaluation rows").blocks()
-    return (facts for _, facts in stream_facts(model, examples, title="evaluating"))
+        return FactStore.build(model, examples, work, title="evaluation rows").blocks(split=True)
+    return (facts for _, facts in stream_facts(model, examples, title="evaluating", split=True))
 
 
 def _backbone_is_trained(model: CausalQwenForCausalLM) -> bool:
@@ -235,7 +255,7 @@ def _train_heads(
         eval_examples,
         output,
         settings,
-        blocks=(lambda: eval_store.renewed(model)) if eval_store is not None else None,
+        blocks=(lambda: eval_store.renewed(model, split=True)) if eval_store is not None else None,
         best="eval_cls_loss",
     )
 
@@ -269,7 +289,7 @@ def _train_lora(
         stage,
         TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled),
         ExampleRows(train_examples),
-        lambda examples: collate(examples, pad),
+        lambda examples: collate_tokens(examples, pad),
         eval_examples,
         output,
         settings,
@@ -354,18 +374,22 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=collator,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, blocks()),
+        scorer=lambda: score_tokens(model, blocks(), split=True),
         metrics_file=MetricsFile(output / METRICS, name),
         rates=rates,
     )
-    checkpoint = last_checkpoint(work / name)
+    checkpoint = ranks.from_main(last_checkpoint(work / name))
+    if checkpoint:
+        ranks.complete_random_states(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
 def save_by_rename(model: CausalQwenForCausalLM, output: Path, work: Path) -> None:
-    """Save into `work`, then move file by file; `config.json`, without which nothing loads, comes last."""
-    saved = work / "saved"
-    model.save_pretrained(saved)
-    for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
-        file.replace(output / file.name)
-    saved.rmdir()
+    """Save into `work`, then move file by file; `config.json`, without which nothing loads, comes last. Rank 0 writes."""
+    if ranks.rank() == 0:
+        saved = work / "saved"
+        model.save_pretrained(saved)
+        for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
+            file.replace(output / file.name)
+        saved.rmdir()
+    ranks.barrier()
