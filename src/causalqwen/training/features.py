@@ -25,6 +25,7 @@ from causalqwen.distributions import upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
+from causalqwen.training.sharding import on_whole
 
 FORMAT = 2
 _TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
@@ -190,7 +191,7 @@ def stream_facts(
     with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
         for indices, own in batches:
             chosen = [examples[index] for index in indices]
-            facts = token_facts(model, chosen)
+            facts = on_whole(model, token_facts, chosen)
             yield (indices, facts) if own else ([], facts[:0])
             bar.update(sum(len(example) for example in chosen))
 
@@ -224,7 +225,7 @@ class FactStore:
         """All positions from their features under the heads that `model` has now, for heads that the facts depend on."""
         for block in self.blocks(positions, split=split):
             columns = [block.tensor(name).to(model.device) for name in ("features", "targets", "values")]
-            yield facts_of(model, columns[0].to(model.dtype), columns[1].long(), columns[2])
+            yield on_whole(model, facts_of, columns[0].to(model.dtype), columns[1].long(), columns[2])
 
     @classmethod
     def build(

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import ValueBranch
 from causalqwen.numbers import ValueTransform
-from causalqwen.training import ranks
+from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
@@ -136,7 +136,9 @@ def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], nee
 
 
 def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:
-    described = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    kept = dataclasses.asdict(settings)
+    del kept["fsdp"]  # a run may be taken up with or without it
+    described = json.dumps(kept, sort_keys=True)
     note = work / "settings.json"
     if (output / "config.json").exists():
         raise ValueError(f"{output} already holds a model; choose another output")
@@ -151,15 +153,9 @@ def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) 
     ranks.barrier()
 
 
-def _eval_blocks(model: CausalQwenForCausalLM, examples: Sequence[Example], work: Path) -> Any:
-    """Facts of the evaluation rows, this rank's share: kept ones where they fit the model as it is now, else computed now."""
-    if not _backbone_is_trained(model):
-        return FactStore.build(model, examples, work, title="evaluation rows").blocks(split=True)
-    return (facts for _, facts in stream_facts(model, examples, title="evaluating", split=True))
-
-
-def _backbone_is_trained(model: CausalQwenForCausalLM) -> bool:
-    return any(isinstance(module, BaseTunerLayer) for module in model.backbone.modules())
+def _eval_blocks(model: CausalQwenForCausalLM, examples: Sequence[Example], work: Path) -> Iterator[TokenFacts]:
+    """Facts of the evaluation rows, this rank's share, from the store that fits the model as it is now."""
+    return FactStore.build(model, examples, work, title="evaluation rows").blocks(split=True)
 
 
 # ---- stage 1 ---------------------------------------------------------------------------------------------------------
@@ -174,8 +170,7 @@ def _train_values(
 ) -> None:
     work = output / WORK
     train_store = FactStore.build(model, train_examples, work, title="training rows")
-    if eval_examples:
-        FactStore.build(model, eval_examples, work, title="evaluation rows")
+    eval_store = FactStore.build(model, eval_examples, work, title="evaluation rows") if eval_examples else None
     if settings.values.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
@@ -200,6 +195,7 @@ def _train_values(
         eval_examples,
         output,
         settings,
+        lambda _: eval_store.blocks(split=True),
         rates=rates,
     )
 
@@ -255,7 +251,7 @@ def _train_heads(
         eval_examples,
         output,
         settings,
-        blocks=(lambda: eval_store.renewed(model, split=True)) if eval_store is not None else None,
+        lambda model: eval_store.renewed(model, split=True),
         best="eval_cls_loss",
     )
 
@@ -293,6 +289,7 @@ def _train_lora(
         eval_examples,
         output,
         settings,
+        lambda model: (facts for _, facts in stream_facts(model, eval_examples, title="evaluating", split=True)),
     )
     merge_adapters(model.backbone)
 
@@ -332,12 +329,14 @@ def _run_stage(
     eval_examples: Sequence[Example],
     output: Path,
     settings: TrainSettings,
-    blocks: Callable[[], Iterable[TokenFacts]] | None = None,
+    blocks: Callable[[CausalQwenForCausalLM], Iterable[TokenFacts]],
     best: str = "eval_reg_loss",
     rates: dict[str, float] | None = None,
 ) -> None:
-    model, work = trained.model, output / WORK
-    blocks = blocks or (lambda: _eval_blocks(model, eval_examples, work))
+    whole, work = trained, output / WORK
+    if settings.fsdp and ranks.world_size() > 1:
+        trained = sharding.sharded(whole)
+    model = trained.model
     updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
     every = max(1, updates // settings.evaluations)
     arguments = TrainingArguments(
@@ -365,6 +364,9 @@ def _run_stage(
         disable_tqdm=False,  # else transformers prints records to stdout
         dataloader_pin_memory=False,
         use_cpu=model.device.type == "cpu",
+        optim="adamw_torch"
+        if trained is not whole
+        else "adamw_torch_fused",  # a fused step takes no parts beside wholes
     )
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
     trainer = CausalTrainer(
@@ -374,7 +376,7 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=collator,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, blocks(), split=True),
+        scorer=lambda: score_tokens(model, blocks(model), split=True),
         metrics_file=MetricsFile(output / METRICS, name),
         rates=rates,
     )
@@ -382,6 +384,8 @@ def _run_stage(
     if checkpoint:
         ranks.complete_random_states(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trained is not whole:
+        sharding.restore(whole, trained)
 
 
 def save_by_rename(model: CausalQwenForCausalLM, output: Path, work: Path) -> None:

@@ -11,6 +11,7 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.features import TokenFacts, number_terms
+from causalqwen.training.sharding import on_whole
 
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which coverage is reported."""
@@ -34,7 +35,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     """
     was_training = model.training
     model.eval()
-    parts = [_score_block(model, facts) for facts in blocks]
+    parts = [on_whole(model, _score_block, facts) for facts in blocks]
     if split:
         parts = ranks.joined(parts)
     columns: dict[str, list[Tensor]] = {}

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_callback import ProgressCallback
 
 from causalqwen.data import Example, collate
@@ -17,7 +18,7 @@ from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training import ranks
+from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, number_terms
 
@@ -114,6 +115,10 @@ class TrainedForCausalLM(nn.Module):
             share = 1.0 if num_items_in_batch is None else masks.cls_mask.sum() / num_items_in_batch
             loss = loss + self.anchor_weight * share * self.anchor.loss(model, anchor_chunk % len(self.anchor))
         return {"loss": loss, "loss_cls": parts.cls, "loss_reg": parts.reg, "decisions": decisions}
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """function(model, *args), as a forward of this module's: with whole weights where they are sharded."""
+        return function(self.model, *args)
 
 
 class FactRows(torch.utils.data.Dataset):
@@ -336,6 +341,11 @@ class CausalTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if sharding.is_sharded(self.trained.model):
+            sharding.average_numbers(model)
+        return super()._clip_grad_norm(model)
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
         return [n for n, p in model.named_parameters() if p.dim() > 1 and (".residual." in n or ".lora_" in n)]
@@ -348,22 +358,47 @@ class CausalTrainer(Trainer):
             for group in optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if p is not parameters[name]]
             optimizer.add_param_group({"params": [parameters[name]], "lr": rate, "weight_decay": 0.0})
+        optimizer.register_step_post_hook(self._has_stepped)
         return optimizer
+
+    def _has_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A fused step leaves the versions of parameters as they were, by which `Kept` knows what has changed."""
+        if sharding.is_sharded(self.trained.model):
+            sharding.forget_kept(self.trained.model)
+        else:
+            torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The trained parameters alone: everything else is in the model that the run started from."""
+        trained = {n: sharding.whole(p.detach()) for n, p in self.model.named_parameters() if p.requires_grad}
+        if ranks.rank() > 0:
+            return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        trained = {n: p.detach().cpu().contiguous() for n, p in self.model.named_parameters() if p.requires_grad}
         with writing(folder / WEIGHTS) as part:
-            save_file(trained, part, metadata={"format": "pt"})
+            save_file({n: tensor.cpu().contiguous() for n, tensor in trained.items()}, part, metadata={"format": "pt"})
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if sharding.is_sharded(self.trained.model):
+            state = sharding.whole_state(self.optimizer)
+            if ranks.rank() == 0:
+                torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        ways = [{name: group[name] for name in ("foreach", "fused")} for group in self.optimizer.param_groups]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        sharding.spread_state(self.optimizer)
+        for group, way in zip(self.optimizer.param_groups, ways, strict=True):
+            group.update(way)  # it may have been written with other ones, sharded or not
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_trained(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
+        ranks.barrier()
         self._load_trained(Path(self.state.best_model_checkpoint))
 
     def _load_trained(self, folder: Path) -> None:
@@ -374,7 +409,7 @@ class CausalTrainer(Trainer):
             raise ValueError(f"{folder} was written by another stage or configuration: its parameters do not fit")
         with torch.no_grad():
             for name, tensor in kept.items():
-                parameters[name].copy_(tensor)
+                parameters[name].copy_(sharding.spread_like(tensor, parameters[name]))
 
 
 def last_checkpoint(folder: Path) -> Path | None:
