@@ -364,9 +364,6 @@ def _run_stage(
         disable_tqdm=False,  # else transformers prints records to stdout
         dataloader_pin_memory=False,
         use_cpu=model.device.type == "cpu",
-        optim="adamw_torch"
-        if trained is not whole
-        else "adamw_torch_fused",  # a fused step takes no parts beside wholes
     )
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
     trainer = CausalTrainer(

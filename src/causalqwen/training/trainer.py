@@ -1,7 +1,7 @@
 """transformers' Trainer for a grafted model: two counts in the loss, the documents' metrics, small checkpoints."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -351,13 +351,22 @@ class CausalTrainer(Trainer):
         return [n for n, p in model.named_parameters() if p.dim() > 1 and (".residual." in n or ".lora_" in n)]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """transformers', with groups of their own for parameters that have a learning rate of their own."""
+        """transformers', with groups of their own for single numbers and for parameters that have a learning rate of their own.
+
+        Under FSDP2 numbers are not spread, and one step takes no parts beside wholes: the groups are always the same, so that
+        a checkpoint can be taken up either way.
+        """
         optimizer = super().create_optimizer(*args, **kwargs)
         parameters = dict(self.trained.named_parameters())
-        for name, rate in self.rates.items():
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if p is not parameters[name]]
-            optimizer.add_param_group({"params": [parameters[name]], "lr": rate, "weight_decay": 0.0})
+        own = {name: parameters[name] for name in self.rates}
+        numbers = [p for p in parameters.values() if p.requires_grad and p.dim() == 0 and not _among(p, own.values())]
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if not _among(p, (*numbers, *own.values()))]
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+        if numbers:
+            optimizer.add_param_group({"params": numbers, "weight_decay": 0.0})
+        for name, parameter in own.items():
+            optimizer.add_param_group({"params": [parameter], "lr": self.rates[name], "weight_decay": 0.0})
         optimizer.register_step_post_hook(self._has_stepped)
         return optimizer
 
@@ -388,11 +397,8 @@ class CausalTrainer(Trainer):
                 torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        ways = [{name: group[name] for name in ("foreach", "fused")} for group in self.optimizer.param_groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         sharding.spread_state(self.optimizer)
-        for group, way in zip(self.optimizer.param_groups, ways, strict=True):
-            group.update(way)  # it may have been written with other ones, sharded or not
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_trained(Path(resume_from_checkpoint))
@@ -410,6 +416,10 @@ class CausalTrainer(Trainer):
         with torch.no_grad():
             for name, tensor in kept.items():
                 parameters[name].copy_(sharding.spread_like(tensor, parameters[name]))
+
+
+def _among(parameter: Tensor, others: Iterable[Tensor]) -> bool:
+    return any(parameter is other for other in others)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
