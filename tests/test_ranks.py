@@ -72,8 +72,10 @@ def one_rank(model_folder, tmp_path_factory):
     return run
 
 
-def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def records(folder, summaries=False):
+    """What was recorded on the way, or the summaries of stages, of which a run that was taken up writes one more."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in found if ("train/train_runtime" in record) == summaries]
 
 
 def compare(one, other, within=1e-4):
@@ -96,6 +98,8 @@ def compare(one, other, within=1e-4):
 def test_two_ranks_train_as_one(two_ranks, one_rank, model_folder, name, way):
     steps = compare(one_rank(name), two_ranks / f"{name}-{way}")
     assert steps >= (50 if name == "values" else 4)
+    one, two = (records(f, summaries=True) for f in (one_rank(name), two_ranks / f"{name}-{way}"))
+    assert [r["train/train_loss"] for r in one] == pytest.approx([r["train/train_loss"] for r in two], abs=1e-4)
     start, end = (load_file(folder / "model.safetensors") for folder in (model_folder, two_ranks / f"{name}-{way}"))
     assert max((end[key] - tensor).abs().max() for key, tensor in start.items()) > 1e-3  # it has learned
 
@@ -158,14 +162,14 @@ def test_only_training_runs_on_ranks(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def command_line(model_folder, tmp_path_factory):
-    """The arguments of `train` on files: long enough a run of 90 steps to be killed, with dropout left out."""
+    """The arguments of `train` on files: a run of 36 steps per stage, to be killed, with dropout left out."""
     folder = tmp_path_factory.mktemp("files")
     for name, count, seed in (("train", 43, 0), ("eval", 13, 1)):
         rows = "".join(json.dumps({"text": text}) + "\n" for text in sentences(count, seed))
         (folder / f"{name}.jsonl").write_text(rows)
     (folder / "settings.yaml").write_text(
-        "logging_steps: 1\nevaluations: 9\nvalues: {epochs: 10, batch_size: 5}\n"
-        "lora: {epochs: 10, batch_size: 5, dropout: 0.0, whole_vocabulary: true}\n"
+        "logging_steps: 1\nevaluations: 6\nvalues: {epochs: 4, batch_size: 5}\n"
+        "lora: {epochs: 4, batch_size: 5, dropout: 0.0, whole_vocabulary: true}\n"
     )
     (folder / "spread.yaml").write_text("fsdp: true\n" + (folder / "settings.yaml").read_text())
     files = ["--train", folder / "train.jsonl", "--eval", folder / "eval.jsonl"]
@@ -195,7 +199,7 @@ def test_a_run_that_lost_a_rank_is_taken_up_by_one_and_by_two(command_line, tmp_
     """Killed in its second stage; every resumed run gives the curve of one that nobody disturbed."""
     launch(sys.executable, *command_line(tmp_path / "through"))
     killed = tmp_path / "killed"
-    code = kill_a_rank([*TORCHRUN, *command_line(killed)], killed / "work/lora/checkpoint-20/trainer_state.json")
+    code = kill_a_rank([*TORCHRUN, *command_line(killed)], killed / "work/lora/checkpoint-12/trainer_state.json")
     assert code != 0 and not (killed / "config.json").exists()
     assert list((killed / "work" / "lora").glob("checkpoint-*/trainer_state.json"))
     for name, start, spread in (
@@ -221,6 +225,8 @@ def test_the_command_under_accelerate(command_line, tmp_path):
 def test_two_ranks_on_the_real_backbone(smollm2, tmp_path):
     """LoRA on SmolLM2-135M: a few steps, with copies and spread."""
     smollm2.save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"value_branch_dropout": 0.0}))
     rows = "".join(json.dumps({"text": text}) + "\n" for text in sentences(16, 0))
     (tmp_path / "rows.jsonl").write_text(rows)
     stage = "logging_steps: 1\nevaluations: 1\nvalues: false\nlora: {epochs: 1, batch_size: 4, dropout: 0.0}\n"
