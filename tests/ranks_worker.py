@@ -92,10 +92,15 @@ def main(folder: Path, output: Path) -> None:
         "left": left,
         "restored": all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters()),
     }
-    try:
-        train(model, [], [], output / "refused", TrainSettings(values=ValueStage(batch_size=1)))
-    except ValueError as error:
-        found["refusal"] = str(error)
+    refused = {
+        "batch": lambda: train(model, [], [], output / "refused", TrainSettings(values=ValueStage(batch_size=1))),
+        "dtypes": lambda: sharding.sharded(TrainedForCausalLM(load_model(folder, "cpu", torch.bfloat16))),
+    }
+    for name, refuse in refused.items():
+        try:
+            refuse()
+        except ValueError as error:
+            found[name] = str(error)
     (output / f"found-{ranks.rank()}.json").write_text(json.dumps(found))
     ranks.leave()
 

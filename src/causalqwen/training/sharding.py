@@ -24,7 +24,17 @@ T = TypeVar("T")
 
 
 def sharded(root: Any) -> Any:
-    """A copy of a `TrainedForCausalLM` with its parameters spread over all ranks; those of `root` are empty until `restore`."""
+    """A copy of a `TrainedForCausalLM` with its parameters spread over all ranks; those of `root` are empty until `restore`.
+
+    Raises:
+        ValueError: trained parameters of more than one dtype, whose gradients FSDP2 cannot reduce together.
+    """
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in root.parameters() if p.requires_grad}
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"fsdp: the parameters to train are {' and '.join(sorted(dtypes))}, and FSDP2 takes one dtype; "
+            "train a model that was grafted with --dtype float32, or set fsdp: false"
+        )
     kept = (*root.parameters(), *root.buffers(), root.config, root.anchor, root.negatives, root.model.processor)
     made = copy.deepcopy(root, {id(thing): thing for thing in kept})
     # A number cannot be spread: such parameters stay on every rank, their gradients averaged by `average_numbers`.

@@ -181,8 +181,8 @@ def collate_tokens(examples: Sequence[Example], pad_token_id: int) -> dict[str, 
     batch = collate(examples, pad_token_id)
     # The chunk follows from the whole batch, so that a resumed run, on any number of ranks, meets the same one.
     chunk = int(batch["input_ids"].sum())
-    places, own = ranks.rows_of_rank(torch.arange(len(examples)))
-    part: dict[str, Any] = {name: tensor[places] for name, tensor in batch.items()}
+    places, own = ranks.rows_of_rank(range(len(examples)))
+    part: dict[str, Any] = {name: tensor[list(places)] for name, tensor in batch.items()}
     return (part if own else ranks.without_losses(part)) | {"anchor_chunk": chunk}
 
 
