@@ -20,16 +20,16 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 # 43 rows by 7: the second rank has no row of the last batch; and an accumulated batch is cut short.
 CASES = {
     "values": TrainSettings(values=ValueStage(epochs=8, batch_size=7), logging_steps=1, evaluations=3),
-    "individuals": TrainSettings(values=ValueStage(epochs=2, batch_size=5), logging_steps=1, evaluations=1),
+    "individuals": TrainSettings(values=ValueStage(epochs=1, batch_size=5), logging_steps=1, evaluations=1),
     "heads": TrainSettings(
         values=None,
-        heads=HeadStage(epochs=2, batch_size=7, accumulation=2, negatives=100, learning_rate=1e-3),
+        heads=HeadStage(epochs=1, batch_size=7, accumulation=2, negatives=100, learning_rate=1e-3),
         logging_steps=1,
         evaluations=2,
     ),
     "lora": TrainSettings(
         values=None,
-        lora=LoraStage(2, 7, 2, learning_rate=1e-3, dropout=0.0, whole_vocabulary=True, anchor=0.1),
+        lora=LoraStage(1, 7, 2, learning_rate=1e-3, dropout=0.0, whole_vocabulary=True, anchor=0.1),
         logging_steps=1,
         evaluations=2,
     ),

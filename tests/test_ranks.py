@@ -34,6 +34,15 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 CLI = ("-m", "causalqwen_cli", "train")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As each of the two ranks has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def launch(*command, check=True, **environment):
     """Run to the end; the last lines of stderr where it must not fail and does."""
     done = subprocess.run(
@@ -85,7 +94,7 @@ def compare(one, other, within=1e-4):
         assert a.keys() == b.keys() and (a["stage"], a["step"]) == (b["stage"], b["step"])
         for key in a:
             if key.endswith(("loss", "loss_mean", "loss_effective", "nll", "accuracy", "num_f1")):
-                assert a[key] == pytest.approx(b[key], abs=within), (key, a["step"])
+                assert a[key] == pytest.approx(b[key], abs=within, rel=1e-6), (key, a["step"])
     first, second = (load_file(folder / "model.safetensors") for folder in (one, other))
     assert first.keys() == second.keys()
     for name, tensor in first.items():
@@ -132,10 +141,7 @@ def test_fsdp_spreads_the_parameters_and_gives_them_back(two_ranks):
 
 def test_facts_by_two_ranks_are_those_of_one_bit_for_bit(two_ranks, model_folder, tmp_path):
     model = load_model(model_folder, "cpu")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     one = FactStore.build(model, examples(model, 43, 0), tmp_path)
-    torch.set_num_threads(threads)
     two = FactStore(two_ranks / "facts" / one.folder.name)
     assert [path.name for path in (two_ranks / "facts").iterdir()] == [one.folder.name]
     for name in (*one.facts.__dataclass_fields__, "offsets"):

@@ -44,7 +44,10 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and `accelerate launch` set it
-        who = f"causalqwen (rank {os.environ.get('RANK', '?')})" if ranks > 1 else "causalqwen"
+        rank = os.environ.get("RANK", "0") if ranks > 1 else "0"
+        who = f"causalqwen (rank {rank})" if ranks > 1 else "causalqwen"
+        if rank != "0":
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
             if ranks > 1 and function.__name__ != "train":
                 raise ValueError(f"{function.__name__} is work for one process, and {ranks} were started; start one")

@@ -377,6 +377,10 @@ def _run_stage(
         metrics_file=MetricsFile(output / METRICS, name),
         rates=rates,
     )
+    if (
+        ranks.rank() > 0 and trained.negatives is None
+    ):  # else all ranks sample the same wrong tokens, as one process does
+        torch.manual_seed(settings.seed + ranks.rank())  # dropout masks of its own
     checkpoint = ranks.from_main(last_checkpoint(work / name))
     if checkpoint:
         ranks.complete_random_states(checkpoint)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
-from transformers.trainer import OPTIMIZER_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import ProgressCallback
 
 from causalqwen.data import Example, collate
@@ -390,11 +390,13 @@ class CausalTrainer(Trainer):
             save_file({n: tensor.cpu().contiguous() for n, tensor in trained.items()}, part, metadata={"format": "pt"})
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if sharding.is_sharded(self.trained.model):
-            state = sharding.whole_state(self.optimizer)
-            if ranks.rank() == 0:
-                torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+        if not sharding.is_sharded(self.trained.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        state = sharding.whole_state(self.optimizer)
+        if ranks.rank() == 0:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
