@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.data.boiling_points import boiling_points, sentence
@@ -29,6 +31,7 @@ STAGES = {
 def run(output: Path, *, fsdp: bool) -> int:
     """Every stage from the start, into folders of `output`; returns how many parameters this rank holds in the last one."""
     for name, settings in STAGES.items():
+        torch.manual_seed(0)  # the ranks start from one model
         model = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_branch_dropout=0.0)
         texts = [sentence(record) for record in boiling_points()[::50][:100]]
         rows = encode_rows([parse_row(json.dumps({"text": text}), "row") for text in texts], model.processor)

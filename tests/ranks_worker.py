@@ -92,7 +92,11 @@ def main(folder: Path, output: Path) -> None:
         "left": left,
         "restored": all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters()),
     }
+    other = load_model(folder, "cpu")
+    with torch.no_grad():
+        other.numeric_embedding.direction += ranks.rank()
     refused = {
+        "start": lambda: train(other, examples(model, 43, 0), [], output / "refused"),
         "batch": lambda: train(model, [], [], output / "refused", TrainSettings(values=ValueStage(batch_size=1))),
         "dtypes": lambda: sharding.sharded(TrainedForCausalLM(load_model(folder, "cpu", torch.bfloat16))),
     }

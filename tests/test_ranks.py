@@ -152,6 +152,7 @@ def test_facts_by_two_ranks_are_those_of_one_bit_for_bit(two_ranks, model_folder
 def test_what_ranks_cannot_do_is_refused(two_ranks):
     found = json.loads((two_ranks / "found-1.json").read_text())
     assert "batch of 1 rows cannot be split over 2 ranks" in found["batch"]
+    assert "the ranks start from different models" in found["start"]
     assert "to train are bfloat16 and float32" in found["dtypes"]
     assert not (two_ranks / "refused").exists()
 

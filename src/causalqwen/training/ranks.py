@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from causalqwen.losses import IGNORE_INDEX
@@ -69,6 +69,17 @@ def from_main(value: T) -> T:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+def check_same_start(model: nn.Module, tokens: int) -> None:
+    """ValueError on every rank unless all were given the same weights (by their sums) and rows (by their tokens)."""
+    sums = [tokens, *(parameter.detach().sum(dtype=torch.float64).item() for parameter in model.parameters())]
+    same = torch.allclose(torch.tensor(sums), torch.tensor(from_main(sums)), rtol=1e-5, atol=1e-5, equal_nan=True)
+    if not all(joined([same])):
+        raise ValueError(
+            "the ranks start from different models or rows: load the model from one folder, or set the same seed before "
+            "from_backbone, and read the same rows"
+        )
 
 
 def summed(tensor: Tensor) -> Tensor:

@@ -80,6 +80,8 @@ def train(
     output = Path(output)
     ranks.join(model.device)
     _check_batches(settings)
+    if ranks.world_size() > 1:
+        ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
     work = output / WORK
     anchored = settings.lora is not None and settings.lora.anchor > 0
     anchor_text = read_text(settings.lora.anchor_text) if anchored else None  # a missing file stops the run here
