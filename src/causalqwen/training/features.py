@@ -237,7 +237,8 @@ class FactStore:
         is never used for anything else. It appears by rename, complete. All ranks compute it together, each its share of the
         batches, and must see `root` on one filesystem.
         """
-        folder = Path(root) / f"features-{facts_key(model, examples)[:24]}"
+        # Rank 0's key: weights that were trained on unlike machines may differ in their last bits.
+        folder = ranks.from_main(Path(root) / f"features-{facts_key(model, examples)[:24]}")
         if ranks.from_main(folder.is_dir()):
             return cls(folder)
         part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
