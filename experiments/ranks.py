@@ -2,8 +2,9 @@
 
 .venv/bin/python experiments/ranks.py
 
-50 updates of each stage on SmolLM2-135M and boiling points, over gloo on this machine's CPU, dropout left out. The learning rates are
-low: with batches of four rows and the ordinary ones, gradients leap, and what rounding makes different grows tenfold every ten updates.
+50 updates of each stage on SmolLM2-135M and boiling points, over gloo on this machine's CPU, dropout left out. The learning
+rates are low: with batches of four rows and the ordinary ones, gradients leap, and differences of rounding grow tenfold
+every ten updates.
 """
 
 import dataclasses
