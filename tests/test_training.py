@@ -127,6 +127,8 @@ def test_the_heads_learn_from_kept_features(tiny_tokenizer, tmp_path, negatives)
     settings = TrainSettings(values=None, heads=stage, logging_steps=5, evaluations=2)
     scores = train(model, examples(model, 40), examples(model, 20, seed=1), tmp_path / "run", settings)
     assert scores["cls_loss"] < 0.8 * start["cls_loss"]
+    # The state that was best on the way is the one that is kept, and was scored as it is.
+    assert min(value for _, value in curve(tmp_path / "run", "eval/cls_loss")) == pytest.approx(scores["cls_loss"])
     for name, tensor in model.backbone.state_dict().items():
         assert torch.equal(tensor, before[name])
 

@@ -42,11 +42,19 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
     def guarded(*args: Any, **kwargs: Any) -> None:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and `accelerate launch` set it
+        rank = os.environ.get("RANK", "0") if ranks > 1 else "0"
+        who = f"causalqwen (rank {rank})" if ranks > 1 else "causalqwen"
+        if rank != "0":
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
+            if ranks > 1 and function.__name__ != "train":
+                raise ValueError(f"{function.__name__} is work for one process, and {ranks} were started; start one")
             function(*args, **kwargs)
         except (ValueError, OSError, ImportError, RuntimeError) as error:
             message = str(error).strip() or type(error).__name__
-            print(f"causalqwen: {message}", file=sys.stderr)
+            print(f"{who}: {message}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     return group.command()(guarded)

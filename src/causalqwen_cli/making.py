@@ -103,23 +103,28 @@ def train(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Train the number channel (stage 1), and adapters in the backbone where the settings ask for them (stage 2)."""
+    """Train the number channel (stage 1), and adapters in the backbone where the settings ask for them (stage 2).
+
+    Started by torchrun or `accelerate launch`, all ranks train together.
+    """
     from causalqwen.data import encode_rows, read_rows
     from causalqwen.modeling.loading import load_model
-    from causalqwen.training import TrainSettings
+    from causalqwen.training import TrainSettings, ranks
     from causalqwen.training import train as run
 
     settings = TrainSettings.from_yaml(config) if config else TrainSettings()
     rows = read_rows(train, values_required=True)
     eval_rows = read_rows(evaluation, values_required=True) if evaluation else []
-    loaded = load_model(model, device)
+    loaded = load_model(model, ranks.device_of_rank(device))
     limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
     examples, eval_examples = (encode_rows(part, loaded.processor, limit) for part in (rows, eval_rows))
     metrics = run(loaded, examples, eval_examples, output, settings, resume=resume)
     text = f"{output}: trained on {len(rows)} rows"
     if metrics:
         text += f"; validation rows: {figures_line(metrics)}"
-    show({"model": str(output), "metrics": metrics}, text, as_json)
+    if ranks.rank() == 0:
+        show({"model": str(output), "metrics": metrics}, text, as_json)
+    ranks.leave()
 
 
 def save_model(model: Any, output: Path) -> None:

@@ -21,3 +21,7 @@ class Kept:
         if key != self._key:
             self._key, self.value = key, make()
         return self.value
+
+    def forget(self) -> None:
+        """Make it anew next time, whatever the tensors say."""
+        self._key, self.value = (), None

@@ -7,6 +7,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training import ranks
 from causalqwen.training.calibration import text_chunks
 
 _OUT = -1e30  # a score without probability whose differences stay finite
@@ -30,7 +31,7 @@ class TextAnchor:
         self.ids = torch.stack(chunks).to(model.device)
         was_training = model.training
         model.eval()
-        passes = tqdm(self.ids.split(8), desc="reading the anchor text", leave=False)
+        passes = tqdm(self.ids.split(8), desc="reading the anchor text", leave=False, disable=ranks.rank() > 0)
         self.features = torch.cat([model.features(ids).last_hidden_state[:, :-1] for ids in passes])
         model.train(was_training)
         self.used = model.action.rest_mask

@@ -24,6 +24,8 @@ from causalqwen.decoding import decision_scores
 from causalqwen.distributions import upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training import ranks
+from causalqwen.training.sharding import on_whole
 
 FORMAT = 2
 _TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
@@ -171,13 +173,26 @@ def batches_by_length(examples: Sequence[Example], tokens: int) -> Iterator[list
 
 
 def stream_facts(
-    model: CausalQwenForCausalLM, examples: Sequence[Example], *, tokens: int = 1024, title: str = "reading"
+    model: CausalQwenForCausalLM,
+    examples: Sequence[Example],
+    *,
+    tokens: int = 1024,
+    title: str = "reading",
+    split: bool = False,
 ) -> Iterator[tuple[list[int], TokenFacts]]:
-    """Facts batch by batch, with the indices of the examples that each holds; progress on stderr."""
-    with tqdm(total=sum(len(example) for example in examples), desc=title, unit="tok", leave=False) as bar:
-        for indices in batches_by_length(examples, tokens):
+    """Facts batch by batch, with the indices of the examples that each holds; progress on stderr.
+
+    split: this rank's `share` of the batches; a filler is computed too, and given as no facts on no examples.
+    """
+    batches = [(indices, True) for indices in batches_by_length(examples, tokens)]
+    if split:
+        batches = ranks.share([indices for indices, _ in batches])
+    total = sum(len(examples[index]) for indices, _ in batches for index in indices)
+    with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
+        for indices, own in batches:
             chosen = [examples[index] for index in indices]
-            yield indices, token_facts(model, chosen)
+            facts = on_whole(model, token_facts, chosen)
+            yield (indices, facts) if own else ([], facts[:0])
             bar.update(sum(len(example) for example in chosen))
 
 
@@ -198,16 +213,19 @@ class FactStore:
     def __getitem__(self, index: int) -> TokenFacts:
         return self.facts[self.offsets[index] : self.offsets[index + 1]]
 
-    def blocks(self, positions: int = 8192) -> Iterator[TokenFacts]:
-        """All positions, some at a time."""
-        for start in range(0, len(self.facts), positions):
-            yield self.facts[start : start + positions]
+    def blocks(self, positions: int = 8192, *, split: bool = False) -> Iterator[TokenFacts]:
+        """All positions, some at a time; `split`: this rank's `share` of them, with an empty block for a filler."""
+        starts = range(0, len(self.facts), positions)
+        for start, own in ranks.share(starts) if split else [(start, True) for start in starts]:
+            yield self.facts[start : start + positions if own else start]
 
-    def renewed(self, model: CausalQwenForCausalLM, positions: int = 1024) -> Iterator[TokenFacts]:
+    def renewed(
+        self, model: CausalQwenForCausalLM, positions: int = 1024, *, split: bool = False
+    ) -> Iterator[TokenFacts]:
         """All positions from their features under the heads that `model` has now, for heads that the facts depend on."""
-        for block in self.blocks(positions):
+        for block in self.blocks(positions, split=split):
             columns = [block.tensor(name).to(model.device) for name in ("features", "targets", "values")]
-            yield facts_of(model, columns[0].to(model.dtype), columns[1].long(), columns[2])
+            yield on_whole(model, facts_of, columns[0].to(model.dtype), columns[1].long(), columns[2])
 
     @classmethod
     def build(
@@ -216,21 +234,23 @@ class FactStore:
         """The facts of `examples` under `model`: found in `root` under their key, or computed and put there.
 
         The folder is named after a hash of the weights that the facts depend on, the settings and the data, so that it
-        is never used for anything else. It appears by rename, complete.
+        is never used for anything else. It appears by rename, complete. All ranks compute it together, each its share of the
+        batches, and must see `root` on one filesystem.
         """
-        folder = Path(root) / f"features-{facts_key(model, examples)[:24]}"
-        if folder.is_dir():
+        # Rank 0's key: weights that were trained on unlike machines may differ in their last bits.
+        folder = ranks.from_main(Path(root) / f"features-{facts_key(model, examples)[:24]}")
+        if ranks.from_main(folder.is_dir()):
             return cls(folder)
-        part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
         lengths = np.array([len(example) - 1 for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        arrays = {}
-        for field in dataclasses.fields(TokenFacts):
-            shape = (int(offsets[-1]), model.config.hidden_size) if field.name == "features" else (int(offsets[-1]),)
-            dtype = _DTYPES.get(field.name, np.float32)
-            arrays[field.name] = np.lib.format.open_memmap(part / f"{field.name}.npy", "w+", dtype=dtype, shape=shape)
+        if ranks.rank() == 0:
+            _make_empty(part, int(offsets[-1]), model.config.hidden_size)
+        ranks.barrier()
+        arrays = {
+            field.name: np.lib.format.open_memmap(part / f"{field.name}.npy", "r+")
+            for field in dataclasses.fields(TokenFacts)
+        }
         was_training = model.training
         model.eval()
         try:
@@ -242,7 +262,7 @@ class FactStore:
                 )
             sharing = list(alike.values())
             distinct = [examples[indices[0]] for indices in sharing]
-            for places, facts in stream_facts(model, distinct, title=title):
+            for places, facts in stream_facts(model, distinct, title=title, split=True):
                 ends = np.cumsum([len(distinct[place]) - 1 for place in places])
                 for place, end in zip(places, ends, strict=True):
                     rows = slice(int(end) - len(distinct[place]) + 1, int(end))
@@ -253,13 +273,27 @@ class FactStore:
                             arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
             for array in arrays.values():
                 array.flush()
-            np.save(part / "offsets.npy", offsets)
-            (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
-            part.rename(folder)
+            ranks.barrier()
+            if ranks.rank() == 0:
+                np.save(part / "offsets.npy", offsets)
+                (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
+                part.rename(folder)
+            ranks.barrier()
         finally:
             model.train(was_training)
-            shutil.rmtree(part, ignore_errors=True)
+            if ranks.rank() == 0:
+                shutil.rmtree(part, ignore_errors=True)
         return cls(folder)
+
+
+def _make_empty(folder: Path, positions: int, hidden_size: int) -> None:
+    """Arrays to be filled, one for every column of facts on so many positions."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for field in dataclasses.fields(TokenFacts):
+        shape = (positions, hidden_size) if field.name == "features" else (positions,)
+        dtype = _DTYPES.get(field.name, np.float32)
+        np.lib.format.open_memmap(folder / f"{field.name}.npy", "w+", dtype=dtype, shape=shape)
 
 
 def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:

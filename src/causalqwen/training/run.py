@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
-from causalqwen.data import Example, collate
+from causalqwen.data import Example
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import ValueBranch
 from causalqwen.numbers import ValueTransform
+from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
@@ -29,6 +30,7 @@ from causalqwen.training.trainer import (
     MetricsFile,
     TrainedForCausalLM,
     collate_facts,
+    collate_tokens,
     last_checkpoint,
 )
 
@@ -63,6 +65,9 @@ def train(
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then gives the same curve.
 
+    Started by torchrun or `accelerate launch`, all ranks train it together (`causalqwen.training.ranks`): call it on each with
+    the same arguments, `output` on one filesystem. Rank 0 writes.
+
     Returns:
         the scores on the evaluation rows after the last stage (`score_tokens`, metrics only; empty without such rows).
 
@@ -73,6 +78,10 @@ def train(
     """
     settings = settings or TrainSettings()
     output = Path(output)
+    ranks.join(model.device)
+    _check_batches(settings)
+    if ranks.world_size() > 1:
+        ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
     work = output / WORK
     anchored = settings.lora is not None and settings.lora.anchor > 0
     anchor_text = read_text(settings.lora.anchor_text) if anchored else None  # a missing file stops the run here
@@ -93,15 +102,25 @@ def train(
     model.requires_grad_(True).eval()
     metrics: dict[str, Any] = {}
     if eval_examples:
-        scores = score_tokens(model, _eval_blocks(model, eval_examples, work))
+        scores = score_tokens(model, _eval_blocks(model, eval_examples, work), split=True)
         found = scores["values"]
         if settings.recalibrate and len(found["value"]):
             levels = model.value_law.fit_interval_levels(found["loc"], found["scale"], found["value"])
             model.config.interval_levels = list(levels)
-            scores = score_tokens(model, _eval_blocks(model, eval_examples, work))
+            scores = score_tokens(model, _eval_blocks(model, eval_examples, work), split=True)
         metrics = scores["metrics"]
     save_by_rename(model, output, work)
     return metrics
+
+
+def _check_batches(settings: TrainSettings) -> None:
+    for name in ("values", "heads", "lora"):
+        stage = getattr(settings, name)
+        if stage is not None and stage.batch_size < ranks.world_size():
+            raise ValueError(
+                f"{name}: a batch of {stage.batch_size} rows cannot be split over {ranks.world_size()} ranks; "
+                "batch_size counts the rows of all ranks together"
+            )
 
 
 def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], needed: bool) -> torch.Tensor:
@@ -119,7 +138,9 @@ def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], nee
 
 
 def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:
-    described = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    kept = dataclasses.asdict(settings)
+    del kept["fsdp"]  # a run may be taken up with or without it
+    described = json.dumps(kept, sort_keys=True)
     note = work / "settings.json"
     if (output / "config.json").exists():
         raise ValueError(f"{output} already holds a model; choose another output")
@@ -127,19 +148,16 @@ def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) 
         raise ValueError(f"{work} belongs to a run with other settings; it cannot be resumed with these")
     if not resume and note.exists():
         raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
-    work.mkdir(parents=True, exist_ok=True)
-    note.write_text(described, encoding="utf-8")
+    ranks.barrier()  # every rank has looked
+    if ranks.rank() == 0:
+        work.mkdir(parents=True, exist_ok=True)
+        note.write_text(described, encoding="utf-8")
+    ranks.barrier()
 
 
-def _eval_blocks(model: CausalQwenForCausalLM, examples: Sequence[Example], work: Path) -> Any:
-    """Facts of the evaluation rows: kept ones where they fit the model as it is now, else computed on the way."""
-    if not _backbone_is_trained(model):
-        return FactStore.build(model, examples, work, title="evaluation rows").blocks()
-    return (facts for _, facts in stream_facts(model, examples, title="evaluating"))
-
-
-def _backbone_is_trained(model: CausalQwenForCausalLM) -> bool:
-    return any(isinstance(module, BaseTunerLayer) for module in model.backbone.modules())
+def _eval_blocks(model: CausalQwenForCausalLM, examples: Sequence[Example], work: Path) -> Iterator[TokenFacts]:
+    """Facts of the evaluation rows, this rank's share, from the store that fits the model as it is now."""
+    return FactStore.build(model, examples, work, title="evaluation rows").blocks(split=True)
 
 
 # ---- stage 1 ---------------------------------------------------------------------------------------------------------
@@ -154,8 +172,7 @@ def _train_values(
 ) -> None:
     work = output / WORK
     train_store = FactStore.build(model, train_examples, work, title="training rows")
-    if eval_examples:
-        FactStore.build(model, eval_examples, work, title="evaluation rows")
+    eval_store = FactStore.build(model, eval_examples, work, title="evaluation rows") if eval_examples else None
     if settings.values.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
@@ -180,6 +197,7 @@ def _train_values(
         eval_examples,
         output,
         settings,
+        lambda _: eval_store.blocks(split=True),
         rates=rates,
     )
 
@@ -235,7 +253,7 @@ def _train_heads(
         eval_examples,
         output,
         settings,
-        blocks=(lambda: eval_store.renewed(model)) if eval_store is not None else None,
+        lambda model: eval_store.renewed(model, split=True),
         best="eval_cls_loss",
     )
 
@@ -269,10 +287,11 @@ def _train_lora(
         stage,
         TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled),
         ExampleRows(train_examples),
-        lambda examples: collate(examples, pad),
+        lambda examples: collate_tokens(examples, pad),
         eval_examples,
         output,
         settings,
+        lambda model: (facts for _, facts in stream_facts(model, eval_examples, title="evaluating", split=True)),
     )
     merge_adapters(model.backbone)
 
@@ -312,12 +331,14 @@ def _run_stage(
     eval_examples: Sequence[Example],
     output: Path,
     settings: TrainSettings,
-    blocks: Callable[[], Iterable[TokenFacts]] | None = None,
+    blocks: Callable[[CausalQwenForCausalLM], Iterable[TokenFacts]],
     best: str = "eval_reg_loss",
     rates: dict[str, float] | None = None,
 ) -> None:
-    model, work = trained.model, output / WORK
-    blocks = blocks or (lambda: _eval_blocks(model, eval_examples, work))
+    whole, work = trained, output / WORK
+    if settings.fsdp and ranks.world_size() > 1:
+        trained = sharding.sharded(whole)
+    model = trained.model
     updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
     every = max(1, updates // settings.evaluations)
     arguments = TrainingArguments(
@@ -354,18 +375,28 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=collator,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, blocks()),
+        scorer=lambda: score_tokens(model, blocks(model), split=True),
         metrics_file=MetricsFile(output / METRICS, name),
         rates=rates,
     )
-    checkpoint = last_checkpoint(work / name)
+    if (
+        ranks.rank() > 0 and trained.negatives is None
+    ):  # else all ranks sample the same wrong tokens, as one process does
+        torch.manual_seed(settings.seed + ranks.rank())  # dropout masks of its own
+    checkpoint = ranks.from_main(last_checkpoint(work / name))
+    if checkpoint:
+        ranks.complete_random_states(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trained is not whole:
+        sharding.restore(whole, trained)
 
 
 def save_by_rename(model: CausalQwenForCausalLM, output: Path, work: Path) -> None:
-    """Save into `work`, then move file by file; `config.json`, without which nothing loads, comes last."""
-    saved = work / "saved"
-    model.save_pretrained(saved)
-    for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
-        file.replace(output / file.name)
-    saved.rmdir()
+    """Save into `work`, then move file by file; `config.json`, without which nothing loads, comes last. Rank 0 writes."""
+    if ranks.rank() == 0:
+        saved = work / "saved"
+        model.save_pretrained(saved)
+        for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
+            file.replace(output / file.name)
+        saved.rmdir()
+    ranks.barrier()

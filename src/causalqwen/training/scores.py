@@ -9,7 +9,9 @@ from torch import Tensor
 from causalqwen.losses import value_nll
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
+from causalqwen.training import ranks
 from causalqwen.training.features import TokenFacts, number_terms
+from causalqwen.training.sharding import on_whole
 
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which coverage is reported."""
@@ -18,8 +20,10 @@ _STATISTICS_SAMPLE = 200_000
 
 
 @torch.no_grad()
-def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> dict[str, Any]:
+def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, split: bool = False) -> dict[str, Any]:
     """Scores of the model over facts: language, numbers found, values, and the state of U.
+
+    split: the blocks are this rank's `share`; every rank gets the scores of all.
 
     Returns:
         `metrics`: loss, cls_loss, reg_loss, accuracy, num_precision, num_recall, num_f1, ovr_sum_median; on positions
@@ -31,9 +35,12 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> 
     """
     was_training = model.training
     model.eval()
+    parts = [on_whole(model, _score_block, facts) for facts in blocks]
+    if split:
+        parts = ranks.joined(parts)
     columns: dict[str, list[Tensor]] = {}
-    for facts in blocks:
-        for name, tensor in _score_block(model, facts).items():
+    for part in parts:
+        for name, tensor in part.items():
             columns.setdefault(name, []).append(tensor)
     model.train(was_training)
     column = {name: torch.cat(parts) for name, parts in columns.items()}
@@ -95,8 +102,8 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "loc": loc_Y.cpu(),
         "scale": scale_Y.cpu(),
         "value": column["values"][numbers],
-        "U_loc": loc_U.flatten()[::step].float().cpu(),
-        "U_scale": scale_U.flatten()[::step].float().cpu(),
+        "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
+        "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
     }
 
 

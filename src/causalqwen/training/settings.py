@@ -108,6 +108,7 @@ class TrainSettings:
         ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
             (`linear_ovr_loss`).
         report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
+        fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
 
     seed: int = 0
@@ -120,6 +121,7 @@ class TrainSettings:
     evaluations: int = 10
     ovr_impl: str = "auto"
     report_to: tuple[str, ...] = ()
+    fsdp: bool = False
 
     def __post_init__(self) -> None:
         if self.value_transform not in ("affine", "symlog", "identity", "keep"):

@@ -1,7 +1,7 @@
 """transformers' Trainer for a grafted model: two counts in the loss, the documents' metrics, small checkpoints."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import ProgressCallback
-from transformers.utils import ModelOutput
 
+from causalqwen.data import Example, collate
 from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, number_terms
 
 WEIGHTS = "model.safetensors"
+_WINDOW = ("cls_loss_mean", "reg_loss_effective", "right", "counted")  # what is summed between two records
 
 
 class TrainedForCausalLM(nn.Module):
@@ -66,15 +69,17 @@ class TrainedForCausalLM(nn.Module):
         numeric_values: Tensor | None = None,
         numeric_labels: Tensor | None = None,
         group: Tensor | None = None,
+        anchor_chunk: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
-    ) -> ModelOutput:
+    ) -> dict[str, Any]:
         """Losses of rows [B, S], and the decisions [B, S-1] under `standard` (none where wrong tokens are sampled).
 
         Args:
             facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
             labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S].
             group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
+            anchor_chunk: which of the anchor's chunks to take, counted round.
         """
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_labels, attention_mask, num_id)
@@ -108,10 +113,12 @@ class TrainedForCausalLM(nn.Module):
         loss = parts.total
         if self.anchor is not None and self.training:
             share = 1.0 if num_items_in_batch is None else masks.cls_mask.sum() / num_items_in_batch
-            # The chunk follows from the rows, so that a resumed run meets the same one.
-            chunk = int(input_ids.sum()) % len(self.anchor)
-            loss = loss + self.anchor_weight * share * self.anchor.loss(model, chunk)
-        return ModelOutput(loss=loss, loss_cls=parts.cls, loss_reg=parts.reg, decisions=decisions)
+            loss = loss + self.anchor_weight * share * self.anchor.loss(model, anchor_chunk % len(self.anchor))
+        return {"loss": loss, "loss_cls": parts.cls, "loss_reg": parts.reg, "decisions": decisions}
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """function(model, *args), as a forward of this module's: with whole weights where they are sharded."""
+        return function(self.model, *args)
 
 
 class FactRows(torch.utils.data.Dataset):
@@ -144,8 +151,9 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
     """Rows packed end to end, for `TrainedForCausalLM`: the heads read each position alone, so nothing is padded.
 
     Labels stand one place later than the positions that predict them. `group`, where somebody shares, says which positions
-    share an individual; -1 for none.
+    share an individual; -1 for none. On many ranks, this rank's part of the batch.
     """
+    groups, own = ranks.rows_of_rank(groups)
     rows = [row for _, group in groups for row in group]
 
     def packed(name: str) -> Tensor:
@@ -157,7 +165,7 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
         sizes = torch.tensor([sum(len(row) for row in group) for _, group in groups])
         batch["group"] = owner.repeat_interleave(sizes).unsqueeze(0)
     first = torch.full((1, 1), IGNORE_INDEX)
-    return batch | {
+    batch |= {
         "labels": torch.cat([first, packed("targets").long()], dim=1),
         "numeric_labels": torch.cat([first.double(), packed("values")], dim=1),
         "facts": {
@@ -165,6 +173,17 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
             for name in ("features", "rest_loss", "threshold", "num_scale", "rival_score", "rival_id")
         },
     }
+    return batch if own else ranks.without_losses(batch)
+
+
+def collate_tokens(examples: Sequence[Example], pad_token_id: int) -> dict[str, Any]:
+    """`collate`, and which chunk of an anchor goes with the batch. On many ranks, this rank's part of the batch."""
+    batch = collate(examples, pad_token_id)
+    # The chunk follows from the whole batch, so that a resumed run, on any number of ranks, meets the same one.
+    chunk = int(batch["input_ids"].sum())
+    places, own = ranks.rows_of_rank(range(len(examples)))
+    part: dict[str, Any] = {name: tensor[list(places)] for name, tensor in batch.items()}
+    return (part if own else ranks.without_losses(part)) | {"anchor_chunk": chunk}
 
 
 class QuietProgress(ProgressCallback):
@@ -176,27 +195,29 @@ class QuietProgress(ProgressCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """One JSON object per record in `metrics.jsonl`: step, epoch, and train/*, eval/*, dist/* (overview 5)."""
+    """One JSON object per record in `metrics.jsonl`: step, epoch, and train/*, eval/*, dist/* (overview 5). Rank 0 writes."""
 
     def __init__(self, path: Path, stage: str) -> None:
         self.path, self.stage = path, stage
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop records of this stage that lie behind the step where it resumes."""
-        if not self.path.exists():
+        if ranks.rank() > 0 or not self.path.exists():
             return
         records = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
         kept = [r for r in records if r["stage"] != self.stage or r["step"] <= state.global_step]
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def record(self, step: int, epoch: float | None, metrics: dict[str, float]) -> None:
+        if ranks.rank() > 0:
+            return
         line = {"stage": self.stage, "step": step, "epoch": epoch, **metrics}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 class CausalTrainer(Trainer):
-    """Trainer whose loss is divided by tokens and by numbers of the whole accumulated batch.
+    """Trainer whose loss is divided by tokens and by numbers of the whole accumulated batch, over all ranks.
 
     Args (beyond transformers'):
         scorer: returns the metrics and dist of `score_tokens` for the evaluation rows.
@@ -220,53 +241,68 @@ class CausalTrainer(Trainer):
         self.trained: Any = self.model
         self.scorer = scorer
         self.metrics_file = metrics_file
-        self._window: dict[str, float] = {}
-        self._steps_logged = 0
+        self._window = torch.zeros(len(_WINDOW), dtype=torch.float64, device=self.args.device)
+        self._updates = 0
+
+    # ---- data --------------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """transformers', with whole batches on every rank: the collators take this rank's rows of each."""
+        loader = super().get_train_dataloader()
+        if ranks.world_size() > 1:
+            shard = loader.batch_sampler
+            shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
+        return loader
 
     # ---- loss --------------------------------------------------------------------------------------------------------
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, Tensor | int | None]:
-        """transformers' accumulated batch, and the number of its numbers in each part of it."""
+        """transformers' accumulated batch, and the number of its numbers, over all ranks, in each part of it."""
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._updates += 1
         num_id = self.trained.config.num_token_id
-        count = 0
+        count = torch.zeros((), dtype=torch.int64, device=device)
         for sample in samples:
-            count += ((sample["labels"] == num_id) & sample["numeric_labels"].isfinite())[:, 1:].sum()
+            count += ((sample["labels"] == num_id) & sample["numeric_labels"].isfinite())[:, 1:].sum().to(device)
+        count = ranks.summed(count)
         for sample in samples:
-            sample["num_numbers_in_batch"] = torch.as_tensor(count)
+            sample["num_numbers_in_batch"] = count
         return samples, num_items
 
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        window = self._window
-        window["cls_loss_mean"] = window.get("cls_loss_mean", 0.0) + outputs["loss_cls"].item()
-        window["reg_loss_effective"] = window.get("reg_loss_effective", 0.0) + outputs["loss_reg"].item()
-        if outputs.get("decisions") is None:
-            return (loss, outputs) if return_outputs else loss
-        targets = inputs["labels"][:, 1:]
-        counted = targets != IGNORE_INDEX
-        window["right"] = window.get("right", 0) + ((outputs["decisions"] == targets) & counted).sum().item()
-        window["counted"] = window.get("counted", 0) + counted.sum().item()
+        right = counted = 0
+        if outputs["decisions"] is not None:
+            targets = inputs["labels"][:, 1:]
+            counted = targets != IGNORE_INDEX
+            right = ((outputs["decisions"] == targets) & counted).sum()
+            counted = counted.sum()
+        made = [outputs["loss_cls"].detach(), outputs["loss_reg"].detach(), right, counted]
+        self._window += torch.stack([torch.as_tensor(x).to(self._window) for x in made])
         return (loss, outputs) if return_outputs else loss
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._tr_loss = ranks.summed(self._tr_loss) / ranks.world_size()  # steps that were not logged
+        return super()._finalize_training(*args, **kwargs)
 
     # ---- metrics -----------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the documents' names to a training record, and keep every record in the JSONL file."""
-        if "loss" in logs and self._window:
-            steps = max(self.state.global_step - self._steps_logged, 1)
-            self._steps_logged = self.state.global_step
-            window, self._window = self._window, {}
+        if "loss" in logs:
+            steps, self._updates = self._updates, 0
+            window = dict(zip(_WINDOW, ranks.summed(self._window).tolist(), strict=True))
+            self._window.zero_()
             logs = logs | {
                 "total_loss": logs["loss"],
                 "cls_loss_mean": window["cls_loss_mean"] / steps,
                 "reg_loss_effective": window["reg_loss_effective"] / steps,
             }
-            if window.get("counted"):
+            if window["counted"]:
                 logs["accuracy"] = window["right"] / window["counted"]
         super().log(logs, start_time)
         numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
@@ -305,34 +341,72 @@ class CausalTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if sharding.is_sharded(self.trained.model):
+            sharding.average_numbers(model)
+        return super()._clip_grad_norm(model)
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
         return [n for n, p in model.named_parameters() if p.dim() > 1 and (".residual." in n or ".lora_" in n)]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """transformers', with groups of their own for parameters that have a learning rate of their own."""
+        """transformers', with groups of their own for single numbers and for parameters that have a learning rate of their own.
+
+        Under FSDP2 numbers are not spread, and one step takes no parts beside wholes: the groups are always the same, so that
+        a checkpoint can be taken up either way.
+        """
         optimizer = super().create_optimizer(*args, **kwargs)
         parameters = dict(self.trained.named_parameters())
-        for name, rate in self.rates.items():
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if p is not parameters[name]]
-            optimizer.add_param_group({"params": [parameters[name]], "lr": rate, "weight_decay": 0.0})
+        own = {name: parameters[name] for name in self.rates}
+        numbers = [p for p in parameters.values() if p.requires_grad and p.dim() == 0 and not _among(p, own.values())]
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if not _among(p, (*numbers, *own.values()))]
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+        if numbers:
+            optimizer.add_param_group({"params": numbers, "weight_decay": 0.0})
+        for name, parameter in own.items():
+            optimizer.add_param_group({"params": [parameter], "lr": self.rates[name], "weight_decay": 0.0})
+        optimizer.register_step_post_hook(self._has_stepped)
         return optimizer
+
+    def _has_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A fused step leaves the versions of parameters as they were, by which `Kept` knows what has changed."""
+        if sharding.is_sharded(self.trained.model):
+            sharding.forget_kept(self.trained.model)
+        else:
+            torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The trained parameters alone: everything else is in the model that the run started from."""
+        trained = {n: sharding.whole(p.detach()) for n, p in self.model.named_parameters() if p.requires_grad}
+        if ranks.rank() > 0:
+            return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        trained = {n: p.detach().cpu().contiguous() for n, p in self.model.named_parameters() if p.requires_grad}
         with writing(folder / WEIGHTS) as part:
-            save_file(trained, part, metadata={"format": "pt"})
+            save_file({n: tensor.cpu().contiguous() for n, tensor in trained.items()}, part, metadata={"format": "pt"})
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not sharding.is_sharded(self.trained.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        state = sharding.whole_state(self.optimizer)
+        if ranks.rank() == 0:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        sharding.spread_state(self.optimizer)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_trained(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
+        ranks.barrier()
         self._load_trained(Path(self.state.best_model_checkpoint))
 
     def _load_trained(self, folder: Path) -> None:
@@ -343,7 +417,11 @@ class CausalTrainer(Trainer):
             raise ValueError(f"{folder} was written by another stage or configuration: its parameters do not fit")
         with torch.no_grad():
             for name, tensor in kept.items():
-                parameters[name].copy_(tensor)
+                parameters[name].copy_(sharding.spread_like(tensor, parameters[name]))
+
+
+def _among(parameter: Tensor, others: Iterable[Tensor]) -> bool:
+    return any(parameter is other for other in others)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
