@@ -13,7 +13,7 @@ from causalqwen_cli.base import AsJson, Device, Model, command, figures_line, sa
 def graft(
     backbone: Annotated[str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
     output: Annotated[Path, typer.Option(help="Folder for the grafted model; appears complete.")],
-    start: Annotated[str, typer.Option(help="Start values: faithful, documents or minimal.")] = "faithful",
+    start: Annotated[str, typer.Option(help="Start values: faithful, documents, minimal, ordinary, ...")] = "faithful",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ... (default: as stored).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,9 +95,9 @@ def calibrate(
 @command
 def train(
     model: Model,
-    train: Annotated[Path, typer.Option("--train", help="JSONL rows to train on.")],
+    train: Annotated[Path, typer.Option("--train", help="Rows to train on: JSONL, CSV or Parquet.")],
     output: Annotated[Path, typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way.")],
-    evaluation: Annotated[Path | None, typer.Option("--eval", help="JSONL rows to choose and recalibrate by.")] = None,
+    evaluation: Annotated[Path | None, typer.Option("--eval", help="Rows to choose and recalibrate by.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
     resume: Annotated[bool, typer.Option(help="Take up a killed run in the same output.")] = False,
     device: Device = "auto",
@@ -107,19 +107,23 @@ def train(
 
     Started by torchrun or `accelerate launch`, all ranks train together.
     """
-    from causalqwen.data import encode_rows, read_rows
+    from causalqwen.data import EncodedRows, stream_rows
     from causalqwen.modeling.loading import load_model
     from causalqwen.training import TrainSettings, ranks
     from causalqwen.training import train as run
 
     settings = TrainSettings.from_yaml(config) if config else TrainSettings()
-    rows = read_rows(train, values_required=True)
-    eval_rows = read_rows(evaluation, values_required=True) if evaluation else []
+    files = [path for path in (train, evaluation) if path is not None]
+    for path in files:
+        for _ in stream_rows(path, values_required=True):  # a row that cannot be read stops the run here
+            pass
     loaded = load_model(model, ranks.device_of_rank(device))
     limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
-    examples, eval_examples = (encode_rows(part, loaded.processor, limit) for part in (rows, eval_rows))
-    metrics = run(loaded, examples, eval_examples, output, settings, resume=resume)
-    text = f"{output}: trained on {len(rows)} rows"
+    examples, *others = (
+        EncodedRows(stream_rows(path, values_required=True), loaded.processor, limit) for path in files
+    )
+    metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume)
+    text = f"{output}: trained on {len(examples)} rows"
     if metrics:
         text += f"; validation rows: {figures_line(metrics)}"
     if ranks.rank() == 0:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -255,13 +256,12 @@ class FactStore:
         model.eval()
         try:
             # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
-            alike: dict[tuple, list[int]] = {}
+            alike: dict[bytes, list[int]] = {}
             for index, example in enumerate(examples):
-                alike.setdefault((*example.input_ids, *example.numeric_values[:-1], example.value_from), []).append(
-                    index
-                )
+                read = [*example.input_ids, *example.numeric_values[:-1], example.value_from]
+                alike.setdefault(hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest(), []).append(index)
             sharing = list(alike.values())
-            distinct = [examples[indices[0]] for indices in sharing]
+            distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
             for places, facts in stream_facts(model, distinct, title=title, split=True):
                 ends = np.cumsum([len(distinct[place]) - 1 for place in places])
                 for place, end in zip(places, ends, strict=True):
@@ -310,6 +310,7 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
         "score_slope": config.score_slope,
         "threshold_shift": config.threshold_shift,
         "scale_activation": config.scale_activation,
+        "max_scale": config.max_scale,
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
