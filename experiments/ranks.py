@@ -1,10 +1,10 @@
-"""How far are two ranks from one, with copies of the model (DDP) and with its parameters spread (FSDP2)? (10 minutes)
+"""How far are two ranks from one, with copies of the model (DDP) and with its parameters spread (FSDP2)? (15 minutes)
 
 .venv/bin/python experiments/ranks.py
 
 50 updates of each stage on SmolLM2-135M and boiling points, over gloo on this machine's CPU, dropout left out. The learning
 rates are low: with batches of four rows and the ordinary ones, gradients leap, and differences of rounding grow tenfold
-every ten updates.
+every ten updates. `halves` is the control: one process that accumulates two rows and two, the same sums in another order.
 """
 
 import dataclasses
@@ -30,13 +30,16 @@ STAGES = {
 }
 
 
-def run(output: Path, *, fsdp: bool) -> int:
+def run(output: Path, *, fsdp: bool = False, halves: bool = False) -> int:
     """Every stage from the start, into folders of `output`; returns how many parameters this rank holds in the last one."""
     for name, settings in STAGES.items():
         torch.manual_seed(0)  # the ranks start from one model
         model = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_branch_dropout=0.0)
         texts = [sentence(record) for record in boiling_points()[::50][:100]]
         rows = encode_rows([parse_row(json.dumps({"text": text}), "row") for text in texts], model.processor)
+        if halves:
+            stage = dataclasses.replace(getattr(settings, name), batch_size=2, accumulation=2)
+            settings = dataclasses.replace(settings, **{name: stage})
         train(model, rows, [], output / name, dataclasses.replace(settings, fsdp=fsdp))
     trained = TrainedForCausalLM(model)
     held = sharding.sharded(trained) if fsdp else trained
@@ -52,18 +55,23 @@ def losses(folder: Path) -> list[float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        parameters = run(root / "one", fsdp=False)
+        parameters = run(root / "one")
         print(
             f"{'stage':10}{'way':>8}{'updates':>9}{'first loss':>12}{'last loss':>12}{'largest difference':>20}",
             flush=True,
         )
-        for way in ("ddp", "fsdp"):
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            subprocess.run([*command, __file__, str(root / way), way], check=True)
+        for way in ("halves", "ddp", "fsdp"):
+            if way == "halves":
+                run(root / way, halves=True)
+            else:
+                command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+                subprocess.run([*command, __file__, str(root / way), way], check=True)
             for name in STAGES:
                 one, two = losses(root / "one" / name), losses(root / way / name)
                 difference = max(abs(a - b) for a, b in zip(one, two, strict=True))
                 print(f"{name:10}{way:>8}{len(two):9}{two[0]:12.4f}{two[-1]:12.4f}{difference:20.1e}", flush=True)
+            if way == "halves":
+                continue
             held = json.loads((root / way / "held.json").read_text())
             print(f"parameters per rank under {way}: {held:,} of {parameters:,}, {held / parameters:.2%}", flush=True)
 

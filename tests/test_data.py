@@ -8,14 +8,16 @@ import torch
 from causalqwen import CausalQwenProcessor
 from causalqwen.data import EncodedRows, RowError, collate, encode_rows, parse_row, read_rows
 from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.synthetic import BEST_CRPS, questions, statements
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.losses import quantile_crps
 from causalqwen.numbers import find_numbers
 
 BAD_ROWS = [
     ("not json", r"not JSON \(Expecting value at character 0\)"),
     ('{"text": "a"', "not JSON"),
     ("[1]", "expected an object .* found list"),
-    ("{}", "exactly one of the fields text, prompt and messages; found no fields"),
+    ("{}", "exactly one of the fields text, prompt, messages and question; found no fields"),
     ('{"texts": "a"}', "found texts"),
     ('{"text": "a", "prompt": "b"}', "found text, prompt"),
     ('{"text": 5}', "field text: expected text, found int"),
@@ -47,14 +49,61 @@ def test_rows_on_disk_are_those_in_memory(processor):
         parse_row('{"text": "no number"}', "c"),
         parse_row('{"text": "-1e9", "individual": "Ann"}', "d"),
     ]
+    rows.append(parse_row('{"question": "How many?", "answer": "5 or so", "individual": "Ann"}', "e"))
     kept = EncodedRows(iter(rows), processor)
-    assert list(kept) == encode_rows(rows, processor) and len(kept) == 4 and kept[-1] == kept[3]
+    assert list(kept) == encode_rows(rows, processor) and len(kept) == 5 and kept[-1] == kept[4]
     with pytest.raises(IndexError):
-        kept[4]
+        kept[5]
     with pytest.raises(RowError, match="no rows"):
         EncodedRows([], processor)
     with pytest.raises(RowError, match="^a: .* tokens, but the context"):
         EncodedRows(rows, processor, max_length=4)
+
+
+def test_only_answers_are_learned_where_only_answers_are(processor, tiny_tokenizer):
+    def learned(row, **settings):
+        (example,) = encode_rows([parse_row(json.dumps(row), "x")], processor, **settings)
+        if example.learned is None:
+            return None, example
+        ids = [token for token, is_label in zip(example.input_ids, example.learned, strict=True) if is_label]
+        labels = collate([example], 0)["labels"][0]
+        assert labels[labels != -100].tolist() == ids and example.positions == len(ids)
+        return processor.decode(ids), example
+
+    chat = [("user", "Is it 5?"), ("assistant", "It is 7."), ("user", "Not 5?"), ("assistant", "No.")]
+    row = {"messages": [{"role": role, "content": text} for role, text in chat]}
+    assert learned(row)[0] is None
+    words, example = learned(row, assistant_only=True)
+    assert words == "It is<NUM>.<|im_end|>\nNo.<|im_end|>\n"
+    assert [value for value in example.numeric_labels if value == value and value] == [7]
+    words, _ = learned({"context": "A town of 900 people.", "question": "Is it large?", "answer": "No, small."})
+    assert words == " No, small."
+    words, example = learned({"question": "How many?", "answer": 900})
+    assert words is None and example.input_ids[-1] == processor.num_token_id and example.numeric_labels[-1] == 900
+    with pytest.raises(RowError, match="^x, field messages: the assistant says nothing"):
+        learned({"messages": [{"role": "user", "content": "Is it 5?"}]}, assistant_only=True)
+    for wrong, message in [
+        ({"question": "How many?", "answer": " "}, "field answer: the text is empty"),
+        ({"question": "How many?", "answer": True}, "field answer: expected a number, found true"),
+        ({"question": "How many?", "context": 3, "answer": 4}, "field context: expected text"),
+    ]:
+        with pytest.raises(RowError, match=message):
+            parse_row(json.dumps(wrong), "x")
+    with pytest.raises(RowError, match="field answer: a question needs its answer"):
+        parse_row('{"question": "How many?"}', "x", values_required=True)
+
+
+def test_made_up_rows_have_the_truth_that_they_claim(processor):
+    rows = [parse_row(json.dumps(row), "x") for row in statements(2000, seed=3)]
+    values = torch.tensor([row.value for row in rows], dtype=torch.float64)
+    assert len({row.fields["prompt"] for row in rows}) == 5 and values.min() >= 0 and values.max() <= 100
+    levels = torch.arange(1, 200, dtype=torch.float64) / 200
+    best = quantile_crps(values, (100 * levels).expand(2000, -1), levels).mean()
+    assert best.item() == pytest.approx(BEST_CRPS, abs=0.5)
+    for row in (parse_row(json.dumps(row), "x") for row in questions(50, seed=3)):
+        example = encode_rows([row], processor)[0]
+        assert example.numeric_values[-1] == row.value and row.value in example.numeric_values[:-1]
+    assert statements(5, seed=1) == statements(5, seed=1) != statements(5, seed=2)
 
 
 def test_bad_files_are_named(tmp_path):

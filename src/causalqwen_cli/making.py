@@ -1,4 +1,4 @@
-"""Commands that make models: graft, calibrate, train."""
+"""Commands that make models and rows: graft, calibrate, train, synthesize."""
 
 import os
 from pathlib import Path
@@ -120,7 +120,13 @@ def train(
     loaded = load_model(model, ranks.device_of_rank(device))
     limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
     examples, *others = (
-        EncodedRows(stream_rows(path, values_required=True), loaded.processor, limit) for path in files
+        EncodedRows(
+            stream_rows(path, values_required=True),
+            loaded.processor,
+            limit,
+            assistant_only=settings.assistant_only_loss,
+        )
+        for path in files
     )
     metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume)
     text = f"{output}: trained on {len(examples)} rows"
@@ -129,6 +135,28 @@ def train(
     if ranks.rank() == 0:
         show({"model": str(output), "metrics": metrics}, text, as_json)
     ranks.leave()
+
+
+@command
+def synthesize(
+    output: Annotated[Path, typer.Option(help="JSONL file of rows; appears complete.")],
+    kind: Annotated[
+        str, typer.Option(help="statements, whose value nothing tells, or questions, whose context holds the answer.")
+    ] = "statements",
+    count: Annotated[int, typer.Option(min=1, help="Rows.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Rows that are made up, whose truth is known; to test with, or to mix into real ones."""
+    import json
+
+    from causalqwen.data.synthetic import KINDS
+    from causalqwen.files import write_text
+
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
+    write_text(output, "".join(json.dumps(row) + "\n" for row in KINDS[kind](count, seed)))
+    show({"output": str(output), "rows": count}, f"{output}: {count} {kind}", as_json)
 
 
 def save_model(model: Any, output: Path) -> None:

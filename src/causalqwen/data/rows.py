@@ -3,6 +3,7 @@
     {"text": "Water boils at 373.15 K."}                       numbers stand inside
     {"prompt": "The boiling point of water is", "value": 373.15}
     {"messages": [{"role": "user", "content": "..."}, ...]}    rendered by the backbone's chat template
+    {"question": "At how many kelvins?", "answer": 373.15}     or an answer in words; "context" may stand before it
 
 `"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
 Other fields of a row are kept and written back by `predict`. In CSV an empty cell is a field that is not there, and the
@@ -27,14 +28,20 @@ class RowError(ValueError):
 class Row:
     """One checked row. `place` names it in messages ("train.jsonl, row 3"); `fields` is what the file held."""
 
-    kind: str  # "text", "prompt" or "messages"
+    kind: str  # "text", "prompt", "messages" or "question"
     place: str
     fields: dict[str, Any]
 
     @property
     def value(self) -> float | None:
-        """The known value of a prompt row, if it has one."""
-        return None if self.fields.get("value") is None else float(self.fields["value"])
+        """The known value of a row that asks for a number, if it has one."""
+        value = self.fields.get("answer" if self.kind == "question" else "value")
+        return None if value is None or isinstance(value, str) else float(value)
+
+    @property
+    def asks_number(self) -> bool:
+        """Whether a number follows its text: a prompt, or a question whose answer is not in words."""
+        return self.kind == "prompt" or (self.kind == "question" and not isinstance(self.fields.get("answer"), str))
 
     @property
     def individual(self) -> str | None:
@@ -43,10 +50,40 @@ class Row:
         return None if name is None else str(name)
 
     def text(self, processor: Any) -> str:
-        """The text of the row without a prompt row's value."""
+        """The text of the row without the value that follows it."""
         if self.kind == "messages":
             return processor.apply_chat_template(self.fields["messages"], tokenize=False)
+        if self.kind == "question":
+            return self._question() if self.asks_number else f"{self._question()} {self.fields['answer']}"
         return self.fields[self.kind]
+
+    def _question(self) -> str:
+        context = self.fields.get("context")
+        return f"{context + chr(10) if context else ''}Question: {self.fields['question']}\nAnswer:"
+
+    def answers(self, processor: Any) -> list[tuple[str, str]] | None:
+        """Where the answers lie: the text up to each, and through it; None for a row that is not made of them.
+
+        Raises ValueError for messages in which the assistant says nothing, or whose turns do not follow one after the other.
+        """
+        if self.kind == "question":
+            return None if self.asks_number else [(self._question(), self.text(processor))]
+        if self.kind != "messages":
+            return None
+        messages, found = self.fields["messages"], []
+        whole = self.text(processor)
+        for place, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = processor.apply_chat_template(messages[:place], tokenize=False, add_generation_prompt=True)
+                through = processor.apply_chat_template(messages[: place + 1], tokenize=False)
+                if not whole.startswith(through) or not through.startswith(before):
+                    raise ValueError(
+                        "the chat template does not write turns one after the other, so that none can be told apart"
+                    )
+                found.append((before, through))
+        if not found:
+            raise ValueError("the assistant says nothing here, and nothing else is learned")
+        return found
 
 
 def read_rows(path: str | os.PathLike, *, values_required: bool = False) -> list[Row]:
@@ -152,10 +189,10 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     """The row that these fields are; RowError names `place` and the field. A field that is None is not there."""
     if not isinstance(fields, dict):
         raise RowError(f'{place}: expected an object such as {{"text": ...}}, found {type(fields).__name__}')
-    kinds = [kind for kind in ("text", "prompt", "messages") if fields.get(kind) is not None]
+    kinds = [kind for kind in ("text", "prompt", "messages", "question") if fields.get(kind) is not None]
     if len(kinds) != 1:
         found = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
-        raise RowError(f"{place}: expected exactly one of the fields text, prompt and messages; {found}")
+        raise RowError(f"{place}: expected exactly one of the fields text, prompt, messages and question; {found}")
     kind = kinds[0]
     if kind == "messages":
         _check_messages(fields["messages"], place)
@@ -163,7 +200,9 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         raise RowError(f"{place}, field {kind}: expected text, found {type(fields[kind]).__name__}")
     elif not fields[kind].strip():
         raise RowError(f"{place}, field {kind}: the text is empty")
-    _check_value(fields.get("value"), place)
+    if kind == "question":
+        _check_question(fields, place, values_required)
+    _check_value(fields.get("value"), place, "value")
     if not isinstance(fields.get("individual"), str | int | None):
         raise RowError(f"{place}, field individual: expected a name, found {_shown(fields['individual'])}")
     if kind == "prompt" and values_required and fields.get("value") is None:
@@ -183,19 +222,32 @@ def _refuse_constant(name: str) -> None:
     raise _NotFiniteError(name)
 
 
-def _check_value(value: Any, place: str) -> None:
+def _check_question(fields: dict[str, Any], place: str, answer_required: bool) -> None:
+    if not isinstance(fields.get("context"), str | None):
+        raise RowError(f"{place}, field context: expected text, found {_shown(fields['context'])}")
+    answer = fields.get("answer")
+    if answer is None and answer_required:
+        raise RowError(f"{place}, field answer: a question needs its answer here")
+    if isinstance(answer, str):
+        if not answer.strip():
+            raise RowError(f"{place}, field answer: the text is empty")
+    else:
+        _check_value(answer, place, "answer")
+
+
+def _check_value(value: Any, place: str, name: str) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowError(f"{place}, field value: expected a number, found {_shown(value)}")
+        raise RowError(f"{place}, field {name}: expected a number, found {_shown(value)}")
     if value != value:
-        raise RowError(f"{place}, field value: NaN is not a finite number")
+        raise RowError(f"{place}, field {name}: NaN is not a finite number")
     try:
         finite = math.isfinite(float(value))
     except OverflowError:
         finite = False
     if not finite:
-        raise RowError(f"{place}, field value: the number is too large for float64")
+        raise RowError(f"{place}, field {name}: the number is too large for float64")
 
 
 def _check_messages(messages: Any, place: str) -> None:

@@ -1,6 +1,7 @@
 """Scores of a model on a file of rows, beside its rivals'."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example], stor
     prompts, places = [], []
     num_id = model.config.num_token_id
     for index, example in enumerate(examples):
-        for position, token in enumerate(example.input_ids[1:]):
-            if token == num_id and position + 1 >= example.value_from:
-                end = position + 1
+        values, place = example.numeric_labels, store.offsets[index]
+        for end, token in enumerate(example.input_ids):
+            if end == 0 or (example.learned is not None and not example.learned[end]):
+                continue
+            if token == num_id and math.isfinite(values[end]):
                 prompts.append(model.processor.decode(example.input_ids[:end], example.numeric_values[:end]))
-                places.append(store.offsets[index] + position)
+                places.append(place)
+            place += 1
     return NumberTable(prompts, np.array(store.facts.features[places]), np.array(store.facts.values[places]))
 
 

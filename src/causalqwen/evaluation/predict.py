@@ -34,9 +34,9 @@ def predict_rows(
 ) -> Iterator[dict[str, Any]]:
     """Each row with its predictions, in order; `batch_size` rows are held at a time.
 
-    A prompt row gets `median`, `intervals`, `num_prob` and, where it has a value, `crps` and `log_prob`. A text or
-    messages row gets `numbers`: one entry per number in it, each predicted from the text before it; a number that
-    stands first has nothing before it and gets null for its median.
+    A prompt row, and a question for a number, gets `median`, `intervals`, `num_prob` and, where it has a value, `crps` and
+    `log_prob`. Any other row gets `numbers`: one entry per number in it, each predicted from the text before it; a number
+    that stands first has nothing before it and gets null for its median.
 
     Raises RowError for a row that cannot be read, before anything of its batch is predicted.
     """
@@ -52,13 +52,13 @@ def _batches(rows: Iterable, size: int) -> Iterator[list]:
 
 def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[dict[str, Any]]:
     encode_rows(rows, model.processor, getattr(model.config.text_config, "max_position_embeddings", None))
-    prompts = [row for row in rows if row.kind == "prompt"]
-    texts = [row for row in rows if row.kind != "prompt"]
+    prompts = [row for row in rows if row.asks_number]
+    texts = [row for row in rows if not row.asks_number]
     of_prompts = iter(model.predict_number([row.text(model.processor) for row in prompts], len(rows)))
     of_texts = iter(_predict_texts(model, texts, raw)) if texts else iter(())
     return [
         row.fields
-        | (describe(next(of_prompts), row.value, raw=raw) if row.kind == "prompt" else {"numbers": next(of_texts)})
+        | (describe(next(of_prompts), row.value, raw=raw) if row.asks_number else {"numbers": next(of_texts)})
         for row in rows
     ]
 

@@ -243,7 +243,7 @@ class FactStore:
         if ranks.from_main(folder.is_dir()):
             return cls(folder)
         part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
-        lengths = np.array([len(example) - 1 for example in examples])
+        lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         if ranks.rank() == 0:
             _make_empty(part, int(offsets[-1]), model.config.hidden_size)
@@ -258,14 +258,14 @@ class FactStore:
             # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
             alike: dict[bytes, list[int]] = {}
             for index, example in enumerate(examples):
-                read = [*example.input_ids, *example.numeric_values[:-1], example.value_from]
+                read = [*example.input_ids, *example.numeric_values[:-1], example.value_from, *(example.learned or ())]
                 alike.setdefault(hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest(), []).append(index)
             sharing = list(alike.values())
             distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
             for places, facts in stream_facts(model, distinct, title=title, split=True):
-                ends = np.cumsum([len(distinct[place]) - 1 for place in places])
-                for place, end in zip(places, ends, strict=True):
-                    rows = slice(int(end) - len(distinct[place]) + 1, int(end))
+                counts = [distinct[place].positions for place in places]
+                for place, count, end in zip(places, counts, np.cumsum(counts).tolist(), strict=True):
+                    rows = slice(end - count, end)
                     for index in sharing[place]:
                         for name, array in arrays.items():
                             array[offsets[index] : offsets[index + 1]] = getattr(facts, name)[rows]
@@ -320,5 +320,6 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for example in examples:
         digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
-        digest.update(np.array([*example.numeric_values, example.value_from], dtype=np.float64).tobytes())
+        read = [*example.numeric_values, example.value_from, *(example.learned or ())]
+        digest.update(np.array(read, dtype=np.float64).tobytes())
     return digest.hexdigest()

@@ -107,6 +107,7 @@ class TrainSettings:
             a checkpoint written, from which a killed run can be resumed.
         ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
             (`linear_ovr_loss`).
+        assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
         report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
         fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
@@ -120,6 +121,7 @@ class TrainSettings:
     logging_steps: int = 20
     evaluations: int = 10
     ovr_impl: str = "auto"
+    assistant_only_loss: bool = False
     report_to: tuple[str, ...] = ()
     fsdp: bool = False
 
