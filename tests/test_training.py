@@ -182,6 +182,7 @@ def test_scores_of_facts_are_those_of_the_models_own_outputs(model, tmp_path):
     model.config.value_transform = {"kind": "affine", "center": 500.0, "width": 200.0}
     with torch.no_grad():
         model.action.num_row.normal_(std=0.3)
+        model.action.num_bias += 3.0
     scores = score_tokens(model, FactStore.build(model, rows, tmp_path).blocks(17))["metrics"]
     batch = collate(rows, 2)
     out = model(**batch, output_ovr=True)
@@ -202,6 +203,27 @@ def test_scores_of_facts_are_those_of_the_models_own_outputs(model, tmp_path):
     decided = (decisions == model.config.num_token_id) & real
     assert scores["num_recall"] == pytest.approx((decided & is_num).sum().item() / is_num.sum().item())
     assert scores["num_precision"] == pytest.approx((decided & is_num).sum().item() / max(decided.sum().item(), 1))
+    values = batch["numeric_labels"][:, 1:][is_num]
+    loc, scale = (t[:, :-1][is_num].double() for t in (out.loc_Y, out.scale_Y))
+    median, ends = 500 + 200 * loc, 200 * scale * math.tan(0.45 * math.pi)
+    announced = decided[is_num] & ((values - median).abs() <= ends)
+    assert 0 < scores["consistency"] < 1 and scores["consistency"] == pytest.approx(announced.double().mean().item())
+    assert scores["mse"] == pytest.approx((values - median).square().mean().item(), rel=1e-4)
+    skill = 1 - (values - median).abs().mean() / (values - values.median()).abs().mean()
+    assert scores["combined"] == pytest.approx((scores["accuracy"] + skill.item()) / 2, rel=1e-4)
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["softmax_nll"]))
+
+
+def test_what_is_only_read_leaves_no_facts(model, tmp_path):
+    rows = examples(model, 4)
+    learned = [[index >= 5 for index in range(len(row))] for row in rows]
+    part = [dataclasses.replace(row, learned=mask) for row, mask in zip(rows, learned, strict=True)]
+    whole, masked = (FactStore.build(model, of, tmp_path) for of in (rows, part))
+    assert len(masked) == 4 and whole.folder != masked.folder
+    for index in range(4):
+        assert masked[index].targets.tolist() == rows[index].input_ids[5:]
+        np.testing.assert_allclose(masked[index].features, whole[index].features[4:], atol=1e-5)
+        np.testing.assert_array_equal(masked[index].values, whole[index].values[4:])
 
 
 # ---- accumulation and resumption -------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The documents' metrics (overview 5), always under the `standard` decision, from facts and the current heads."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,8 +29,10 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     Returns:
         `metrics`: loss, cls_loss, reg_loss, accuracy, num_precision, num_recall, num_f1, ovr_sum_median; on positions
         whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the normalised P_k (ovr_nll) and
-        of the backbone (backbone_nll); backbone_agreement, how often the decision is the backbone's argmax; and, where
-        there are numbers, those of `score_values`.
+        of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two; backbone_agreement, how often the
+        decision is the backbone's argmax; and, where there are numbers, those of `score_values`, and two that join words and
+        numbers (architecture 4.3.3): consistency, how often a number is announced by the decision and lies in its 90%
+        interval; combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median).
         `dist`: mean, median, std and iqr of loc_U and scale_U, and the median sum of P_k, keys as in overview 5.4.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals.
     """
@@ -57,12 +60,18 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     if bool(words.any()):
         for name in ("softmax_nll", "ovr_nll", "backbone_nll"):
             metrics[name] = column[name][words].double().mean().item()
+        metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     nll = 0.0
     if len(values["value"]):
         metrics |= score_values(model.value_law, values["loc"], values["scale"], values["value"])
         axis = model.value_transform.forward(values["value"])
+        low, high = model.value_law.interval(values["loc"], values["scale"], 0.9)
+        inside = (low <= values["value"]) & (values["value"] <= high)
+        metrics["consistency"] = (inside & column["announced"]).double().mean().item()
+        spread = (values["value"] - values["value"].median()).abs().mean().item()
+        metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
         nll = value_nll(axis, values["loc"], values["scale"], family=model.config.value_family).mean().item()
     metrics["reg_loss"] = nll
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * nll
@@ -95,6 +104,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "is_num": is_num,
         "decided_num": ahead,
         "agrees": decision == column["backbone_id"],
+        "announced": ahead[numbers],
         "prob_sum": prob_sum,
         "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
         "backbone_nll": column["log_partition"] - column["target_logit"],
@@ -110,7 +120,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
 def score_values(law: ValueLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
     """Scores of predicted values (theory 3.11), float64 [n] each, in the data's units.
 
-    mae and median_error of the median; log_score, the mean log density (higher is better); crps (lower is better, see
+    mae, mse and median_error of the median; log_score, the mean log density (higher is better); crps (lower is better, see
     `ValueLaw.crps`) and quantile_crps (from 199 clipped quantiles, the rule for every rival); coverage of central
     intervals, recalibrated where the law is, and coverage_raw; pit_mean, the mean probability integral transform.
     """
@@ -125,6 +135,7 @@ def score_values(law: ValueLaw, loc: Tensor, scale: Tensor, values: Tensor) -> d
 
     return {
         "mae": error.mean().item(),
+        "mse": error.square().mean().item(),
         "median_error": error.median().item(),
         "log_score": law.log_prob(loc, scale, values).mean().item(),
         "crps": law.crps(loc, scale, values).mean().item(),
