@@ -50,7 +50,8 @@ class AbductionNetwork(nn.Module):
         scale_U = softplus(W_scale z + b_scale)       W_scale = 0, scale_U = `initial_scale` at the start
 
     `deep` adds a residual perceptron to both (architecture 2.3.3, with the identity kept); `scale_activation="exp"` is
-    the older form (foundations 2.4.1). `max_scale` is an upper limit of scale_U; beyond it the gradient is zero.
+    the older form (foundations 2.4.1). `max_scale` is an upper limit of scale_U; beyond it the gradient is zero. `domains`
+    holds networks beside it (`DomainNetwork`), and `domain` says which of them is asked.
 
     Args:
         hidden_size: H of the features z.
@@ -80,6 +81,8 @@ class AbductionNetwork(nn.Module):
         self.loc_net = nn.Linear(hidden_size, causal_size)
         self.scale_net = nn.Linear(hidden_size, causal_size)
         self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
+        self.domains = nn.ModuleDict()
+        self.domain: str | None = None
         self._identity = Kept()
         self.reset_parameters()
 
@@ -95,18 +98,25 @@ class AbductionNetwork(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of z, scale_U [..., C] in float32 at least, positive."""
-        return self.locate(features), self.spread(features)
+        base = self._locate(features), self._spread(features)
+        return base if self.domain is None else self.domains[self.domain](features, *base)
 
     def spread(self, features: Tensor) -> Tensor:
         """scale_U [..., C] alone."""
+        return self._spread(features) if self.domain is None else self(features)[1]
+
+    def locate(self, features: Tensor) -> Tensor:
+        """loc_U [..., C] alone. Without gradients, W_loc = I is not multiplied by: that changes no bit."""
+        return self._locate(features) if self.domain is None else self(features)[0]
+
+    def _spread(self, features: Tensor) -> Tensor:
         raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
         if self.residual is not None:
             raw_scale = raw_scale + self.residual(features).chunk(2, dim=-1)[1]
         scale = raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
         return scale if self.max_scale is None else scale.clamp(max=self.max_scale)
 
-    def locate(self, features: Tensor) -> Tensor:
-        """loc_U [..., C] alone. Without gradients, W_loc = I is not multiplied by: that changes no bit."""
+    def _locate(self, features: Tensor) -> Tensor:
         loc = features if not torch.is_grad_enabled() and self._is_identity() else self.loc_net(features)
         if self.residual is not None:
             loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)

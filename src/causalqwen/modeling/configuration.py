@@ -67,6 +67,8 @@ class CausalQwenConfig(PreTrainedConfig):
         deep_abduction: a residual perceptron beside W_loc and W_scale (architecture 2.3.3).
         scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1). max_scale: an upper limit of scale_U
             (foundations 3.3.2), None for none.
+        domains: settings of the domains' abduction networks by name; domain: which one is asked, None for the base's. See
+            `DomainsMixin`.
         value_branch: a residual on loc_U and scale_U that only the value head reads.
         score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
         score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
@@ -100,6 +102,8 @@ class CausalQwenConfig(PreTrainedConfig):
     abduction_hidden_size: int = 512
     scale_activation: Literal["softplus", "exp"] = "softplus"
     max_scale: float | None = None
+    domains: dict[str, dict[str, Any]] | None = None
+    domain: str | None = None
     value_branch: bool = True
     value_branch_hidden_size: int = 512
     value_branch_layers: int = 2
@@ -137,6 +141,8 @@ class CausalQwenConfig(PreTrainedConfig):
             self.text_config = CONFIG_MAPPING["qwen2"]()
         if self.causal_size is None:
             self.causal_size = self.text_config.hidden_size
+        if self.domains is None:
+            self.domains = {}
         if self.free_token_ids is None:
             self.free_token_ids = []
         if self.num_token_id is None:

@@ -22,6 +22,7 @@ from causalqwen.losses import (
 from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.domains import make_domain
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
@@ -52,6 +53,9 @@ class HeadsMixin:
             initial_scale=config.initial_scale,
             max_scale=config.max_scale,
         )
+        for name, settings in config.domains.items():
+            self.abduction.domains[name] = make_domain(config, settings)
+        self.abduction.domain = config.domain
         self.value_branch = None
         if config.value_branch:
             self.value_branch = ValueBranch(

@@ -12,6 +12,7 @@ from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, 
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.domains import DomainNetwork, DomainsMixin
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.grafting import GraftingMixin
@@ -34,11 +35,11 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     # The heads are small and their tails matter: they stay in float32 whatever the backbone's dtype.
-    _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "value_branch", "action"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "domains", "value_branch", "action"}  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron):
+        if isinstance(module, AbductionNetwork | ActionNetwork | DomainNetwork | ResidualPerceptron):
             module.reset_parameters()
         if isinstance(module, ActionNetwork):
             module.reset_buffers()
@@ -55,7 +56,13 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
 
 
 class CausalQwenForCausalLM(
-    HeadsMixin, GraftingMixin, NumberPredictionMixin, WorldsMixin, CausalQwenPreTrainedModel, CausalGenerationMixin
+    HeadsMixin,
+    DomainsMixin,
+    GraftingMixin,
+    NumberPredictionMixin,
+    WorldsMixin,
+    CausalQwenPreTrainedModel,
+    CausalGenerationMixin,
 ):
     """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
 

@@ -311,6 +311,7 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
         "threshold_shift": config.threshold_shift,
         "scale_activation": config.scale_activation,
         "max_scale": config.max_scale,
+        "domain": config.domain and config.domains[config.domain] | {"name": config.domain},
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())

@@ -240,14 +240,21 @@ def _train_heads(
     stage, work = settings.heads, output / WORK
     train_store = FactStore.build(model, train_examples, work, title="training rows")
     eval_store = FactStore.build(model, eval_examples, work, title="evaluation rows") if eval_examples else None
-    _train_numbers_only(model)
-    for part in (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift):
-        part.requires_grad_(True)
+    if stage.domain is not None:
+        if stage.domain not in model.config.domains:
+            model.add_domain(stage.domain, layers=stage.domain_layers, limit=stage.domain_limit)
+        model.set_domain(stage.domain)
+        model.requires_grad_(False)
+        model.abduction.domains[stage.domain].requires_grad_(True)
+    else:
+        _train_numbers_only(model)
+        for part in (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift):
+            part.requires_grad_(True)
     sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
     _run_stage(
         "heads",
         stage,
-        TrainedForCausalLM(model, heads=True, negatives=sampled),
+        TrainedForCausalLM(model, heads=True, negatives=sampled, closeness=stage.closeness),
         FactRows(train_store),
         collate_facts,
         eval_examples,

@@ -32,7 +32,8 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two; backbone_agreement, how often the
         decision is the backbone's argmax; and, where there are numbers, those of `score_values`, and two that join words and
         numbers (architecture 4.3.3): consistency, how often a number is announced by the decision and lies in its 90%
-        interval; combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median).
+        interval; combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median). Where a
+        domain is asked, domain_divergence and its largest value: D(U, U_base) per position.
         `dist`: mean, median, std and iqr of loc_U and scale_U, and the median sum of P_k, keys as in overview 5.4.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals.
     """
@@ -75,6 +76,9 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         nll = value_nll(axis, values["loc"], values["scale"], family=model.config.value_family).mean().item()
     metrics["reg_loss"] = nll
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * nll
+    if "distance" in column:
+        metrics |= {"domain_divergence": column["distance"].mean().item()}
+        metrics |= {"domain_divergence_max": column["distance"].max().item()}
     dist: dict[str, float] = {}
     for name in ("U_loc", "U_scale"):
         dist |= {f"{name}_{key}": number for key, number in _statistics(column[name]).items()}
@@ -98,7 +102,10 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     _, scale_U = model.abduction(features)
     loc_Y, scale_Y = model.value_parameters(features[numbers], loc_U[numbers], scale_U[numbers])
     step = max(1, loc_U.numel() // 50_000)
-    return {
+    domain = model.abduction.domain
+    network: Any = None if domain is None else model.abduction.domains[domain]
+    away = {} if network is None else {"distance": network.distance(features).cpu()}
+    return away | {
         "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
         "right": decision == column["targets"],
         "is_num": is_num,

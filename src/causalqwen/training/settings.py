@@ -58,6 +58,9 @@ class HeadStage(Stage):
     Args:
         negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
             expectation (theory 3.7); 0 for all.
+        domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
+            value head stay bit for bit (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence
+            from the base at every position, null for none. closeness: weight of that divergence in the loss, before the limit.
     """
 
     epochs: int = 1
@@ -65,6 +68,10 @@ class HeadStage(Stage):
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
     negatives: int = 0
+    domain: str | None = None
+    domain_layers: int = 0
+    domain_limit: float | None = 0.1
+    closeness: float = 0.0
 
 
 @dataclass(frozen=True)

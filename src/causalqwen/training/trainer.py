@@ -18,6 +18,7 @@ from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.domains import divergence
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, number_terms
@@ -36,6 +37,7 @@ class TrainedForCausalLM(nn.Module):
             alone. Kept facts hold the rest as numbers.
         heads: train the heads that kept facts depend on: of the facts, the features alone are read then.
         negatives: [V], by what a training step samples wrong tokens (`inclusion_probabilities`); None for all of them.
+        closeness: weight of D(U, U_base) of the domain that is asked, in training, before its limit (theory 3.10).
         anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
     """
 
@@ -50,8 +52,10 @@ class TrainedForCausalLM(nn.Module):
         *,
         heads: bool = False,
         negatives: Tensor | None = None,
+        closeness: float = 0.0,
     ) -> None:
         super().__init__()
+        self.closeness = closeness
         self.heads = heads
         self.negatives = negatives
         self.model = model
@@ -111,6 +115,11 @@ class TrainedForCausalLM(nn.Module):
             masks, rest_loss, log_num, log_not_num, value_losses, num_items_in_batch, num_numbers_in_batch
         )
         loss = parts.total
+        if self.closeness and self.training:
+            domain: Any = model.abduction.domains[model.abduction.domain]
+            away = (divergence(domain.law, *domain.moves(features)) * masks.cls_mask).sum()
+            items = masks.cls_mask.sum() if num_items_in_batch is None else num_items_in_batch
+            loss = loss + self.closeness * away / items
         if self.anchor is not None and self.training:
             share = 1.0 if num_items_in_batch is None else masks.cls_mask.sum() / num_items_in_batch
             loss = loss + self.anchor_weight * share * self.anchor.loss(model, anchor_chunk % len(self.anchor))

@@ -1,0 +1,171 @@
+"""An abduction network of a domain's own, held close to the base's (overview 2.3; theory 3.10).
+
+    loc_D = loc_U + scale_U t a(z),   scale_D = scale_U exp(t d(z))      a, d: the domain's network, 0 at the start
+
+D(U_D, U), the mean over coordinates of KL(law_D || law_U), depends on a, d and t alone. With a limit, t is the largest number
+up to 1 at which D <= limit, found at every position anew: the limit holds wherever the model is asked, not only on average.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from causalqwen.distributions import StableFamily, get_family, upcast
+from causalqwen.files import writing
+from causalqwen.modeling.configuration import CausalQwenConfig
+
+_HALVINGS = 24
+
+
+class DomainNetwork(nn.Module):
+    """What a domain changes about who is speaking.
+
+    Args:
+        hidden_size: H of the features; causal_size: C.
+        layers: hidden layers of `width`, with GELU; 0 for a linear map.
+        limit: upper limit of D at every position, in nats per coordinate; None for none.
+        family: the law of U, for the divergence.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        causal_size: int,
+        *,
+        layers: int = 0,
+        width: int = 256,
+        limit: float | None = None,
+        family: str = "cauchy",
+    ) -> None:
+        super().__init__()
+        if limit is not None and not limit > 0:
+            raise ValueError(f"a domain's limit must be positive, got {limit}")
+        self.limit, self.law = limit, get_family(family)
+        sizes = [hidden_size] + [width] * layers
+        self.hidden = nn.ModuleList(nn.Linear(size, width) for size in sizes[:-1])
+        self.last = nn.Linear(sizes[-1], 2 * causal_size)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The base's law: a last layer of zeros."""
+        for layer in self.hidden:
+            nn.init.kaiming_uniform_(layer.get_parameter("weight"), a=5**0.5)
+            nn.init.zeros_(layer.get_parameter("bias"))
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def moves(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """a and d [..., C] from features z [..., H], before any limit; d within +-20."""
+        features = features.to(self.last.weight.dtype)
+        for layer in self.hidden:
+            features = nn.functional.gelu(layer(features))
+        a, d = upcast(self.last(features)).chunk(2, dim=-1)
+        return a, d.clamp(-20.0, 20.0)
+
+    def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """z [..., H] and the base's law [..., C] -> the domain's law, loc in the dtype of the base's."""
+        a, d = self._held(*self.moves(features))
+        return (upcast(loc) + scale * a).to(loc.dtype), scale * d.exp()
+
+    def distance(self, features: Tensor) -> Tensor:
+        """D(U_D, U) [...] at features z [..., H], as the limit leaves it."""
+        return divergence(self.law, *self._held(*self.moves(features)))
+
+    def _held(self, a: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        if self.limit is None:
+            return a, d
+        t = held(self.law, a.detach(), d.detach(), self.limit)
+        return t * a, t * d
+
+
+def divergence(law: StableFamily, a: Tensor, d: Tensor) -> Tensor:
+    """D [...] of moves a, d [..., C]: the mean over coordinates of KL(S(a, e^d) || S(0, 1))."""
+    return law.kl(a, d.exp(), torch.zeros_like(a), torch.ones_like(d)).mean(-1)
+
+
+@torch.no_grad()
+def held(law: StableFamily, a: Tensor, d: Tensor, limit: float) -> Tensor:
+    """t [..., 1] in [0, 1] with D(t a, t d) <= limit, as large as halving finds it; 1 wherever that is close enough."""
+    low = torch.zeros_like(a[..., :1])
+    high = torch.ones_like(low)
+    free = divergence(law, a, d).unsqueeze(-1) <= limit
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        within = divergence(law, middle * a, middle * d).unsqueeze(-1) <= limit
+        low, high = torch.where(within, middle, low), torch.where(within, high, middle)
+    return torch.where(free, torch.ones_like(low), low)
+
+
+class DomainsMixin:
+    """Several abduction networks in one model, one per domain, like adapters: add, select, save alone, load."""
+
+    config: CausalQwenConfig
+    abduction: Any
+
+    def add_domain(self, name: str, **settings: Any) -> DomainNetwork:
+        """A network of a domain's own, which starts as the base's, and select it. `settings` as in `DomainNetwork`.
+
+        Raises ValueError for a name that is taken, or no name.
+        """
+        if not name.isidentifier() or name in self.config.domains:
+            raise ValueError(f"a domain needs a name of its own, of letters, digits and _; got {name!r}")
+        network = make_domain(self.config, settings).to(self.abduction.scale_net.weight.device)
+        self.config.domains = {**self.config.domains, name: settings}
+        self.abduction.domains[name] = network
+        self.set_domain(name)
+        return network
+
+    def set_domain(self, name: str | None) -> None:
+        """Whose abduction network is asked from now on; None for the base's. ValueError for one that is not there."""
+        if name is not None and name not in self.config.domains:
+            known = ", ".join(self.config.domains) or "none"
+            raise ValueError(f"there is no domain {name!r}; known domains: {known}")
+        self.config.domain = self.abduction.domain = name
+
+    def save_domain(self, name: str, path: str | os.PathLike) -> None:
+        """Write one domain's network alone: a safetensors file, which appears by rename."""
+        if name not in self.config.domains:
+            raise ValueError(f"there is no domain {name!r} to save")
+        about = {"name": name, "settings": self.config.domains[name]}
+        state = {key: tensor.cpu().contiguous() for key, tensor in self.abduction.domains[name].state_dict().items()}
+        with writing(Path(path)) as part:
+            save_file(state, part, metadata={"causalqwen_domain": json.dumps(about)})
+
+    def load_domain(self, path: str | os.PathLike) -> str:
+        """Add the domain that `save_domain` wrote, select it, and return its name.
+
+        Raises ValueError for another file, a model of another size, or a name that is taken.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {}).get("causalqwen_domain", "null"))
+                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file ({error})") from None
+        if about is None:
+            raise ValueError(f"{path} holds no domain")
+        size = 2 * self.config.causal_size
+        if state["last.weight"].shape[0] != size:
+            raise ValueError(f"{path} belongs to a model of causal size {state['last.weight'].shape[0] // 2}")
+        before = self.config.domain
+        network = self.add_domain(about["name"], **about["settings"])
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            self.abduction.domains.pop(about["name"])
+            self.config.domains = {name: kept for name, kept in self.config.domains.items() if name != about["name"]}
+            self.set_domain(before)
+            raise ValueError(f"{path} does not fit this model: {error}") from None
+        return about["name"]
+
+
+def make_domain(config: CausalQwenConfig, settings: dict[str, Any]) -> DomainNetwork:
+    """The network of these settings for a model of this configuration."""
+    return DomainNetwork(config.hidden_size, config.causal_size, family=config.vocabulary_family, **settings)

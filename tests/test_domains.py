@@ -1,0 +1,118 @@
+"""Abduction networks of domains: close to the base's, whatever they learned; added, selected, saved alone, loaded."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from causalqwen import CausalQwenForCausalLM
+from causalqwen.data import encode_rows, parse_row
+from causalqwen.data.texts import speech_paragraphs
+from causalqwen.distributions import get_family
+from causalqwen.modeling.domains import divergence, held
+from causalqwen.training import FactStore, HeadStage, TrainSettings, score_tokens, train
+from conftest import graft_tiny
+
+
+def disturb(network, size=3.0):
+    torch.nn.init.normal_(network.last.weight, std=size)
+    torch.nn.init.normal_(network.last.bias, std=size)
+
+
+@pytest.mark.parametrize("family", ["cauchy", "gaussian"])
+@pytest.mark.parametrize("settings", [{}, {"layers": 2, "width": 16}])
+def test_a_domain_starts_as_the_base_and_stays_within_its_limit(family, settings, tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, vocabulary_family=family)
+    z = 5 * torch.randn(7, 32)
+    loc, scale = model.abduction(z)
+    network = model.add_domain("medical", limit=0.02, **settings)
+    assert all(torch.equal(one, other) for one, other in zip(model.abduction(z), (loc, scale), strict=True))
+    disturb(network)
+    own_loc, own_scale = model.abduction(z)
+    assert torch.equal(model.abduction.locate(z), own_loc) and torch.equal(model.abduction.spread(z), own_scale)
+    away = get_family(family).kl(own_loc, own_scale, loc, scale).mean(-1)
+    torch.testing.assert_close(away, network.distance(z), rtol=1e-3, atol=1e-5)
+    assert (away <= 0.02 * 1.001).all() and (away > 0.019).all()
+    network.limit = None
+    assert (get_family(family).kl(*model.abduction(z), loc, scale).mean(-1) > 1).all()
+    model.set_domain(None)
+    assert torch.equal(model.abduction(z)[0], loc)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["cauchy", "gaussian"]), st.floats(0.001, 2.0), st.floats(0.01, 10.0))
+def test_the_limit_is_held_and_not_undercut(seed, family, limit, size):
+    generator = torch.Generator().manual_seed(seed)
+    law = get_family(family)
+    a, d = (size * torch.randn(2, 4, 8, generator=generator, dtype=torch.float64)).clamp(-20, 20)
+    t = held(law, a, d, limit)
+    assert (divergence(law, t * a, t * d) <= limit).all()
+    free = divergence(law, a, d) <= limit
+    assert torch.equal(free, t.squeeze(-1) == 1)
+    further = t + 1e-5  # one step on, and the limit is broken, wherever t is not 1
+    assert (divergence(law, further * a, further * d)[~free] > limit).all()
+
+
+def texts(model, start, stop):
+    lines = speech_paragraphs(numbers=False)[start:stop]
+    return encode_rows([parse_row(json.dumps({"text": line[:120]}), "x") for line in lines], model.processor)
+
+
+def test_a_domain_alone_is_trained_and_its_limit_holds_on_other_text(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows, others = texts(model, 0, 24), texts(model, 24, 36)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    base = score_tokens(model, FactStore.build(model, others, tmp_path).blocks())["metrics"]
+    stage = HeadStage(epochs=8, batch_size=8, learning_rate=0.01, domain="speeches", domain_limit=0.05)
+    settings = TrainSettings(values=None, heads=stage, recalibrate=False)
+    metrics = train(model, rows, others, tmp_path / "run", settings)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert metrics["cls_loss"] < base["cls_loss"]
+    assert 0 < metrics["domain_divergence"] <= metrics["domain_divergence_max"] <= 0.05 * 1.001
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "run")
+    again = score_tokens(loaded, FactStore.build(loaded, others, tmp_path).blocks())["metrics"]
+    assert loaded.config.domain == "speeches" and again["cls_loss"] == pytest.approx(metrics["cls_loss"], rel=1e-5)
+    loaded.set_domain(None)
+    again = score_tokens(loaded, FactStore.build(loaded, others, tmp_path).blocks())["metrics"]
+    assert again["cls_loss"] == base["cls_loss"] and "domain_divergence" not in again
+    nearer = graft_tiny("llama", tiny_tokenizer)
+    penalty = dataclasses.replace(stage, domain_limit=None, closeness=100.0)
+    close = train(nearer, rows, others, tmp_path / "near", dataclasses.replace(settings, heads=penalty))
+    free = graft_tiny("llama", tiny_tokenizer)
+    without = dataclasses.replace(settings, heads=dataclasses.replace(stage, domain_limit=None))
+    far = train(free, rows, others, tmp_path / "far", without)
+    assert close["domain_divergence"] < 0.1 * far["domain_divergence"]
+
+
+def test_domains_are_kept_alone_and_together(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    disturb(model.add_domain("law", layers=1, width=8))
+    disturb(model.add_domain("medical", limit=0.1))
+    z = torch.randn(3, 32)
+    wanted = {}
+    for name in ("law", "medical"):
+        model.set_domain(name)
+        wanted[name] = model.abduction(z)[0]
+        model.save_domain(name, tmp_path / f"{name}.safetensors")
+    model.save_pretrained(tmp_path / "model")
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "model")
+    other = graft_tiny("llama", tiny_tokenizer)
+    for name in ("law", "medical"):
+        assert other.load_domain(tmp_path / f"{name}.safetensors") == name
+        for one in (loaded, other):
+            one.set_domain(name)
+            torch.testing.assert_close(one.abduction(z)[0], wanted[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="needs a name of its own"):
+        model.add_domain("law")
+    with pytest.raises(ValueError, match="no domain 'art'; known domains: law, medical"):
+        model.set_domain("art")
+    with pytest.raises(ValueError, match="limit must be positive"):
+        model.add_domain("art", limit=0.0)
+    (tmp_path / "text.safetensors").write_text("nonsense")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        model.load_domain(tmp_path / "text.safetensors")
+    with pytest.raises(ValueError, match="holds no domain"):
+        model.load_domain(tmp_path / "model" / "model.safetensors")
+    assert list(model.config.domains) == ["law", "medical"]
