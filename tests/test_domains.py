@@ -18,8 +18,8 @@ from conftest import graft_tiny
 
 
 def disturb(network, size=3.0):
-    torch.nn.init.normal_(network.last.weight, std=size)
-    torch.nn.init.normal_(network.last.bias, std=size)
+    torch.nn.init.normal_(network.residual.last.weight, std=size)
+    torch.nn.init.normal_(network.residual.last.bias, std=size)
 
 
 @pytest.mark.parametrize("family", ["cauchy", "gaussian"])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from causalqwen.distributions import StableFamily, get_family, upcast
 from causalqwen.files import writing
+from causalqwen.modeling.abduction import ResidualPerceptron
 from causalqwen.modeling.configuration import CausalQwenConfig
 
 _HALVINGS = 24
@@ -47,26 +48,11 @@ class DomainNetwork(nn.Module):
         if limit is not None and not limit > 0:
             raise ValueError(f"a domain's limit must be positive, got {limit}")
         self.limit, self.law = limit, get_family(family)
-        sizes = [hidden_size] + [width] * layers
-        self.hidden = nn.ModuleList(nn.Linear(size, width) for size in sizes[:-1])
-        self.last = nn.Linear(sizes[-1], 2 * causal_size)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """The base's law: a last layer of zeros."""
-        for layer in self.hidden:
-            nn.init.kaiming_uniform_(layer.get_parameter("weight"), a=5**0.5)
-            nn.init.zeros_(layer.get_parameter("bias"))
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+        self.residual = ResidualPerceptron(hidden_size, width, 2 * causal_size, layers=layers)
 
     def moves(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """a and d [..., C] from features z [..., H], before any limit; d within +-20."""
-        features = features.to(self.last.weight.dtype)
-        for layer in self.hidden:
-            features = nn.functional.gelu(layer(features))
-        a, d = upcast(self.last(features)).chunk(2, dim=-1)
+        a, d = upcast(self.residual(features)).chunk(2, dim=-1)
         return a, d.clamp(-20.0, 20.0)
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +138,7 @@ class DomainsMixin:
         if about is None:
             raise ValueError(f"{path} holds no domain")
         size = 2 * self.config.causal_size
-        if state["last.weight"].shape[0] != size:
+        if state["residual.last.weight"].shape[0] != size:
             raise ValueError(f"{path} belongs to a model of causal size {state['last.weight'].shape[0] // 2}")
         before = self.config.domain
         network = self.add_domain(about["name"], **about["settings"])

@@ -12,7 +12,7 @@ from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, 
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.domains import DomainNetwork, DomainsMixin
+from causalqwen.modeling.domains import DomainsMixin
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.grafting import GraftingMixin
@@ -39,7 +39,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        if isinstance(module, AbductionNetwork | ActionNetwork | DomainNetwork | ResidualPerceptron):
+        if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron):
             module.reset_parameters()
         if isinstance(module, ActionNetwork):
             module.reset_buffers()
