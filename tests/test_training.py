@@ -11,6 +11,7 @@ import torch
 from causalqwen.data import collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.training import (
+    BackboneStage,
     FactStore,
     HeadStage,
     LoraStage,
@@ -389,6 +390,30 @@ def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, who
     inputs = model.processor("The one of two is", return_tensors="pt")
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).loc_Y, model(**inputs).loc_Y)
+
+
+@pytest.mark.parametrize("layers", [1, 0])
+def test_the_backbones_own_weights_are_trained_at_a_rate_of_their_own(tiny_tokenizer, tmp_path, layers):
+    def moved(name, **settings):
+        model = graft_tiny("llama", tiny_tokenizer)
+        start = {n: p.clone() for n, p in model.named_parameters()}
+        stage = BackboneStage(epochs=2, batch_size=8, layers=layers, **settings)
+        train(model, examples(model, 24), [], tmp_path / name, TrainSettings(values=None, backbone=stage))
+        loaded = type(model).from_pretrained(tmp_path / name)
+        assert all(torch.equal(p, dict(loaded.named_parameters())[n]) for n, p in model.named_parameters())
+        far = {n: (p - start[n]).abs().max().item() for n, p in model.named_parameters()}
+        return {n: distance for n, distance in far.items() if distance > 0}
+
+    found = moved("small", whole_vocabulary=True)
+    of_backbone = {n for n in found if n.startswith("backbone.")}
+    last = {n for n in of_backbone if ".layers.1." in n}
+    assert last and (of_backbone == last if layers else {"backbone.model.embed_tokens.weight"} < of_backbone - last)
+    assert max(found[n] for n in of_backbone) < 1e-3 < 20 * max(found[n] for n in found.keys() - of_backbone)
+    none = moved("none", backbone_learning_rate=0.0)
+    assert none and not any(n.startswith("backbone.") for n in none)
+    model, settings = graft_tiny("llama", tiny_tokenizer), TrainSettings(values=None, backbone=BackboneStage(layers=3))
+    with pytest.raises(ValueError, match="backbone: 3 layers are to be trained, and there are 2"):
+        train(model, examples(model, 4), [], tmp_path / "three", settings)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])  # <NUM> behind the matrix, and on a free row

@@ -4,11 +4,12 @@ from causalqwen.training.calibration import CalibrationSettings, calibrate, choi
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.run import METRICS, train
 from causalqwen.training.scores import LEVELS, score_tokens, score_values
-from causalqwen.training.settings import HeadStage, LoraStage, TrainSettings, ValueStage
+from causalqwen.training.settings import BackboneStage, HeadStage, LoraStage, TrainSettings, ValueStage
 
 __all__ = [
     "LEVELS",
     "METRICS",
+    "BackboneStage",
     "CalibrationSettings",
     "FactStore",
     "HeadStage",

@@ -23,7 +23,7 @@ from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import score_tokens
-from causalqwen.training.settings import Stage, TrainSettings
+from causalqwen.training.settings import STAGES, Stage, TokenStage, TrainSettings
 from causalqwen.training.trainer import (
     CausalTrainer,
     FactRows,
@@ -83,8 +83,8 @@ def train(
     if ranks.world_size() > 1:
         ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
     work = output / WORK
-    anchored = settings.lora is not None and settings.lora.anchor > 0
-    anchor_text = read_text(settings.lora.anchor_text) if anchored else None  # a missing file stops the run here
+    anchored = [stage for stage in (settings.lora, settings.backbone) if stage is not None and stage.anchor > 0]
+    anchor_texts = {stage: read_text(stage.anchor_text) for stage in anchored}  # a missing file stops the run here
     values = _known_values(model, train_examples, needed=settings.values is not None)
     _open_work(output, work, settings, resume)
     if settings.value_transform != "keep" and len(values):
@@ -98,7 +98,9 @@ def train(
     if settings.heads is not None:
         _train_heads(model, train_examples, eval_examples, output, settings)
     if settings.lora is not None:
-        _train_lora(model, train_examples, eval_examples, output, settings, anchor_text)
+        _train_lora(model, train_examples, eval_examples, output, settings, anchor_texts.get(settings.lora))
+    if settings.backbone is not None:
+        _train_backbone(model, train_examples, eval_examples, output, settings, anchor_texts.get(settings.backbone))
     model.requires_grad_(True).eval()
     metrics: dict[str, Any] = {}
     if eval_examples:
@@ -114,7 +116,7 @@ def train(
 
 
 def _check_batches(settings: TrainSettings) -> None:
-    for name in ("values", "heads", "lora"):
+    for name in STAGES:
         stage = getattr(settings, name)
         if stage is not None and stage.batch_size < ranks.world_size():
             raise ValueError(
@@ -278,29 +280,73 @@ def _train_lora(
 ) -> None:
     stage = settings.lora
     _train_numbers_only(model)
-    model.numeric_embedding.requires_grad_(True)
-    anchor = TextAnchor(model, anchor_text, stage.anchor_tokens) if anchor_text is not None else None
-    sampled = None
-    if stage.whole_vocabulary and stage.negatives:
-        sampled = sampling_of_negatives(model, next(stream_facts(model, train_examples))[1], stage.negatives)
+    trained = _reading_tokens(model, train_examples, stage, anchor_text)
     torch.manual_seed(settings.seed)
     config = LoraConfig(
         r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
     )
     inject_adapter_in_model(config, model.backbone)
-    pad = model.processor.tokenizer.pad_token_id
+    _run_on_tokens("lora", stage, trained, train_examples, eval_examples, output, settings)
+    merge_adapters(model.backbone)
+
+
+def _train_backbone(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings,
+    anchor_text: str | None,
+) -> None:
+    stage = settings.backbone
+    _train_numbers_only(model)
+    trained = _reading_tokens(model, train_examples, stage, anchor_text)
+    names = model.backbone._no_split_modules or ()
+    layers = [module for module in model.backbone.modules() if type(module).__name__ in names]
+    if stage.layers > len(layers):
+        raise ValueError(f"backbone: {stage.layers} layers are to be trained, and there are {len(layers)}")
+    for module in layers[-stage.layers :] if stage.layers else [model.backbone]:
+        module.requires_grad_(True)
+    own = (name for name, parameter in trained.named_parameters() if parameter.requires_grad)
+    rates = {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
+    _run_on_tokens("backbone", stage, trained, train_examples, eval_examples, output, settings, rates)
+
+
+def _reading_tokens(
+    model: CausalQwenForCausalLM, train_examples: Sequence[Example], stage: TokenStage, anchor_text: str | None
+) -> TrainedForCausalLM:
+    """What a stage trains that moves the backbone, made while the backbone is what it was."""
+    model.numeric_embedding.requires_grad_(True)
+    anchor = TextAnchor(model, anchor_text, stage.anchor_tokens) if anchor_text is not None else None
+    sampled = None
+    if stage.whole_vocabulary and stage.negatives:
+        sampled = sampling_of_negatives(model, next(stream_facts(model, train_examples))[1], stage.negatives)
+    return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)
+
+
+def _run_on_tokens(
+    name: str,
+    stage: TokenStage,
+    trained: TrainedForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings,
+    rates: dict[str, float] | None = None,
+) -> None:
+    pad = trained.model.processor.tokenizer.pad_token_id
     _run_stage(
-        "lora",
+        name,
         stage,
-        TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled),
+        trained,
         ExampleRows(train_examples),
         lambda examples: collate_tokens(examples, pad),
         eval_examples,
         output,
         settings,
         lambda model: (facts for _, facts in stream_facts(model, eval_examples, title="evaluating", split=True)),
+        rates=rates,
     )
-    merge_adapters(model.backbone)
 
 
 def _train_numbers_only(model: CausalQwenForCausalLM) -> None:

@@ -75,11 +75,11 @@ class HeadStage(Stage):
 
 
 @dataclass(frozen=True)
-class LoraStage(Stage):
-    """Stage 2: LoRA adapters in the backbone beside all that stage 1 trains, and `<NUM>`'s input row and direction.
+class TokenStage(Stage):
+    """A stage that moves the backbone, and therefore reads tokens; it trains all that stage 1 trains as well, and `<NUM>`'s
+    input row and direction.
 
     Args:
-        rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
         whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone, because L_cls pulls a
             pretrained language towards its frequent words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
         anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
@@ -91,15 +91,48 @@ class LoraStage(Stage):
     batch_size: int = 16
     learning_rate: float = 2e-4
     weight_decay: float = 0.0
-    rank: int = 8
-    alpha: int = 16
-    dropout: float = 0.05
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     whole_vocabulary: bool = False
     negatives: int = 0
     anchor: float = 0.0
     anchor_text: str | None = None
     anchor_tokens: int = 128
+
+
+@dataclass(frozen=True)
+class LoraStage(TokenStage):
+    """Stage 2: LoRA adapters in the backbone, merged at the end.
+
+    Args:
+        rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
+    """
+
+    rank: int = 8
+    alpha: int = 16
+    dropout: float = 0.05
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True)
+class BackboneStage(TokenStage):
+    """The backbone's own weights, at a learning rate of their own (architecture 4.3.1).
+
+    Args:
+        layers: how many of its last layers; 0 for all of it, embeddings and vocabulary matrix too.
+        backbone_learning_rate: theirs; `learning_rate` is that of the heads.
+    """
+
+    learning_rate: float = 1e-4
+    layers: int = 0
+    backbone_learning_rate: float = 1e-5
+
+
+STAGES: dict[str, type[Stage]] = {
+    "values": ValueStage,
+    "heads": HeadStage,
+    "lora": LoraStage,
+    "backbone": BackboneStage,
+}
+"""By name, in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +142,7 @@ class TrainSettings:
     Args:
         value_transform: "affine" or "symlog", fitted to the training values, or "identity"; "keep" for the model's own.
         values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
+            backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
             a checkpoint written, from which a killed run can be resumed.
@@ -124,6 +158,7 @@ class TrainSettings:
     values: ValueStage | None = field(default_factory=ValueStage)
     heads: HeadStage | None = None
     lora: LoraStage | None = None
+    backbone: BackboneStage | None = None
     recalibrate: bool = True
     logging_steps: int = 20
     evaluations: int = 10
@@ -139,7 +174,7 @@ class TrainSettings:
             )
         if self.ovr_impl not in IMPLEMENTATIONS:
             raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
-        if self.values is None and self.heads is None and self.lora is None:
+        if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
 
     @classmethod
@@ -160,7 +195,7 @@ class TrainSettings:
     def from_dict(cls, given: dict[str, Any], place: str = "settings") -> "TrainSettings":
         """Settings from nested dictionaries, as a YAML file holds them."""
         given = dict(given)
-        for name, stage in (("values", ValueStage), ("heads", HeadStage), ("lora", LoraStage)):
+        for name, stage in STAGES.items():
             if isinstance(given.get(name), dict):
                 given[name] = _build(stage, given[name], f"{place}, {name}")
             elif given.get(name) is True:

@@ -374,8 +374,9 @@ class CausalTrainer(Trainer):
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
         if numbers:
             optimizer.add_param_group({"params": numbers, "weight_decay": 0.0})
-        for name, parameter in own.items():
-            optimizer.add_param_group({"params": [parameter], "lr": self.rates[name], "weight_decay": 0.0})
+        for rate, is_number in dict.fromkeys((self.rates[name], p.dim() == 0) for name, p in own.items()):
+            alike = [p for name, p in own.items() if (self.rates[name], p.dim() == 0) == (rate, is_number)]
+            optimizer.add_param_group({"params": alike, "lr": rate, "weight_decay": 0.0})
         optimizer.register_step_post_hook(self._has_stepped)
         return optimizer
 
