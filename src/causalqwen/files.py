@@ -1,8 +1,15 @@
-"""Files that are there whole, or not at all."""
+"""Files that are there whole, or not at all; and tensors with a note of what they are."""
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 
 @contextmanager
@@ -20,3 +27,22 @@ def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text; it appears by rename."""
     with writing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def save_tensors(path: str | os.PathLike, kind: str, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file of a kind ("individual", "domain"), `about` beside the tensors; it appears by rename."""
+    with writing(Path(path)) as part:
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, part, metadata={"causalqwen": json.dumps({"kind": kind} | about)})
+
+
+def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save_tensors` wrote: about, tensors. ValueError for a file of another kind, or no safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("causalqwen", "{}"))
+            if about.pop("kind", None) != kind:
+                raise ValueError(f"{path} holds no {kind}")
+            return about, {name: file.get_tensor(name) for name in iter(file.keys())}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error

@@ -5,7 +5,7 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -146,7 +146,8 @@ class EncodedRows(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._value_from)
 
-    def __getitem__(self, index):  # type: ignore[override]  # one at a time
+    def __getitem__(self, index: Any) -> Any:
+        """The example at `index`, one at a time."""
         place = range(len(self))[index]
         part = slice(self._offsets[place], self._offsets[place + 1])
         owner = self._owners[place]

@@ -148,25 +148,31 @@ def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
 def _lines(file: Iterator[str], path: Path) -> Iterator[str]:
     number = 0
     try:
-        for number, line in enumerate(file, start=1):  # noqa: B007
+        for line in file:
+            number += 1
             yield line
     except UnicodeDecodeError as error:
         raise RowError(f"{path.name}, row {number + 1}: not UTF-8 text ({error.reason})") from None
 
 
 def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
+    arrow, number = arrow_for(path), 0
     try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ImportError(f"{path.name}: Parquet files need pyarrow (pip install 'causalqwen[parquet]')") from None
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
+        with arrow.parquet.ParquetFile(path) as file:
             found = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
             for number, fields in enumerate(found, start=1):
                 yield check_row(fields, f"{path.name}, row {number}", values_required=values_required)
-    except ArrowException as error:
+    except arrow.ArrowException as error:
         raise RowError(f"{path.name}, after row {number}: {error}") from None
+
+
+def arrow_for(path: Path) -> Any:
+    """The library pyarrow, with its `parquet`. ImportError that names the file where it is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(f"{path.name}: Parquet files need pyarrow (pip install 'causalqwen[parquet]')") from None
+    return pyarrow
 
 
 _READERS: dict[str, Callable[[Path, bool], Iterator[Row]]] = {".csv": _read_csv, ".parquet": _read_parquet}

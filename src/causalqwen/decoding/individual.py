@@ -1,18 +1,14 @@
 """An individual: a point e1 of the unit cube that says who is speaking, whatever the context (theory 3.9)."""
 
-import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from causalqwen.distributions import INDIVIDUAL_STREAM, WHOLE_TEXT, uniform_draws
-from causalqwen.files import writing
+from causalqwen.files import load_tensors, save_tensors
 
 
 @dataclass(frozen=True)
@@ -118,28 +114,17 @@ class Individual:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
-        header = {"kind": "individual", "name": self.name, "evidence": [vars(e) for e in self.evidence]}
-        tensors = {"factor": self.factor.contiguous()}
-        if self.precision is not None:
-            tensors["precision"] = self.precision.contiguous()
-        if self.draws is not None:
-            tensors["draws"] = self.draws.contiguous()
-        with writing(Path(path)) as part:
-            save_file(tensors, part, metadata={"causalqwen": json.dumps(header)})
+        tensors = {"factor": self.factor, "precision": self.precision, "draws": self.draws}
+        known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        about = {"name": self.name, "evidence": [vars(e) for e in self.evidence]}
+        save_tensors(path, "individual", about, known)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Individual":
         """Read what `save` wrote; ValueError names a file that holds no individual."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {}).get("causalqwen", "{}"))
-                if header.get("kind") != "individual":
-                    raise ValueError(f"{path} holds no individual")
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                evidence = tuple(Observed(**e) for e in header.get("evidence", []))
-                return cls(name=header.get("name", ""), evidence=evidence, **found)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}") from error
+        about, found = load_tensors(path, "individual")
+        evidence = tuple(Observed(**e) for e in about.get("evidence", []))
+        return cls(name=about.get("name", ""), evidence=evidence, **found)
 
     def __str__(self) -> str:
         head = f"Individual({self.name or 'unnamed'}, {len(self.factor)} coordinates"

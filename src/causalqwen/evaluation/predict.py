@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from causalqwen.data import Row, RowError, check_row, collate, encode_rows, stream_rows
+from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
+from causalqwen.data.rows import arrow_for
 from causalqwen.files import write_text, writing
 from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.modeling.loading import load_model
@@ -51,9 +52,10 @@ def _batches(rows: Iterable, size: int) -> Iterator[list]:
 
 
 def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[dict[str, Any]]:
-    encode_rows(rows, model.processor, getattr(model.config.text_config, "max_position_embeddings", None))
+    limit = getattr(model.config.text_config, "max_position_embeddings", None)
+    examples = encode_rows(rows, model.processor, limit)  # all are checked before anything is predicted
     prompts = [row for row in rows if row.asks_number]
-    texts = [row for row in rows if not row.asks_number]
+    texts = [example for row, example in zip(rows, examples, strict=True) if not row.asks_number]
     of_prompts = iter(model.predict_number([row.text(model.processor) for row in prompts], len(rows)))
     of_texts = iter(_predict_texts(model, texts, raw)) if texts else iter(())
     return [
@@ -64,8 +66,7 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
 
 
 @torch.no_grad()
-def _predict_texts(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[list[dict[str, Any]]]:
-    examples = encode_rows(rows, model.processor)
+def _predict_texts(model: CausalQwenForCausalLM, examples: Sequence[Example], raw: bool) -> list[list[dict[str, Any]]]:
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     for name in ("labels", "numeric_labels"):
         batch.pop(name)
@@ -121,7 +122,7 @@ def predict_file(
     if part.exists() and note.read_text(encoding="utf-8") != options:
         raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
     if output.suffix == ".parquet":
-        import pyarrow.parquet  # noqa: F401  a missing library stops the run here
+        arrow_for(output)  # a missing library stops the run here
     rows = stream_rows(source)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, options)
@@ -185,10 +186,9 @@ def _take_up(part: Path, rows: Iterator[Row], batch_size: int) -> int:
 
 def _write_parquet(lines: Path, output: Path) -> None:
     """JSON lines as a table whose columns are those of all rows; it appears by rename."""
-    import pyarrow as pa
-    from pyarrow import parquet
+    pa = arrow_for(output)
 
-    def arrays(kind: pa.DataType | None = None) -> Iterator[pa.StructArray]:
+    def arrays(kind: Any = None) -> Iterator[Any]:
         with lines.open(encoding="utf-8") as file:
             for batch in _batches(file, 4096):
                 yield pa.array([json.loads(line) for line in batch], kind)
@@ -196,7 +196,7 @@ def _write_parquet(lines: Path, output: Path) -> None:
     schema = pa.schema([])
     for array in arrays():
         schema = pa.unify_schemas([schema, pa.schema(list(array.type))], promote_options="permissive")
-    with writing(output) as part, parquet.ParquetWriter(part, schema) as writer:
+    with writing(output) as part, pa.parquet.ParquetWriter(part, schema) as writer:
         for array in arrays(pa.struct(list(schema))):
             writer.write_table(pa.Table.from_struct_array(array))
 

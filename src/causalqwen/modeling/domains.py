@@ -6,18 +6,14 @@ D(U_D, U), the mean over coordinates of KL(law_D || law_U), depends on a, d and 
 up to 1 at which D <= limit, found at every position anew: the limit holds wherever the model is asked, not only on average.
 """
 
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from causalqwen.distributions import StableFamily, get_family, upcast
-from causalqwen.files import writing
+from causalqwen.files import load_tensors, save_tensors
 from causalqwen.modeling.abduction import ResidualPerceptron
 from causalqwen.modeling.configuration import CausalQwenConfig
 
@@ -102,9 +98,9 @@ class DomainsMixin:
         """
         if not name.isidentifier() or name in self.config.domains:
             raise ValueError(f"a domain needs a name of its own, of letters, digits and _; got {name!r}")
-        network = make_domain(self.config, settings).to(self.abduction.scale_net.weight.device)
+        network = make_domain(self.config, settings)
         self.config.domains = {**self.config.domains, name: settings}
-        self.abduction.domains[name] = network
+        self.abduction.domains[name] = network.to(self.abduction.scale_net.weight.device)
         self.set_domain(name)
         return network
 
@@ -120,35 +116,19 @@ class DomainsMixin:
         if name not in self.config.domains:
             raise ValueError(f"there is no domain {name!r} to save")
         about = {"name": name, "settings": self.config.domains[name]}
-        state = {key: tensor.cpu().contiguous() for key, tensor in self.abduction.domains[name].state_dict().items()}
-        with writing(Path(path)) as part:
-            save_file(state, part, metadata={"causalqwen_domain": json.dumps(about)})
+        save_tensors(path, "domain", about, self.abduction.domains[name].state_dict())
 
     def load_domain(self, path: str | os.PathLike) -> str:
         """Add the domain that `save_domain` wrote, select it, and return its name.
 
         Raises ValueError for another file, a model of another size, or a name that is taken.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get("causalqwen_domain", "null"))
-                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file ({error})") from None
-        if about is None:
-            raise ValueError(f"{path} holds no domain")
-        size = 2 * self.config.causal_size
-        if state["residual.last.weight"].shape[0] != size:
-            raise ValueError(f"{path} belongs to a model of causal size {state['last.weight'].shape[0] // 2}")
-        before = self.config.domain
-        network = self.add_domain(about["name"], **about["settings"])
-        try:
-            network.load_state_dict(state)
+        about, state = load_tensors(path, "domain")
+        try:  # before anything of this model changes
+            make_domain(self.config, about["settings"]).load_state_dict(state)
         except RuntimeError as error:
-            self.abduction.domains.pop(about["name"])
-            self.config.domains = {name: kept for name, kept in self.config.domains.items() if name != about["name"]}
-            self.set_domain(before)
             raise ValueError(f"{path} does not fit this model: {error}") from None
+        self.add_domain(about["name"], **about["settings"]).load_state_dict(state)
         return about["name"]
 
 
