@@ -52,6 +52,10 @@ $(VLLM)/.ready: pyproject.toml constraints.txt
 test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environment of its own (minutes)
 	@echo "vLLM on one core: tiny models of three families, every preset, preemption, refusals" >&2
 	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm -s
+	@for runner in first-async second second-async; do \
+	  echo "the plug-in again, on the model runner $$runner" >&2; \
+	  CAUSALQWEN_VLLM_RUNNER=$$runner CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 \
+	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
 
 check-full: backbone lint  ## all tests, the slow ones too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]'

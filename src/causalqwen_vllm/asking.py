@@ -11,14 +11,13 @@ import torch
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import KEY, Wish, check_params
+from causalqwen_vllm.wishes import FOLLOWER, KEY, Wish, check_params
 
 NEEDED = {
     "skip_tokenizer_init": True,
     "enable_prefix_caching": False,  # its key knows tokens, but not the values of numbers
     "enforce_eager": True,  # a graph would freeze what differs from step to step
-    "async_scheduling": False,  # never tried
-    "logits_processors": ["causalqwen_vllm.table:RequestTable"],
+    "logits_processors": [FOLLOWER],
     "worker_extension_cls": "causalqwen_vllm.worker.NumberWorker",
 }
 """vLLM's own settings that a grafted model needs; `load` sets them, `vllm serve` does not know them."""

@@ -18,28 +18,12 @@ from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.numbers import round_significant
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.requests import Company, Request, companies
-from causalqwen_vllm.table import RequestTable
+from causalqwen_vllm.table import RequestTable, RowFollower
+from causalqwen_vllm.vocabulary import VocabularyMatrix
+from causalqwen_vllm.wishes import FOLLOWER
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """transformers' model types and vLLM's classes for them."""
-
-
-class VocabularyMatrix:
-    """vLLM's lm_head as the heads read one: `weight` [V, C] without padding, `bias`, and the product, by vLLM's own kernel."""
-
-    bias = None
-
-    def __init__(self, head: Any, rows: int) -> None:
-        self.head, self.rows = head, rows
-
-    @property
-    def weight(self) -> Tensor:
-        return self.head.weight[: self.rows]
-
-    def __call__(self, loc: Tensor) -> Tensor:
-        flat = loc.reshape(-1, loc.shape[-1])
-        scores = self.head.quant_method.apply(self.head, flat)[:, : self.rows]
-        return scores.view(*loc.shape[:-1], self.rows)
 
 
 class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
@@ -57,7 +41,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         config: CausalQwenConfig = vllm_config.model_config.hf_config
         refuse_settings(vllm_config)
         self.config = config
-        self.table = RequestTable.of_engine[vllm_config.instance_id]
+        self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)  # `GraftState` gives V2's
         self.backbone = init_vllm_registered_model(
             vllm_config=vllm_config,
             prefix=maybe_prefix(prefix, "backbone"),
@@ -67,11 +51,21 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         with set_default_torch_dtype(torch.float32):
             self.make_heads(config)
         self.abduction.loc_net.to(vllm_config.model_config.dtype)
+        self._vocabulary: VocabularyMatrix | None = None
         self._step: tuple[list[Request], Tensor] | None = None
         self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
 
+    @staticmethod
+    def get_model_state_cls() -> type:
+        """What model runner V2 keeps beside the model."""
+        from causalqwen_vllm.state import GraftState
+
+        return GraftState
+
     def get_output_embeddings(self) -> Any:
-        return VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
+        if self._vocabulary is None:
+            self._vocabulary = VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
+        return self._vocabulary
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights)
@@ -89,7 +83,8 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """Features [N, H] of the N tokens of all rows, one row after the other."""
-        requests, metadata = self.table.requests, get_forward_context().attn_metadata
+        requests = [] if self.table is None else self.table.requests  # none while vLLM warms up
+        metadata = get_forward_context().attn_metadata
         self._step, values = None, None
         if requests and metadata is not None:
             count = len(requests)
@@ -182,22 +177,23 @@ def refuse_settings(config: VllmConfig) -> None:
     parallel, kind = config.parallel_config, config.model_config.hf_config.text_config.model_type
     wrong = {
         f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
-        "the table of requests is missing: open the engine by `causalqwen_vllm.load`, or with "
-        "logits_processors=['causalqwen_vllm.table:RequestTable']": config.instance_id not in RequestTable.of_engine,
+        "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
+        "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
         "prefix caching knows tokens but not the values of numbers: set enable_prefix_caching=False": (
             config.cache_config.enable_prefix_caching
         ),
-        "tensor, pipeline, context and data parallelism: the heads are not sharded; run one engine per device": (
-            parallel.world_size > 1 or parallel.data_parallel_size > 1
+        "pipeline, context and data parallelism: run one engine per group of devices, of tensor_parallel_size": (
+            parallel.world_size > parallel.tensor_parallel_size
+            or parallel.prefill_context_parallel_size > 1
+            or parallel.decode_context_parallel_size > 1
+            or parallel.data_parallel_size > 1
         ),
         "a cache taken from another engine comes without the values in it: leave kv_transfer_config unset": (
             config.kv_transfer_config is not None
         ),
-        "asynchronous scheduling was never tried: set async_scheduling=False": config.scheduler_config.async_scheduling,
         "speculative decoding drafts numbers without values: leave speculative_config unset": (
             config.speculative_config is not None
         ),
-        "model runner V2 has no table of requests: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
         "compilation and CUDA graphs would freeze what differs from step to step: set enforce_eager=True": (
             config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
         ),

@@ -1,13 +1,16 @@
-"""Which request stands in which row of vLLM's batch, told by its interface for logits processors."""
+"""Which request stands in which row of vLLM's batch, told by its older model runner or by V2."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.logits_processor import LogitsProcessor as FirstLogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondLogitsProcessor
 
 from causalqwen_vllm.requests import Request
 from causalqwen_vllm.wishes import KEY, Wish, check_params
@@ -17,33 +20,65 @@ _KEPT = 65_536  # finished requests whose numbers nobody has asked for yet
 _STATE = "causalqwen_request"
 
 
-class RequestTable(LogitsProcessor):
-    """Changes no score: it only follows the rows, so that the model knows whose tokens it embeds and decides.
+class RequestTable:
+    """The requests of one engine.
 
-    A `Request` belongs to the SamplingParams of its request, which vLLM keeps from its arrival to its end.
+    requests: in the order of the batch's rows; version: grows whenever they are others.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        config = vllm_config.model_config.hf_config
+        self._num_token_id, self._causal_size, self._device = config.num_token_id, config.causal_size, device
+        self.requests: list[Request] = []
+        self.by_key: OrderedDict[str, Request] = OrderedDict()
+        self.version = 0
+
+    def stand(self, requests: list[Request]) -> None:
+        """These are the rows of the next step."""
+        if len(requests) != len(self.requests) or any(
+            one is not other for one, other in zip(requests, self.requests, strict=True)
+        ):
+            self.requests, self.version = requests, self.version + 1
+
+    def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
+        """What is kept for a request that vLLM runs for the first time."""
+        assert params.extra_args is not None, "the parameters were checked"
+        wish = Wish.read(params.extra_args[KEY])
+        request = Request(wish, prompt or (), self._num_token_id, self._causal_size, self._device)
+        if wish.key:
+            self.by_key[wish.key] = request
+            if len(self.by_key) > _KEPT:
+                self.by_key.popitem(last=False)
+        return request
+
+
+class RowFollower(FirstLogitsProcessor, SecondLogitsProcessor):
+    """A logits processor of both model runners that changes no score.
+
+    In the older one it follows the rows. In V2, where `state.GraftState` does, it only checks what requests ask for.
     """
 
     of_engine: ClassVar[WeakValueDictionary] = WeakValueDictionary()
-    """By the configuration's instance id: the model looks its table up here."""
+    """By the configuration's instance id: the model of the older runner looks its table up here."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         check_params(sampling_params)
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        config = vllm_config.model_config.hf_config
-        self._num_token_id, self._causal_size, self._device = config.num_token_id, config.causal_size, device
+    def __init__(self, vllm_config: VllmConfig, device_or_states: Any, is_pin_memory: bool = False) -> None:
         self._rows: dict[int, Request] = {}
-        self.requests: list[Request] = []
-        self.by_key: OrderedDict[str, Request] = OrderedDict()
-        self.version = 0
-        self.of_engine[vllm_config.instance_id] = self
+        if isinstance(device_or_states, torch.device):
+            self.table = RequestTable(vllm_config, device_or_states)
+            self.of_engine[vllm_config.instance_id] = self.table
 
     def is_argmax_invariant(self) -> bool:
         return True
 
-    def apply(self, logits: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
         return logits
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        return False  # no score of it is to be changed
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is None:
@@ -59,18 +94,13 @@ class RequestTable(LogitsProcessor):
                 rows[there] = one
             if other is not None and direction == MoveDirectionality.SWAP:
                 rows[here] = other
-        self.requests = [rows[row] for row in sorted(rows)]
-        self.version += 1
+        self.table.stand([rows[row] for row in sorted(rows)])
 
     def _of(self, params: SamplingParams, prompt: list[int] | None) -> Request:
-        extra: dict[str, Any] = params.extra_args
+        """A preempted request comes back with the SamplingParams that it came with first; its `Request` is kept there."""
+        extra: dict[str, Any] = params.extra_args or {}
         owner, found = extra.get(_STATE, (None, None))
         if owner is not params:  # a shallow copy of another request's parameters shares their extra_args
-            wish = Wish.read(extra[KEY])
-            found = Request(wish, prompt or (), self._num_token_id, self._causal_size, self._device)
+            found = self.table.arrive(params, prompt)
             extra[_STATE] = params, found
-            if wish.key:
-                self.by_key[wish.key] = found
-                if len(self.by_key) > _KEPT:
-                    self.by_key.popitem(last=False)
         return found

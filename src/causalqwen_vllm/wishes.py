@@ -9,6 +9,8 @@ import torch
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
 
 KEY = "causalqwen"
+FOLLOWER = "causalqwen_vllm.table:RowFollower"
+"""The logits processor by which vLLM tells the plug-in of its requests."""
 
 _KNOWN = {
     "preset", "seed", "temperature", "noise_temperature", "central_mass", "top_p", "individual", "values", "key",

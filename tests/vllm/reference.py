@@ -1,8 +1,10 @@
 """vLLM on one core, tiny models that write numbers, and `generate` as what vLLM is measured against."""
 
+import importlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +22,12 @@ ONE_CORE = {  # read when vLLM is imported, which `load` does
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+RUNNER = os.environ.get("CAUSALQWEN_VLLM_RUNNER", "first")
+"""Which of vLLM's model runners is tested: "first", or "second" (V2); "-async" behind it schedules asynchronously."""
+
+SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
+"""Of presets, where the defaults would show too little of them."""
+
 WIDE = {  # vLLM's attention on CPU takes heads of 32 and more
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -60,6 +68,32 @@ def make_numbers_likely(model: CausalQwenForCausalLM, share: float = 0.15) -> No
     logits, number = model(ids).logits, model.config.num_token_id
     gap = logits.amax(-1) - logits[..., number]
     action.num_bias += gap.flatten().quantile(share)
+
+
+def choose_runner(name: str) -> None:
+    """Make vLLM use it; before vLLM is imported.
+
+    On a CPU, V2 wants Triton's compiler for CPUs, which is in no package index: its kernels run in Triton's interpreter
+    instead. And vLLM switches asynchronous scheduling off there, for it brings nothing: here it is switched on again.
+    """
+    runner, _, scheduling = name.partition("-")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "second"))
+    if runner == "second":
+        os.environ["TRITON_INTERPRET"] = "1"
+        driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
+        importlib.import_module("triton.backends").backends["cpu"] = SimpleNamespace(driver=driver, compiler=None)
+    if scheduling == "async":
+        platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+        settle = platform.check_and_update_config
+
+        def settle_asynchronously(cls: type, config: Any) -> None:
+            settle(config)
+            config.scheduler_config.async_scheduling = True
+
+        platform.check_and_update_config = classmethod(settle_asynchronously)
+
+
+choose_runner(RUNNER)
 
 
 class Engines:

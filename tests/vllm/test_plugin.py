@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import PROMPTS, Engines, compare, make_numbers_likely, write_tiny
+from reference import PROMPTS, RUNNER, SETTINGS, Engines, compare, make_numbers_likely, write_tiny
 
 import causalqwen_vllm
 from causalqwen import PRESETS, CausalQwenForCausalLM, Individual
@@ -12,8 +12,9 @@ from causalqwen_vllm.requests import Request
 from causalqwen_vllm.wishes import Wish
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
+every_runner = pytest.mark.runners
+"""Run again on vLLM's other model runners."""
 PERSONA = {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}
-SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +48,16 @@ def assert_same(found, wanted):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=every_runner), "qwen2", "qwen3"])
 def test_every_preset_writes_what_generate_writes(family, preset, folders, engines):
+    prompts = PROMPTS[:: 4 if RUNNER.startswith("second") else 1]  # interpreted kernels are slow
     same, numbers = compare(
-        engines(folders[family]), load_model(folders[family]), preset, PROMPTS, **SETTINGS.get(preset, {})
+        engines(folders[family]), load_model(folders[family]), preset, prompts, **SETTINGS.get(preset, {})
     )
-    assert same >= 60 and numbers > 100
+    assert same >= len(prompts) * 15 // 16 and numbers > len(prompts)
 
 
+@every_runner
 @pytest.mark.parametrize("preset", ["standard", "causal", "noise"])
 def test_the_documents_scale(preset, tiny_tokenizer, tmp_path_factory, engines):
     folder = write_tiny(tmp_path_factory.mktemp("documents"), "llama", tiny_tokenizer, score_scale="documents")
@@ -75,6 +78,7 @@ def test_the_real_backbone(preset, tmp_path_factory, engines):
     assert same >= 56 and numbers > 20
 
 
+@every_runner
 def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
     llm, model = engines(folders["llama"]), load_model(folders["llama"])
     individual = Individual.from_seed(5, 128)
@@ -93,6 +97,7 @@ def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
     assert float(answer.text[slice(*number.span)]) == number.value
 
 
+@every_runner
 def test_each_request_has_a_plan_of_its_own(folders, engines):
     """Rows of all presets in one batch are decided as they are alone."""
     llm = engines(folders["llama"])
@@ -115,6 +120,7 @@ def test_each_request_has_a_plan_of_its_own(folders, engines):
         assert output.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
+@every_runner
 def test_the_values_of_a_prompt_matter(folders, engines):
     """Two prompts of the same tokens with different values: whatever came first, each is answered as when it is alone."""
     llm = engines(folders["llama"])
@@ -125,6 +131,7 @@ def test_the_values_of_a_prompt_matter(folders, engines):
     assert_same(ask(llm, prompts[1:], seed=1), [second])
 
 
+@every_runner
 def test_a_text_ends_at_its_end_token(folders, engines):
     answers = ask(engines(folders["llama"]), PROMPTS, params={}, preset="causal", temperature=1.0)
     stopped = [answer for answer in answers if answer.finish == "stop"]
@@ -134,6 +141,7 @@ def test_a_text_ends_at_its_end_token(folders, engines):
 # ---- what vLLM does to requests under way ----------------------------------------------------------------------------
 
 
+@every_runner
 def test_preempted_requests_keep_their_values(folders, engines):
     wanted = ask(engines(folders["llama"]))
     llm = engines(folders["llama"], block_size=32, num_gpu_blocks_override=24)
@@ -149,6 +157,7 @@ def test_preempted_requests_keep_their_values(folders, engines):
     assert_same(found, wanted)
 
 
+@every_runner
 def test_prompts_cut_into_chunks(folders, engines):
     prompts = [" ".join(PROMPTS[row : row + 6]) for row in range(8)]
     wanted = ask(engines(folders["llama"]), prompts)
@@ -158,9 +167,7 @@ def test_prompts_cut_into_chunks(folders, engines):
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"enable_prefix_caching": True}, {"enforce_eager": False}, {"async_scheduling": True}]
-)
+@pytest.mark.parametrize("wrong", [{"enable_prefix_caching": True}, {"enforce_eager": False}])
 def test_settings_that_load_refuses(wrong, folders):
     with pytest.raises(ValueError, match=f"cannot be served with {next(iter(wrong))}="):
         causalqwen_vllm.load(folders["llama"], **wrong)
@@ -170,18 +177,15 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
     from vllm import LLM
 
     engines.close()
-    with pytest.raises(
-        ValueError, match=r"table of requests is missing.*prefix caching knows tokens but not the values"
-    ):
+    with pytest.raises(ValueError, match=r"follows no requests.*prefix caching knows tokens but not the values"):
         LLM(str(folders["llama"]), dtype="float32", max_model_len=256, enforce_eager=True)
 
 
 @pytest.mark.parametrize(
     ("part", "name", "value", "message"),
     [
-        ("parallel_config", "world_size", 2, "the heads are not sharded"),
-        ("parallel_config", "data_parallel_size", 2, "the heads are not sharded"),
-        ("scheduler_config", "async_scheduling", True, "async_scheduling=False"),
+        ("parallel_config", "world_size", 2, "pipeline, context and data parallelism"),
+        ("parallel_config", "data_parallel_size", 2, "pipeline, context and data parallelism"),
         ("compilation_config", "cudagraph_mode", 1, "enforce_eager=True"),
         (None, "speculative_config", object(), "drafts numbers"),
         (None, "kv_transfer_config", object(), "another engine"),
@@ -197,12 +201,8 @@ def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, fold
         refuse_settings(config)
 
 
-def test_model_runner_v2_and_other_backbones_are_refused(folders, engines, monkeypatch):
+def test_other_backbones_are_refused(folders, engines, monkeypatch):
     config = engines(folders["llama"]).llm_engine.vllm_config
-    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        refuse_settings(config)
-    monkeypatch.setattr(type(config), "use_v2_model_runner", False)
     monkeypatch.setattr(config.model_config.hf_config.text_config, "model_type", "mistral")
     with pytest.raises(ValueError, match="'mistral': only llama, qwen2, qwen3"):
         refuse_settings(config)
