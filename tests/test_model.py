@@ -4,7 +4,13 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoProcessor, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoProcessor,
+    BertConfig,
+    BertForMaskedLM,
+)
 
 from causalqwen import AbductionNetwork, ActionNetwork, CausalDecoding, CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.distributions import get_family
@@ -336,16 +342,33 @@ def test_a_capped_or_scaled_head_is_refused(tiny_tokenizer):
         CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer)
 
 
-def test_another_layout_can_be_grafted(tiny_tokenizer):
-    """GPT-2 keeps its base model under another name, and all its logits are far below zero at times."""
+OTHER_LAYOUTS = {
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},  # all its logits are far below zero at times
+    "falcon": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "gpt_neox": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+    "opt": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 32,
+        "word_embed_proj_dim": 16,
+    },
+    "phi": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+}
+"""Decoders that name and nest their parts in other ways."""
+
+
+@pytest.mark.parametrize("kind", OTHER_LAYOUTS)
+def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=len(tiny_tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64,
-                        bos_token_id=0, eos_token_id=0)  # fmt: skip
-    backbone = GPT2LMHeadModel(config).eval()
+    ids = {"vocab_size": len(tiny_tokenizer), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
+    backbone = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ids, **OTHER_LAYOUTS[kind])).eval()
     model = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer)
     inputs = batch(model, TEXTS[:1])
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits[..., :-1], backbone(input_ids=inputs["input_ids"]).logits)
+    written = model.generate(**batch(model, ["It was 3 days"]), max_new_tokens=4, causal_decoding="causal")
+    assert written.sequences.shape[1] > 4
 
 
 @pytest.mark.parametrize(

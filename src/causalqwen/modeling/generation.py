@@ -40,7 +40,7 @@ class CausalGenerationMixin(GenerationMixin):
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
         *args: Any,
-        causal_decoding: CausalDecoding | None = None,
+        causal_decoding: CausalDecoding | str | None = None,
         **kwargs: Any,
     ) -> Any:
         """transformers' `generate`, with numbers, and with `causal_decoding` deciding by individual and noise.
@@ -51,7 +51,7 @@ class CausalGenerationMixin(GenerationMixin):
         Args:
             inputs: input_ids int64 [B, L] (or `input_ids=`), padded on the left.
             numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
-            causal_decoding: a `CausalDecoding`, its seed (one per row) included.
+            causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset.
             tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
                 number is one token: no stop string ends inside one.
 
@@ -74,6 +74,8 @@ class CausalGenerationMixin(GenerationMixin):
         if causal_decoding is None:
             return super().generate(inputs, generation_config, *args, **kwargs)
 
+        if isinstance(causal_decoding, str):
+            causal_decoding = CausalDecoding.preset(causal_decoding)
         settings: dict[str, Any] = {"return_dict_in_generate": True}
         if causal_decoding.decision == "softmax":
             if generation_config is None and kwargs.get("do_sample") is None:
