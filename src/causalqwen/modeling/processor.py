@@ -6,8 +6,7 @@ it always does around an added token. The string "<NUM>" typed by a user is ordi
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,26 +35,19 @@ class NumericEncoding(BatchEncoding):
     number_texts: list[list[str]]
 
 
-@dataclass(frozen=True)
-class TokenizedText:
-    """A text as the model reads it: columns of one length, which unpack to tokens and values and print as a table.
+class TokenizedText(tuple[list[str], list[float]]):
+    """Tokens and values of a text as the model reads it; printed as a table.
 
     tokens: `<NUM>` for a number. values: 0.0 off `<NUM>`. kinds, units: as of `NumberSpan`, "" off `<NUM>`.
     """
 
-    tokens: list[str] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    units: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[list]:
-        return iter((self.tokens, self.values))
+    kinds: list[str]
+    units: list[str]
 
     def __str__(self) -> str:
-        columns = zip(self.tokens, self.values, self.kinds, self.units, strict=True)
         return "\n".join(
             f"{token:<16}{format_number(value) if kind else '':<16}{kind:<12}{unit}".rstrip()
-            for token, value, kind, unit in columns
+            for token, value, kind, unit in zip(*self, self.kinds, self.units, strict=True)
         )
 
 
@@ -213,14 +205,14 @@ class CausalQwenProcessor(ProcessorMixin):
         """Tokens as strings, `<NUM>` for a number, and their values, kinds and units, without special tokens."""
         spans = iter(find_numbers(text, self.number_rules))
         encoded = self(text, add_special_tokens=False)
-        rows = []
-        for token in encoded["input_ids"]:
-            if token == self.num_token_id:
-                span = next(spans)
-                rows.append((NUM_TOKEN, span.value, span.kind, span.unit))
-            else:
-                rows.append((self.tokenizer.convert_ids_to_tokens(token), 0.0, "", ""))
-        return TokenizedText(*(list(column) for column in zip(*rows, strict=True))) if rows else TokenizedText()
+        shown = [next(spans) if token == self.num_token_id else None for token in encoded["input_ids"]]
+        tokens = [
+            self.tokenizer.convert_ids_to_tokens(token) if span is None else NUM_TOKEN
+            for token, span in zip(encoded["input_ids"], shown, strict=True)
+        ]
+        told = TokenizedText((tokens, [span.value if span else 0.0 for span in shown]))
+        told.kinds, told.units = ([getattr(span, name, "") for span in shown] for name in ("kind", "unit"))
+        return told
 
     # ---- tokens to text ----------------------------------------------------------------------------------------------
 
