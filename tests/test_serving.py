@@ -18,7 +18,8 @@ import torch
 import uvicorn
 from typer.testing import CliRunner
 
-from causalqwen import PRESETS, CausalDecoding, Individual, NumberPrediction
+from causalqwen import PRESETS, CausalDecoding, CausalQwenProcessor, Individual, NumberPrediction
+from causalqwen.numbers import NumberRules
 from causalqwen.serving import ServerSettings, create_app, load_individuals
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.text import GrowingText
@@ -314,6 +315,18 @@ def test_a_growing_text_is_the_text_up_to_its_stop_string(model, stops, expected
     assert "".join(pieces) == growing.text == expected
     assert growing.stopped == (expected != text)
     assert sum(map(bool, pieces)) > 3 and not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
+    processor = CausalQwenProcessor(model.processor.tokenizer, number_rules=NumberRules(decimal=","))
+    prompt, encoded = processor("Es kostet"), processor("Es kostet 351,4 Euro, ja")
+    growing, start = (
+        GrowingText(processor, prompt["input_ids"], prompt["numeric_values"], [","]),
+        len(prompt["input_ids"]),
+    )
+    for token, value in list(zip(encoded["input_ids"], encoded["numeric_values"], strict=True))[start:]:
+        growing.append(token, value)
+    assert growing.take(final=True) == " 351,4 Euro" and growing.stopped
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from causalqwen.decoding import Individual
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
+from causalqwen.numbers import CRPS_LEVELS, NumberStyle, ValueLaw, ValueTransform, format_number, last_place
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
+_PLAIN = NumberStyle()
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,22 @@ class NumberPrediction:
         """CRPS at `value`, in units, lower is better: see `ValueLaw.crps`."""
         return self.law.crps(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
 
+    def format(self, level: float | None = None, style: NumberStyle = _PLAIN) -> str:
+        """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
+
+        As many digits as the interval (of 90% by default) supports, and unit and separators of a style: see
+        `NumberStyle.of`, which reads them from the data.
+        """
+        low, high = self.interval(level or 0.9)
+        place = last_place(self.median, high - low)
+        median, low_text, high_text = (format_number(value, style, place) for value in (self.median, low, high))
+        told = f"{style.before}{median}{style.after}"
+        if level is None:
+            return told
+        return f"{told} ({100 * level:.4g}%: {low_text}{'-' if low >= 0 else ' to '}{high_text})"
+
     def __str__(self) -> str:
-        low, high = self.interval(0.9)
-        return f"{self.median:.6g} (90%: {low:.6g} to {high:.6g}; P_NUM {self.num_prob:.3g})"
+        return f"{self.format(0.9)[:-1]}; P_NUM {self.num_prob:.3g})"
 
 
 @dataclass(frozen=True)

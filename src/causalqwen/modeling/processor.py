@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, BatchEncoding, PreTrainedTokenizerBase, ProcessorMixin
 
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
-from causalqwen.numbers import find_numbers, format_number, spaced
+from causalqwen.numbers import FIRST_RULES, NumberRules, NumberSpan, NumberStyle, find_numbers, format_number, spaced
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
@@ -35,6 +35,22 @@ class NumericEncoding(BatchEncoding):
     number_texts: list[list[str]]
 
 
+class TokenizedText(tuple[list[str], list[float]]):
+    """Tokens and values of a text as the model reads it; printed as a table.
+
+    tokens: `<NUM>` for a number. values: 0.0 off `<NUM>`. kinds, units: as of `NumberSpan`, "" off `<NUM>`.
+    """
+
+    kinds: list[str]
+    units: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{token:<16}{format_number(value) if kind else '':<16}{kind:<12}{unit}".rstrip()
+            for token, value, kind, unit in zip(*self, self.kinds, self.units, strict=True)
+        )
+
+
 class CausalQwenProcessor(ProcessorMixin):
     """A tokenizer that reads and writes numbers.
 
@@ -42,6 +58,8 @@ class CausalQwenProcessor(ProcessorMixin):
         tokenizer: a fast tokenizer, unmodified.
         num_token_id: id of `<NUM>` in `input_ids`; the tokenizer's next free id by default.
         chat_template: as in transformers.
+        number_rules: which numbers of a text are read; kept with a checkpoint. One that has none was trained with
+            `FIRST_RULES` and goes on with them.
     """
 
     def __init__(
@@ -49,6 +67,7 @@ class CausalQwenProcessor(ProcessorMixin):
         tokenizer: PreTrainedTokenizerBase,
         num_token_id: int | None = None,
         chat_template: str | None = None,
+        number_rules: NumberRules | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if not tokenizer.is_fast:
@@ -57,6 +76,7 @@ class CausalQwenProcessor(ProcessorMixin):
             tokenizer.pad_token = tokenizer.eos_token
         super().__init__(tokenizer, chat_template=chat_template or getattr(tokenizer, "chat_template", None))
         self.num_token_id = len(tokenizer) if num_token_id is None else num_token_id
+        self.number_rules = NumberRules.of(number_rules)
         self._slotted: PreTrainedTokenizerBase | None = None
 
     @property
@@ -74,7 +94,14 @@ class CausalQwenProcessor(ProcessorMixin):
     def to_dict(self) -> dict[str, Any]:
         settings = super().to_dict()
         settings.pop("_slotted", None)
-        return settings
+        return settings | {"number_rules": self.number_rules.to_dict()}
+
+    @classmethod
+    def get_processor_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
+        settings, kwargs = super().get_processor_dict(pretrained_model_name_or_path, **kwargs)
+        if "num_token_id" in settings:
+            settings.setdefault("number_rules", FIRST_RULES.to_dict())
+        return settings, kwargs
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> "CausalQwenProcessor":
@@ -126,7 +153,7 @@ class CausalQwenProcessor(ProcessorMixin):
         marked, values, written = [], [], []
         for row, item in enumerate(texts):
             try:
-                marked_text, of_row, texts_of_row = self._mark(item)
+                marked_text, of_row, texts_of_row = self._mark(item, find_numbers(item, self.number_rules))
             except ValueError as error:
                 raise ValueError(f"text {row}: {error}" if not single else str(error)) from None
             marked.append(marked_text)
@@ -157,14 +184,15 @@ class CausalQwenProcessor(ProcessorMixin):
         result.number_texts = number_texts
         return result
 
-    def _mark(self, text: str) -> tuple[str, list[float], list[str]]:
+    @staticmethod
+    def _mark(text: str, spans: list[NumberSpan]) -> tuple[str, list[float], list[str]]:
         """The text with a slot for each number, the values, and the written forms with the space they absorbed."""
         if SLOT in text:
             raise ValueError(
                 "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
             )
         parts, values, written, end = [], [], [], 0
-        for span in find_numbers(text):
+        for span in spans:
             start = span.start - 1 if span.start > end and text[span.start - 1] == " " else span.start
             parts += [text[end:start], SLOT]
             values.append(span.value)
@@ -173,14 +201,18 @@ class CausalQwenProcessor(ProcessorMixin):
         parts.append(text[end:])
         return "".join(parts), values, written
 
-    def tokenize(self, text: str) -> tuple[list[str], list[float]]:
-        """Tokens as strings, `<NUM>` for a number, and their values (0.0 off `<NUM>`), without special tokens."""
+    def tokenize(self, text: str) -> "TokenizedText":
+        """Tokens as strings, `<NUM>` for a number, and their values, kinds and units, without special tokens."""
+        spans = iter(find_numbers(text, self.number_rules))
         encoded = self(text, add_special_tokens=False)
+        shown = [next(spans) if token == self.num_token_id else None for token in encoded["input_ids"]]
         tokens = [
-            NUM_TOKEN if token == self.num_token_id else self.tokenizer.convert_ids_to_tokens(token)
-            for token in encoded["input_ids"]
+            self.tokenizer.convert_ids_to_tokens(token) if span is None else NUM_TOKEN
+            for token, span in zip(encoded["input_ids"], shown, strict=True)
         ]
-        return tokens, list(encoded["numeric_values"])
+        told = TokenizedText((tokens, [span.value if span else 0.0 for span in shown]))
+        told.kinds, told.units = ([getattr(span, name, "") for span in shown] for name in ("kind", "unit"))
+        return told
 
     # ---- tokens to text ----------------------------------------------------------------------------------------------
 
@@ -224,9 +256,13 @@ class CausalQwenProcessor(ProcessorMixin):
             elif index < len(known):
                 text += known[index]
             else:
-                text += (" " if spaced(text) else "") + format_number(value)
+                text += (" " if spaced(text) else "") + self.write_number(value)
             text += piece
         return text
+
+    def write_number(self, value: float) -> str:
+        """The shortest text that these rules read as `value`."""
+        return format_number(value, NumberStyle(decimal=self.number_rules.decimal))
 
     def batch_decode(self, token_ids: Any, numeric_values: Any = None, **kwargs: Any) -> list[str]:
         """`decode` of several sequences: ids [B, L] and values [B, L], or one `NumericEncoding`."""

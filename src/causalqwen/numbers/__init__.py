@@ -2,16 +2,23 @@
 
 from causalqwen.numbers.grammar import NumberSpan, find_numbers
 from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw
-from causalqwen.numbers.rendering import format_number, round_significant, spaced
+from causalqwen.numbers.rendering import NumberStyle, format_number, last_place, round_significant, spaced
+from causalqwen.numbers.rules import FIRST_RULES, KINDS, PROTECTED, NumberRules
 from causalqwen.numbers.transforms import ValueTransform, symlog
 
 __all__ = [
     "CRPS_LEVELS",
+    "FIRST_RULES",
+    "KINDS",
+    "PROTECTED",
+    "NumberRules",
     "NumberSpan",
+    "NumberStyle",
     "ValueLaw",
     "ValueTransform",
     "find_numbers",
     "format_number",
+    "last_place",
     "round_significant",
     "spaced",
     "symlog",

@@ -1,97 +1,132 @@
 """Finding the numbers of a text.
 
-One regular expression reads the text from left to right: what must stay text (dates, times, versions, addresses,
-identifiers, phone numbers, codes) is an alternative that comes before the number itself, so that it is consumed whole.
-A percent sign, a unit or a currency sign is text beside the number.
+One regular expression, made from a table, reads the text from left to right: what must stay text (dates, times, versions,
+addresses, identifiers, phone numbers, codes) is an alternative that comes before the number itself, so that it is consumed
+whole. A percent sign, a unit or a currency sign is text beside the number.
 """
 
+import functools
 import math
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
-_FULL_WIDTH = str.maketrans("０１２３４５６７８９．，＋－％：／（）", "0123456789.,+-%:/()")
-_MINUS = str.maketrans("−", "-")
+from causalqwen.numbers.rules import KINDS, NumberRules
+from causalqwen.numbers.table import AFTER, BEFORE, MONEY, table
+from causalqwen.numbers.words import chinese_value, english_value, fraction_value
 
-# A letter that makes a neighbouring digit part of an identifier. Han, kana and hangul do not: 价格是99.9元 holds a number.
-_LETTER = r"A-Za-z_\u00b5\u00c0-\u024f\u0370-\u052f"
-
-# Units that may follow a number without a space. Anything else that does (3D, 1st, 4x4, 0x1f) is an identifier.
-_UNITS = (
-    r"(?:[nuµμmkMGT]?(?:m|g|s|A|V|W|Hz|J|N|Pa|eV|mol|L|l|B|b|Wh|cal)|cm|dm|hPa|bar|mbar|ppm|ppb|dB|kB|KB|KiB|MiB|GiB"
-    r"|K|C|F|h|d|kt|kn|mi|ft|in|lb|lbs|oz|mph|kmh|km/h|m/s|rpm|px|pt|min|sec|hr|hrs|yr|yrs|USD|EUR|RMB|CNY)"
-    rf"(?![{_LETTER}0-9])"
-)
-
-_MONTH = (
-    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
-    r"|Nov(?:ember)?|Dec(?:ember)?)\.?"
-)
-
-_PROTECTED = "|".join(
-    [
-        r"(?:https?://|ftp://|www\.)\S+",  # addresses of pages
-        r"[\w.+-]{1,64}@[\w-]+\.[\w.-]+",  # and of people
-        rf"\b{_MONTH}[ ]\d{{1,2}}(?:st|nd|rd|th)?(?:,?[ ]\d{{4}})?(?![\d.])",  # January 5, 2024
-        rf"(?<![\d.])\d{{1,2}}(?:st|nd|rd|th)?[ ]{_MONTH}(?:,?[ ]\d{{4}}\b)?",  # 5 January 2024
-        r"\d{4}-\d{1,2}-\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?",  # ISO dates
-        r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])",  # 2024年1月5日
-        r"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?",  # 12:30, 3:16, 12:30:45.5
-        r"\d+(?:/\d+)+",  # 1/5/2024, 1/2
-        r"[vV]\d+(?:\.\d+)*[\w-]*|\d+(?:\.\d+){2,}[\w-]*",  # v1.2, 1.2.3-rc1, 192.168.0.1, 05.01.2024
-        r"\+\d[\d\s().-]{6,}\d",  # +86 138-0013-8000
-        r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b|\b\d{3}-\d{4}\b|\b1[3-9]\d{9}\b",  # phone numbers
-        r"\b\d{3}[ ]\d{4}[ ]\d{4}\b",  # 138 0013 8000
-        r"\d+(?:-\d+){2,}",  # 64-17-5, 1-800-555-0199
-        r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)",  # (1r,2s) and (2+) in names of compounds
-        # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
-        r"\b\d+['′]?(?:,\d+['′]?){0,63}[a-zA-Z]?-(?=[(\[{]{0,63}[A-Za-z]|[(\[{]\S{0,63}[A-Za-z])[(\[{]*\w+(?:[-,.'′()\[\]{}]+\w+)*",
-        rf"[{_LETTER}][\w]*(?:[-.]\d[\w]*)+",  # COVID-19, GPT-4, fig.3
-        rf"[{_LETTER}]\w*",  # words, and identifiers that hold digits: x1, fp16, H2O
-        r"[#@]\w+",  # #123
-        rf"0x[0-9A-Fa-f]+|\d[\d.]*(?!{_UNITS})(?![eE][+-]?\d)[{_LETTER}][\w]*",  # 3D, 1st, 4x4
-        r"(?<![\d.,])0\d+(?![.\d])",  # 007, 00501
-    ]
-)
-
-_NUMBER = (
-    r"(?:(?<![\w)\]}.%°'\"’”])[+-])?"  # a sign stands where no number or word ends just before it
-    r"(?:\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w)\]}])\.\d+)"
-    r"(?:[eE][+-]?\d+)?"
-)
-
-_SCANNER = re.compile(rf"(?P<protected>{_PROTECTED})|(?P<number>{_NUMBER})", re.ASCII)
-_HAS_DIGIT = re.compile(r"[0-9０-９]")
+# Full-width signs, the minus sign, and the traditional forms of Chinese numerals: a character for a character.
+_ALIKE = str.maketrans("０１２３４５６７８９．，＋－％：／（）−萬億兩", "0123456789.,+-%:/()-万亿两")
+_HINTS = {"chinese": "十百千万亿萬億", "fraction": "¼½¾⅐-⅞"}  # what a text without digits may hold
+_BEFORE_WORDS = re.compile(r"[^A-Za-z]*")
+_IS_MONEY = re.compile(MONEY)
+_BETWEEN = {"-", "–", " – ", "—", "~", " to ", "至", "到"}
 
 
-@dataclass(frozen=True)
-class NumberSpan:
-    """A number in a text: `text[start:end] == self.text`, worth `value` (float64)."""
+class NumberSpan(NamedTuple):
+    """A number in a text: `text[start:end] == self.text`, worth `value` (float64).
+
+    kind: one of `KINDS`. unit: what it counts, as it is written beside it: K, %, $, 元; "" where none is known.
+    """
 
     start: int
     end: int
     text: str
     value: float
+    kind: str = "number"
+    unit: str = ""
 
 
-def find_numbers(text: str) -> list[NumberSpan]:
+class _Scanner:
+    """The compiled table of some rules."""
+
+    def __init__(self, rules: NumberRules) -> None:
+        self.kinds = frozenset(rules.kinds)
+        self.digits = str.maketrans(dict.fromkeys(rules.groups or "") | {rules.decimal: "."})
+        on = {"", "number", *rules.protected, *rules.kinds} | ({"words"} if "chinese" in self.kinds else set())
+        rows = [(name, pattern) for name, pattern in table(rules) if name in on]
+        named = [f"(?P<{name}>{pattern})" if name in KINDS else pattern for name, pattern in rows]
+        self.scan = re.compile("|".join(named), re.ASCII).finditer
+        hints = "".join(signs for kind, signs in _HINTS.items() if kind in self.kinds)
+        self.may_hold = re.compile("" if "english" in self.kinds else f"[0-9０-９{hints}]").search
+
+    def value_of(self, form: str, written: str) -> float:
+        """Marks between thousands leave the digits, but not the words behind them, and the decimal mark becomes a point."""
+        if form == "fraction":
+            return fraction_value(written)
+        if form == "english":
+            return english_value(_BEFORE_WORDS.sub(lambda digits: digits[0].translate(self.digits), written, count=1))
+        digits = written if written.isdigit() else written.translate(self.digits)
+        return chinese_value(digits) if form == "chinese" else float(digits)
+
+    def kind_of(self, form: str, written: str, unit: str) -> str:
+        """The kind of a number of digits is that of what stands beside it."""
+        if form != "number":
+            return form
+        if unit in ("%", "‰"):
+            kind = "percent"
+        elif unit and _IS_MONEY.fullmatch(unit):
+            kind = "currency"
+        else:
+            kind = "scientific" if "e" in written or "E" in written else form
+        return kind if kind in self.kinds else form
+
+
+_scanner = functools.lru_cache(_Scanner)
+
+
+def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan]:
     """The numbers of `text`, left to right, never overlapping; everything outside them is to stay as it is.
 
-    Read as numbers: 42, -5, +3.5, .5, 1,272.50, 6.02e23, １２．５, 99.9 in 99.9元, 5 in 5%, 10 in 10km.
+    Read as numbers by the default rules: 42, -5, +3.5, .5, 1,272.50, 1 272 (no-break spaces), 12,34,567, 6.02e23, １２．５,
+    99.9 in 99.9元, 5 in 5%, 10 in 10km, 3.5万, 2亿, 三百二十.
     Left as text: dates, times, versions, IP addresses, identifiers (x1, fp16, COVID-19, 1,2-dichloroethane), phone
-    numbers, fractions with a slash, hexadecimal numbers, codes with a leading zero (007).
+    numbers, fractions with a slash, hexadecimal numbers, codes with a leading zero (007), code in backticks, words (万一,
+    十分, 第三十二).
 
     Raises:
         ValueError: a number that float64 cannot hold, with its place in the text.
     """
-    if not _HAS_DIGIT.search(text):
+    scanner = _scanner(rules or _DEFAULT)
+    if not scanner.may_hold(text):
         return []
-    spans = []
-    for match in _SCANNER.finditer(text.translate(_FULL_WIDTH).translate(_MINUS)):
-        if match.lastgroup != "number":
+    spans: list[NumberSpan] = []
+    alike = text.translate(_ALIKE)
+    for match in scanner.scan(alike):
+        form = match.lastgroup
+        if form is None:
             continue
-        value = float(match.group().replace(",", ""))
-        if math.isinf(value):
-            shown = match.group() if len(match.group()) <= 24 else match.group()[:21] + "..."
-            raise ValueError(f"the number {shown} at characters {match.start()}-{match.end()} is too large for float64")
-        spans.append(NumberSpan(match.start(), match.end(), text[match.start() : match.end()], value))
-    return spans
+        start, end = match.span()
+        written = match.group()
+        value = scanner.value_of(form, written)
+        if not math.isfinite(value):
+            shown = written if len(written) <= 24 else written[:21] + "..."
+            raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
+        unit = unit_of(*beside(alike, start, end))
+        span = NumberSpan(start, end, text[start:end], value, scanner.kind_of(form, written, unit), unit)
+        if spans and "range" in scanner.kinds and text[spans[-1].end : start] in _BETWEEN:
+            spans[-1] = _end_of_range(spans[-1], unit)
+            span = _end_of_range(span, unit)
+        spans.append(span)
+    return spans if "number" in scanner.kinds else [span for span in spans if span.kind != "number"]
+
+
+_DEFAULT = NumberRules()
+
+
+def beside(text: str, start: int, end: int) -> tuple[str, str]:
+    """What stands before and behind the number at `text[start:end]` and is its unit, with the space between: "", " K"."""
+    if after := AFTER.match(text, end):
+        return "", after.group()
+    before = BEFORE.search(text, max(0, start - 5), start)
+    return before.group() if before else "", ""
+
+
+def unit_of(before: str, after: str) -> str:
+    """The unit that `beside` found; "" for none."""
+    unit = (after or before).strip(" ")
+    return "%" if unit == "百分之" else unit
+
+
+def _end_of_range(span: NumberSpan, unit: str) -> NumberSpan:
+    """3 of 3-4 km: both ends count what stands behind the second."""
+    return span._replace(kind="range" if span.kind == "number" else span.kind, unit=span.unit or unit)

@@ -1,9 +1,17 @@
 """Writing a value as text."""
 
 import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
 
 import torch
 from torch import Tensor
+
+from causalqwen.numbers.grammar import beside, find_numbers
+from causalqwen.numbers.rules import NumberRules
 
 _UNSPACED = (  # scripts and signs after which a number follows without a space
     ("\u3000", "\u30ff"),  # CJK punctuation, kana
@@ -15,16 +23,78 @@ _UNSPACED = (  # scripts and signs after which a number follows without a space
 _OPENING = set("([{<$€£¥₹#@/\\-+_~^|«‹“‘")
 
 
-def format_number(value: float) -> str:
-    """The shortest text that reads back as the same float64: 42, -5, 351.4, 1e+20.
+_SHARE = 0.1  # of an interval: what one unit of the last written digit may be
+
+
+@dataclass(frozen=True)
+class NumberStyle:
+    """How the numbers of one quantity are written: $1,272.50 has `before` "$" and `group` ",", 351 K has `after` " K".
+
+    integer: no decimals, ever. group: the mark between thousands.
+    """
+
+    before: str = ""
+    after: str = ""
+    integer: bool = False
+    group: str = ""
+    decimal: str = "."
+
+    @classmethod
+    def of(cls, texts: str | Iterable[str], rules: NumberRules | None = None) -> "NumberStyle":
+        """The style of the numbers in some texts: the commonest unit and separator, integers if all of them are.
+
+        ValueError where the texts hold no number of digits.
+        """
+        rules, beside_it, marks, integer = rules or NumberRules(), Counter[tuple[str, str]](), Counter[str](), True
+        for text in [texts] if isinstance(texts, str) else texts:
+            for span in find_numbers(text, rules):
+                if span.kind in ("chinese", "english", "fraction"):
+                    continue
+                beside_it[beside(text, span.start, span.end)] += 1
+                mark = re.search(r"\d([ ,.'’\u00a0\u202f\u2009])\d", span.text)
+                if mark and mark[1] != rules.decimal:
+                    marks[mark[1]] += 1
+                integer = integer and span.value.is_integer() and not re.search(rf"[eE{rules.decimal}]", span.text)
+        if not beside_it:
+            raise ValueError("a style is read from numbers, but these texts hold none")
+        before, after = beside_it.most_common(1)[0][0]
+        return cls(before, after, integer, marks.most_common(1)[0][0] if marks else "", rules.decimal)
+
+
+_PLAIN = NumberStyle()
+
+
+def format_number(value: float, style: NumberStyle = _PLAIN, place: int | None = None) -> str:
+    """A value as text, without its unit.
+
+    Without a place the shortest text that reads back as the same float64: 42, -5, 351.4, 1e+20; for a style of integers the
+    nearest one. Otherwise rounded to a multiple of 10^place, whose zeros are kept: 351.40 at -2, 12,300 at 2.
 
     Raises ValueError for NaN and infinities: no text stands for them.
     """
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be written as a number")
-    if float(value).is_integer() and abs(value) < 1e16:
-        return "-0" if value == 0 and math.copysign(1, value) < 0 else str(int(value))
-    return repr(float(value))
+    shortest = "-0" if value == 0 and math.copysign(1, value) < 0 else repr(float(value)).removesuffix(".0")
+    number = Decimal(shortest)
+    if style.integer:
+        place = max(place or 0, 0)
+    if place is not None and place >= number.adjusted() - 17:
+        number = number.quantize(Decimal(1).scaleb(place)) or Decimal(0)
+    scientific = shortest if place is None else f"{number.normalize():e}"
+    written = f"{number:,f}" if -5 < number.adjusted() < 16 else scientific
+    return written.translate({ord(","): style.group, ord("."): style.decimal})
+
+
+def last_place(value: float, width: float) -> int | None:
+    """The power of ten to which a value is written whose interval is `width` wide; None where that says nothing.
+
+    The largest that is at most a tenth of the interval, so that rounding moves the value by a twentieth of it at most; never
+    beyond the value's own first digit.
+    """
+    if not 0 < width < math.inf:
+        return None
+    place = math.floor(math.log10(width * _SHARE))
+    return place if value == 0 else min(place, math.floor(math.log10(abs(value))))
 
 
 def spaced(before: str) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from causalqwen.modeling import CausalQwenProcessor
-from causalqwen.numbers import format_number
 
 _CONTEXT = 8  # tokens of the prompt that decide how the first new token is written
 _NUMBER = "\ufdd0"  # stands for each character of a generated number where stop strings are looked for
@@ -36,7 +35,7 @@ class GrowingText:
             self._settle(flush=False)
             return None
         self._settle(flush=True)
-        start = len(self.text) - len(format_number(value))
+        start = len(self.text) - len(self.processor.write_number(value))
         self._masked = self._masked[:start] + _NUMBER * (len(self.text) - start)
         return start, len(self.text)
 
