@@ -18,6 +18,7 @@ from causalqwen.modeling import (
     Observation,
     World,
 )
+from causalqwen.numbers import NumberRules, NumberStyle
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,8 @@ __all__ = [
     "Individual",
     "Intervention",
     "NumberPrediction",
+    "NumberRules",
+    "NumberStyle",
     "NumberTextIteratorStreamer",
     "NumberTextStreamer",
     "Observation",
