@@ -74,6 +74,8 @@ class CausalQwenConfig(PreTrainedConfig):
         score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
         threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
             sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
+        token_thresholds: give every token a threshold of its own, C + eps_k, learned by the stage `heads`: the standard
+            deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         initial_direction: length of the direction w of numbers at the start, on average: its coordinates are normal with
@@ -114,6 +116,7 @@ class CausalQwenConfig(PreTrainedConfig):
     score_slope: float = 0.0
     threshold_shift: Literal["predicted", "solved"] = "predicted"
     anchor_tokens: int = 0
+    token_thresholds: float | None = None
     vocabulary_family: Literal["cauchy", "gaussian"] = "cauchy"
     value_family: Literal["cauchy", "gaussian"] = "cauchy"
     initial_scale: float = 1.0

@@ -79,6 +79,7 @@ class HeadsMixin:
             value_family=config.value_family,
             initial_noise=config.initial_noise,
             initial_threshold=config.initial_threshold,
+            token_thresholds=config.token_thresholds,
         )
         self.scale_bounds = Kept()
 

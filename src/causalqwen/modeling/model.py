@@ -112,7 +112,8 @@ class CausalQwenForCausalLM(
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> Any:
-        return self.backbone.get_output_embeddings()
+        """W_cls of the action law: the backbone's lm_head, with the tokens' own thresholds where they have some."""
+        return self.action.thresholded(self.backbone.get_output_embeddings())
 
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
         self.backbone.set_output_embeddings(new_embeddings)

@@ -114,7 +114,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "announced": ahead[numbers],
         "prob_sum": prob_sum,
         "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
-        "backbone_nll": column["log_partition"] - column["target_logit"],
+        "backbone_nll": column["backbone_nll"],
         "ovr_nll": prob_sum.log() - column["rest_log_p"],
         "loc": loc_Y.cpu(),
         "scale": scale_Y.cpu(),
