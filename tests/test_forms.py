@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from causalqwen import CausalQwenForCausalLM
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.losses import ovr_log_probs, ovr_loss
-from causalqwen.training import HeadStage, TrainSettings, train
+from causalqwen.modeling.narrowing import narrow_head
+from causalqwen.training import HeadStage, TrainSettings, ValueStage, train
 from causalqwen.training.calibration import summarize_scores, text_chunks
 from conftest import graft_tiny
 
@@ -80,3 +81,61 @@ def test_thresholds_per_token_are_kept_read_and_learned(tiny_tokenizer, tmp_path
 def test_one_threshold_costs_nothing(tiny_llama):
     assert tiny_llama.get_output_embeddings() is tiny_llama.backbone.get_output_embeddings()
     assert tiny_llama.action.token_thresholds is None
+
+
+# ---- a causal size below H -------------------------------------------------------------------------------------------
+
+
+def test_a_narrow_head_is_the_closest_map_of_its_size():
+    """Least mean square of the scores, by mean probability, less what all share; nothing is lost at C = H."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(12, 50)
+    z = torch.randn(4000, 12) @ torch.randn(12, 12) + 3.0
+    theirs = head(z).detach()
+    mass = theirs.softmax(-1).mean(0)
+
+    def error(scores):
+        left = scores - theirs
+        return ((left - (left * mass).sum(-1, keepdim=True)).square() * mass).sum(-1).mean().item()
+
+    errors = []
+    for size in (1, 4, 8, 12):
+        narrow = narrow_head(head, z, size)
+        loc = z @ narrow.loc_weight.T + narrow.loc_bias
+        torch.testing.assert_close(loc.var(0)[0].item(), 1.0, atol=0.05, rtol=0)
+        errors.append(error(loc @ narrow.weight.T + narrow.bias))
+        rows = torch.linalg.svd(head.weight)[2][:size]  # a truncated SVD of W, which knows nothing of the features
+        centre = z.mean(0)
+        assert errors[-1] <= error(((z - centre) @ rows.T) @ (head.weight @ rows.T).T + head(centre)) + 1e-6
+    assert errors[0] > errors[1] > errors[2] > errors[3] and errors[3] < 1e-6
+    with pytest.raises(ValueError, match="causal_size 13 does not lie in 1 to 12"):
+        narrow_head(head, z, 13)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mistral"])
+def test_a_model_of_a_small_causal_size_is_a_model(tiny_tokenizer, family, tmp_path):
+    """Its scores come from C numbers, its losses agree with and without logits, and it is kept, drawn from and trained."""
+    model = graft_tiny(family, tiny_tokenizer, causal_size=16, text=WORDS * 8)
+    ids = ids_of(model)
+    with torch.no_grad():
+        out = model(ids, labels=ids, output_ovr=True)
+        assert out.loc_U.shape[-1] == model.action.b_noise.shape[0] == 16
+        torch.testing.assert_close(out.logits[..., 5], model.score_head(out.loc_U)[..., 5])
+        theirs = model.backbone(input_ids=ids).logits
+        assert (out.logits[..., : theirs.shape[-1]].argmax(-1) == theirs.argmax(-1)).float().mean() > 0.3
+        torch.testing.assert_close(model(ids, labels=ids, skip_logits=True).loss, out.loss, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path / "model")
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "model")
+    plan = CausalDecoding.preset("persona", seed=3)
+    texts = [m.generate(ids, max_new_tokens=6, causal_decoding=plan).sequences for m in (model, loaded)]
+    assert torch.equal(*texts) and torch.equal(loaded(ids).logits, out.logits)
+
+    rows = encode_rows([parse_row(json.dumps({"text": "it costs 5 dollars, " + WORDS}), "x")] * 4, model.processor)
+    stages = {
+        "values": ValueStage(epochs=1, batch_size=4),
+        "heads": HeadStage(epochs=3, batch_size=4, learning_rate=1e-2),
+    }
+    before = [weight.detach().clone() for weight in (model.score_head.weight, model.backbone.lm_head.weight)]
+    scores = train(model, rows, rows, tmp_path / "run", TrainSettings(**stages))
+    assert not torch.equal(model.score_head.weight, before[0]) and torch.equal(model.backbone.lm_head.weight, before[1])
+    assert scores["backbone_agreement"] < 1.0  # of the backbone's own decisions, not of this head's

@@ -19,6 +19,10 @@ def graft(
         list[str] | None,
         typer.Option("--set", help="A field of CausalQwenConfig, over the start's: token_thresholds=0.01; repeatable."),
     ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="What a causal size below H is fitted to (default: three speeches that come along)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Graft a number channel and an individual onto a pretrained decoder."""
@@ -27,7 +31,7 @@ def graft(
     import yaml
 
     from causalqwen import CausalQwenForCausalLM
-    from causalqwen.data.texts import speech_paragraphs
+    from causalqwen.data.texts import read_text, speech_paragraphs
     from causalqwen.evaluation import compare_with_backbone
 
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -38,7 +42,9 @@ def graft(
     fields = {name: yaml.safe_load(value) for name, _, value in given}
     say(f"grafting {backbone}")
     dtype_given = getattr(torch, dtype) if dtype else None
-    model = CausalQwenForCausalLM.from_backbone(backbone, dtype=dtype_given, start=start, **fields)
+    model = CausalQwenForCausalLM.from_backbone(
+        backbone, dtype=dtype_given, start=start, text=read_text(text), **fields
+    )
     check = compare_with_backbone(model, speech_paragraphs(numbers=False)[:4])
     own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("backbone."))
     save_model(model, output)

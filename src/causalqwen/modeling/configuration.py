@@ -62,7 +62,7 @@ class CausalQwenConfig(PreTrainedConfig):
         num_token_id: id of `<NUM>`: the first free row of the vocabulary matrix, or its number of rows V where there is
             no free row (`<NUM>` then has rows of its own, behind the matrix).
         free_token_ids: the other rows that no token uses; left out of losses, decisions and samplers.
-        causal_size: C; None for the hidden size H.
+        causal_size: C; None for the hidden size H. Below H the model has an lm_head of its own, see `narrow_head`.
         start: which of `STARTS` the parameters started from.
         deep_abduction: a residual perceptron beside W_loc and W_scale (architecture 2.3.3).
         scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1). max_scale: an upper limit of scale_U
@@ -159,11 +159,8 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"num_token_id {self.num_token_id} lies outside the {rows} rows of the vocabulary matrix")
         if self.num_token_id in self.free_token_ids:
             raise ValueError(f"num_token_id {self.num_token_id} is also listed among the free rows")
-        if self.causal_size != self.text_config.hidden_size:
-            raise ValueError(
-                f"causal_size {self.causal_size} differs from the hidden size {self.text_config.hidden_size}: "
-                "the backbone's lm_head, which the action law inherits, reads vectors of the hidden size"
-            )
+        if not 1 <= self.causal_size <= self.hidden_size:
+            raise ValueError(f"causal_size {self.causal_size} does not lie in 1 to {self.hidden_size}, the hidden size")
         if self.start not in STARTS:
             raise ValueError(f"unknown start {self.start!r}; known starts: {', '.join(STARTS)}")
         if self.max_scale is not None and not self.max_scale > self.initial_scale:

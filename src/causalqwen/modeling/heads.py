@@ -1,7 +1,7 @@
 """Everything after the backbone: from features z to laws, decisions and losses."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import upcast
@@ -36,6 +36,7 @@ class HeadsMixin:
     abduction: AbductionNetwork
     value_branch: ValueBranch | None
     action: ActionNetwork
+    score_head: nn.Linear | None
     scale_bounds: Kept
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
@@ -81,6 +82,8 @@ class HeadsMixin:
             initial_threshold=config.initial_threshold,
             token_thresholds=config.token_thresholds,
         )
+        # A causal size below H needs a W_cls of its own, in the backbone's dtype.
+        self.score_head = nn.Linear(size, config.text_config.vocab_size) if size < config.hidden_size else None
         self.scale_bounds = Kept()
 
     def heads(

@@ -112,8 +112,9 @@ class CausalQwenForCausalLM(
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> Any:
-        """W_cls of the action law: the backbone's lm_head, with the tokens' own thresholds where they have some."""
-        return self.action.thresholded(self.backbone.get_output_embeddings())
+        """W_cls of the action law: the backbone's lm_head, or `score_head` below H; with the tokens' own thresholds, if any."""
+        head = self.backbone.get_output_embeddings() if self.score_head is None else self.score_head
+        return self.action.thresholded(head)
 
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
         self.backbone.set_output_embeddings(new_embeddings)

@@ -251,7 +251,15 @@ def _train_heads(
     else:
         _train_numbers_only(model)
         action = model.action
-        for part in (model.abduction, action.b_noise, action.threshold, action.shift, action.token_thresholds):
+        parts = (
+            model.abduction,
+            action.b_noise,
+            action.threshold,
+            action.shift,
+            action.token_thresholds,
+            model.score_head,
+        )
+        for part in parts:
             if part is not None:
                 part.requires_grad_(True)
     sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
