@@ -58,12 +58,12 @@ def graft(
         "start": start,
         **check,
     }
-    text = (
+    line = (
         f"{output}: <NUM> is token {config.num_token_id} ({where}), {own:,} new parameters; on {check['tokens']} tokens the "
         f"logits equal the backbone's to the last bit on {check['identical_logits']}, the decision on "
         f"{check['agreement']:.1%}"
     )
-    show(result, text, as_json)
+    show(result, line, as_json)
 
 
 @command

@@ -78,6 +78,7 @@ class CausalQwenConfig(PreTrainedConfig):
             deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
+        number_embedding: "added", embed(x) + phi(v), or "multiplied", embed(x) sigmoid(v w + b): see `NumericEmbedding`.
         initial_direction: length of the direction w of numbers at the start, on average: its coordinates are normal with
             this over the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
         value_transform: see `ValueTransform`; fitted when the value head is trained.
@@ -122,6 +123,7 @@ class CausalQwenConfig(PreTrainedConfig):
     initial_scale: float = 1.0
     initial_noise: float = 1.0
     initial_threshold: float = 0.0
+    number_embedding: Literal["added", "multiplied"] = "added"
     initial_direction: float = 1.0
     normalize_direction: bool = False
 

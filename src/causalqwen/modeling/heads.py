@@ -44,7 +44,12 @@ class HeadsMixin:
     def make_heads(self, config: CausalQwenConfig) -> None:
         """Everything that a grafted model adds to its backbone, at its start values."""
         size = config.causal_size
-        self.numeric_embedding = NumericEmbedding(config.hidden_size, config.num_token_id, config.num_token_appended)
+        self.numeric_embedding = NumericEmbedding(
+            config.hidden_size,
+            config.num_token_id,
+            config.num_token_appended,
+            multiplied=config.number_embedding == "multiplied",
+        )
         self.abduction = AbductionNetwork(
             config.hidden_size,
             size,

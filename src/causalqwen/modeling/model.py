@@ -45,6 +45,8 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.reset_buffers()
         if isinstance(module, NumericEmbedding):
             torch.nn.init.zeros_(module.row)
+            if module.gate_bias is not None:
+                torch.nn.init.zeros_(module.gate_bias)
             length = self.config.initial_direction
             torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
             if self.config.normalize_direction:
