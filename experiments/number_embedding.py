@@ -1,9 +1,8 @@
 """Numbers added to or multiplied into the embedding: which can be read? (10 minutes)
 
-The molar mass stands in the prompt, the boiling point is asked: "Molar mass 92.14, boiling point". Stage 1 alone, so that the frozen
-backbone reads `<NUM>` as it starts; 400 compounds to learn from, 200 held out, three seeds of the direction w, and the length
-0.2 of w or 1 (PyTorch's own start of the architecture's projection is as long). Beside it prompts without the mass, and the
-median of the training values.
+The molar mass stands in the prompt, the boiling point is asked: "Molar mass 92.14, boiling point". Stage 1 alone, so that the
+frozen backbone reads `<NUM>` as it starts; 320 compounds to learn from, 160 held out, three seeds of the direction w, of length
+0.2 and 1. Beside it prompts without the mass, and the median of the training values.
 
     .venv/bin/python experiments/number_embedding.py
 """
@@ -40,7 +39,7 @@ def rows(records: list[dict[str, Any]], with_mass: bool) -> list[Row]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    parts = split_by_compound(boiling_points(), {"train": 400, "test": 200})
+    parts = split_by_compound(boiling_points(), {"train": 320, "test": 160})
     kelvins = {name: torch.tensor([record["kelvin"] for record in part]) for name, part in parts.items()}
     constant = (kelvins["test"] - kelvins["train"].median()).abs().median().item()
     print(f"the median of all: median error {constant:.1f} K", flush=True)

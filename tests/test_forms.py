@@ -176,3 +176,34 @@ def test_a_number_may_multiply_the_embedding(tiny_tokenizer, family, tmp_path):
         assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
         words = ids_of(model)
         assert torch.equal(model(words).logits[..., : embed.weight.shape[0]], model.backbone(input_ids=words).logits)
+
+
+# ---- several right tokens --------------------------------------------------------------------------------------------
+
+
+def test_a_label_may_stand_beside_others_that_are_right_too(tiny_llama):
+    """The model's loss with and without logits, against the written-out one; trained, both answers pass their thresholds."""
+    model, ids = tiny_llama, ids_of(tiny_llama)
+    also = torch.full((*ids.shape, 2), -1)
+    also[0, 3, 0], also[0, 5] = 20, torch.tensor([30, 40])
+    out = model(ids, labels=ids, output_ovr=True)
+    log_p, log_not_p = out.ovr_probs.log(), torch.log1p(-out.ovr_probs)
+    moved = [(2, 20), (4, 30), (4, 40)]  # the positions that predict tokens 3 and 5
+    difference = sum(log_not_p[0, place, token] - log_p[0, place, token] for place, token in moved)
+    for skip_logits in (False, True):
+        found = model(ids, labels=ids, also_right=also, skip_logits=skip_logits).loss_cls
+        torch.testing.assert_close(
+            found - out.loss_cls, difference / (ids.shape[1] - 1), rtol=1e-3, atol=1e-4 * out.loss_cls.item()
+        )
+    model.requires_grad_(False)
+    model.backbone.requires_grad_(True)
+    optimizer = torch.optim.Adam(model.backbone.parameters(), lr=1e-2)
+    labels = torch.full_like(ids, -100)
+    labels[0, 5] = ids[0, 5]
+    for _ in range(25):
+        optimizer.zero_grad()
+        model(ids, labels=labels, also_right=also).loss_cls.backward()
+        optimizer.step()
+    with torch.no_grad():
+        probs = model(ids, output_ovr=True).ovr_probs[0, 4]
+    assert (probs[[ids[0, 5].item(), 30, 40]] > 0.9).all() and probs.sum() < 3.3

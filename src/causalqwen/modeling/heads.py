@@ -96,6 +96,7 @@ class HeadsMixin:
         features: Tensor,
         *,
         labels: Tensor | None = None,
+        also_right: Tensor | None = None,
         numeric_labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
         output_ovr: bool = False,
@@ -129,7 +130,14 @@ class HeadsMixin:
         masks = shift_targets(labels, numeric_labels, attention_mask, self.config.num_token_id)
         parts = self.losses(
             masks,
-            self.rest_loss(result.logits, loc[:, :-1], scale[:, :-1], thresholds[:, :-1], masks.targets),
+            self.rest_loss(
+                result.logits,
+                loc[:, :-1],
+                scale[:, :-1],
+                thresholds[:, :-1],
+                masks.targets,
+                also_right=None if also_right is None else also_right[:, 1:],
+            ),
             log_num[:, :-1],
             log_not_num[:, :-1],
             self.value_losses(features[:, :-1][masks.num_mask], masks.values[masks.num_mask]),
@@ -264,6 +272,7 @@ class HeadsMixin:
         thresholds: Tensor,
         targets: Tensor,
         negatives: Negatives | None = None,
+        also_right: Tensor | None = None,
     ) -> Tensor:
         """What every token but `<NUM>` adds to L_cls [B, S-1]; all arguments but logits are shifted already.
 
@@ -280,6 +289,7 @@ class HeadsMixin:
                 thresholds,
                 family=action.law.name,
                 slope=action.score_slope,
+                also_right=also_right,
                 vocabulary_mask=mask,
                 reduction="none",
             )
@@ -294,6 +304,7 @@ class HeadsMixin:
             targets.flatten(),
             family=action.law.name,
             slope=action.score_slope,
+            also_right=None if also_right is None else also_right.flatten(0, 1),
             vocabulary_mask=mask,
             negatives=negatives,
             reduction="none",

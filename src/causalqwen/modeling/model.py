@@ -163,6 +163,7 @@ class CausalQwenForCausalLM(
         skip_logits: bool = False,
         scores_only: bool = False,
         causal_decoding: CausalDecoding | BoundDecoding | None = None,
+        also_right: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
         **kwargs: Any,
@@ -172,7 +173,8 @@ class CausalQwenForCausalLM(
         Args:
             input_ids: int64 [B, S]; attention_mask: [B, S]; position_ids: as for the backbone.
             numeric_values: float64 [B, S], in the data's units, read where input_ids is `<NUM>`.
-            labels: int64 [B, S], unshifted, -100 for no loss.
+            labels: int64 [B, S], unshifted, -100 for no loss. also_right: int64 [B, S, R], further right tokens beside each
+                label, -1 where there are fewer, `<NUM>` not among them: see `ovr_loss`.
             numeric_labels: float64 [B, S], unshifted; `numeric_values` by default. NaN where a value is unknown.
             logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
             output_ovr: also return scale_S, ovr_probs and decisions.
@@ -210,6 +212,7 @@ class CausalQwenForCausalLM(
             result = self.heads(
                 features[:, kept],
                 labels=labels,
+                also_right=also_right,
                 numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
                 attention_mask=attention_mask,
                 output_ovr=output_ovr,
