@@ -1,8 +1,9 @@
 """What the documents watch in training: the OvR sum of everybody and of one individual, noise beside scale_U. (10 minutes)
 
-200 steps of the heads on 64 tokens each (L_cls, 4,096 sampled wrong tokens; 4,096 tokens of three addresses), from three starts,
-every token with a threshold of its own; `dist/*` on 1,024 tokens of another address on the way. At the end, in the state that
-was best there: thresholds of tokens that were learned from beside the others', and the rank correlation with how often they came.
+200 steps of the heads on 64 tokens each (L_cls, 4,096 sampled wrong tokens; 1,536 tokens of an address), from three
+starts, every token with a threshold of its own; `dist/*` on 384 tokens of another on the way. At the end, in the
+state that was best there: thresholds of tokens that were learned from beside the others', and the rank correlation with how
+often they came.
 
     .venv/bin/python experiments/monitoring.py
 """
@@ -19,7 +20,7 @@ from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.training import HeadStage, TrainSettings, score_tokens, stream_facts, train
 from causalqwen.training.calibration import text_chunks
 
-STARTS = [("faithful", 1e-4), ("ordinary", 1e-3), ("architecture", 1e-3)]
+STARTS = [("ordinary", 1e-3), ("architecture", 1e-3), ("faithful", 1e-4)]
 COLUMNS = {
     "L_cls": "eval/cls_loss",
     "accuracy": "eval/accuracy",
@@ -52,11 +53,11 @@ def main() -> None:
         model = CausalQwenForCausalLM.from_backbone(
             "smollm2-135m", dtype=torch.float32, start=start, token_thresholds=0.01
         )
-        rows, held_out = examples(model, CALIBRATION_YEARS, 4096), examples(model, HELD_OUT_YEARS, 1024)
+        rows, held_out = examples(model, CALIBRATION_YEARS, 1536), examples(model, HELD_OUT_YEARS, 384)
         first = model.action.token_thresholds.detach().clone()
         epochs = -(-200 * 2 // len(rows))
         stage = HeadStage(epochs=epochs, batch_size=2, learning_rate=rate, negatives=4096)
-        settings = TrainSettings(values=None, heads=stage, evaluations=5, logging_steps=50)
+        settings = TrainSettings(values=None, heads=stage, evaluations=4, logging_steps=50)
         facts = (facts for _, facts in stream_facts(model, held_out))
         before = score_tokens(model, facts)
         lines = [json.dumps({"step": 0, **named(before)})]

@@ -44,6 +44,8 @@ def test_every_token_decides_against_a_threshold_of_its_own(tiny_tokenizer, fami
     torch.testing.assert_close(out.ovr_probs[..., : action.rows][..., rest], log_p.exp()[..., rest])
     chosen = ((theirs - thresholds) / scales[..., : action.rows]).masked_fill(~rest, -torch.inf).argmax(-1)
     assert (out.decisions == chosen).float().mean() > 0.9  # but for `<NUM>`
+    plan = CausalDecoding.preset("standard")
+    assert model.generate(ids, max_new_tokens=1, causal_decoding=plan).sequences[0, -1] == out.decisions[0, -1]
 
     written_out = ovr_loss(
         theirs[:, :-1], scales[:, :-1, : action.rows], ids[:, 1:], thresholds[:, :-1], family=action.law.name,
