@@ -237,6 +237,20 @@ def test_the_sum_of_one_individual_is_that_of_its_own_probabilities(tiny_tokeniz
     )
 
 
+@pytest.mark.parametrize("start", ["architecture", "ordinary"])
+def test_words_move_the_scale_further_than_the_noise(tiny_tokenizer, tmp_path, start):
+    """On a random backbone a small scale grows, a wide one shrinks; the noise follows more slowly, or not at all from 0."""
+    model = graft_tiny("llama", tiny_tokenizer, start=start)
+    stage = HeadStage(epochs=4, batch_size=8, learning_rate=3e-3)
+    settings = TrainSettings(values=None, heads=stage, evaluations=1)
+    train(model, examples(model, 16), examples(model, 4, seed=1), tmp_path / "run", settings)
+    (_, scale), (_, noise) = (curve(tmp_path / "run", f"dist/{name}_median")[-1] for name in ("U_scale", "noise"))
+    if start == "architecture":
+        assert scale > 1.05 * model.config.initial_scale and noise == 0  # |b| has no slope there
+    else:
+        assert model.config.initial_noise > noise > scale + 0.02
+
+
 def test_what_is_only_read_leaves_no_facts(model, tmp_path):
     rows = examples(model, 4)
     learned = [[index >= 5 for index in range(len(row))] for row in rows]
