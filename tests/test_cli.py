@@ -83,7 +83,11 @@ def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
     assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
     assert "exists already" in run("graft", "--backbone", place / "backbone", "--output", out, code=1).stderr
-    text = run("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents").stdout
+    other = ("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents")
+    assert "expected NAME=VALUE" in run(*other, "--set", "gate_alpha", code=1).stderr
+    text = run(*other, "--set", "gate_alpha=0.5", "--set", "vocabulary_family=gaussian").stdout
+    written = json.loads((tmp_path / "other" / "config.json").read_text())
+    assert (written["gate_alpha"], written["vocabulary_family"]) == (0.5, "gaussian")
     assert "<NUM> is token 400 (behind the matrix)" in text
 
 

@@ -150,6 +150,43 @@ def test_solved_thresholds_bring_every_sum_to_one(family, slope):
     assert (log_p.exp().sum(-1).log().abs() < 1e-3).all()
 
 
+@pytest.mark.parametrize("own_scale", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_several_tokens_may_be_right(own_scale, reduction):
+    """L_cls = -sum_right log P - sum_wrong log(1 - P), written out; the linear loss has its values and gradients."""
+    torch.manual_seed(3)
+    targets = torch.tensor([4, 0, -100, 9, NO_TARGET])
+    also = torch.tensor([[7, 2], [NO_TARGET, 5], [1, 1], [NO_TARGET, NO_TARGET], [3, NO_TARGET]])
+    right = torch.zeros(5, 12, dtype=torch.bool)
+    for row, tokens in enumerate([[4, 7, 2], [0, 5], [], [9], [3]]):
+        right[row, tokens] = True
+    mask = torch.ones(12, dtype=torch.bool)
+    mask[11] = False
+    scale = torch.rand(5, 6) + 0.2 if own_scale else torch.rand(5) + 0.2
+    leaves = [torch.randn(5, 6), scale, torch.randn(12, 6), torch.randn(12), torch.randn(5, 1)]
+    leaves = [leaf.double().requires_grad_(True) for leaf in leaves]
+    loc, s, weight, bias, thresholds = leaves
+    of_scores = s @ weight.abs().T if own_scale else s.unsqueeze(-1)
+    scores = loc @ weight.T + bias
+    log_p, log_not_p = ovr_log_probs(scores, of_scores, thresholds, slope=0.4)
+    losses = -torch.where(right, log_p, log_not_p)[:, mask].sum(-1) * (targets != -100)
+    wanted = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / 4}[reduction]
+    settings = {"slope": 0.4, "vocabulary_mask": mask, "also_right": also, "reduction": reduction}
+    torch.testing.assert_close(ovr_loss(scores, of_scores, targets, thresholds, **settings), wanted)
+    gradients = []
+    for impl in ("chunked", "reference"):
+        found = linear_ovr_loss(*leaves, targets, impl=impl, **settings)
+        torch.testing.assert_close(found, wanted)
+        gradients.append(torch.autograd.grad((found * torch.arange(1, 6)).sum(), leaves))
+    gradients.append(torch.autograd.grad((wanted * torch.arange(1, 6)).sum(), leaves))
+    for a, b, c in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, c)
+        torch.testing.assert_close(b, c)
+    for bad in (12, 11):
+        with pytest.raises(ValueError, match=r"outside the vocabulary|no token uses"):
+            linear_ovr_loss(*leaves, targets, **(settings | {"also_right": torch.full((5, 1), bad)}))
+
+
 def test_linear_ovr_loss_leaves_out_what_needs_no_gradient():
     loc = torch.randn(3, 4, requires_grad=True)
     weight = torch.randn(9, 4)

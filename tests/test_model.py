@@ -377,7 +377,7 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
         ({"start": "hot"}, "unknown start 'hot'; known starts: faithful"),
         ({"gate_alfa": 1.0}, "unknown settings gate_alfa"),
         ({"gate_alpha": 2.0}, r"gate_alpha must lie in \[0, 1\]"),
-        ({"causal_size": 8}, "causal_size 8 differs"),
+        ({"causal_size": 64}, "causal_size 64 does not lie in 1 to 32"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_tokenizer, settings, message):

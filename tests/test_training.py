@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from causalqwen import CausalDecoding
 from causalqwen.data import collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.training import (
@@ -23,6 +24,7 @@ from causalqwen.training import (
 )
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import batches_by_length, facts_key
+from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.trainer import TrainedForCausalLM, collate_facts, last_checkpoint
 from conftest import graft_tiny
 
@@ -215,6 +217,40 @@ def test_scores_of_facts_are_those_of_the_models_own_outputs(model, tmp_path):
     assert scores["perplexity"] == pytest.approx(math.exp(scores["softmax_nll"]))
 
 
+def test_the_sum_of_one_individual_is_that_of_its_own_probabilities(tiny_tokenizer, tmp_path):
+    """Overview 5.4: the monitored sum is the one that `forward` has for the drawn individual; |b_noise| stands beside it."""
+    model = graft_tiny("llama", tiny_tokenizer, start="minimal", vocabulary_family="cauchy")
+    rows = examples(model, 1)
+    scores = score_tokens(model, FactStore.build(model, rows, tmp_path).blocks())
+    plan = CausalDecoding.preset("causal", central_mass=1.0, seed=0)
+    with torch.no_grad():
+        batch = collate(rows, 2)
+        drawn = model(**batch, output_ovr=True, causal_decoding=plan).ovr_probs.sum(-1)[0, :-1]
+        marginal = model(**batch, output_ovr=True).ovr_probs.sum(-1)[0, :-1]
+        z = model.features(batch["input_ids"], numeric_values=batch["numeric_values"]).last_hidden_state[0, :2]
+        means = [individual_prob_sums(model, z, seed) for seed in range(400)]
+    assert scores["dist"]["ovr_prob_sum_individual_median"] == pytest.approx(drawn.median().item(), rel=1e-4)
+    assert scores["dist"]["ovr_prob_sum_median"] == pytest.approx(marginal.median().item(), rel=1e-4)
+    assert torch.stack(means).mean(0) == pytest.approx(marginal[:2].numpy(), rel=0.1)  # the mean over individuals
+    assert scores["dist"]["noise_median"] == pytest.approx(0.1) and scores["dist"]["noise_iqr"] == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("start", ["architecture", "ordinary"])
+def test_words_move_the_scale_further_than_the_noise(tiny_tokenizer, tmp_path, start):
+    """On a random backbone a small scale grows, a wide one shrinks; the noise follows more slowly, or not at all from 0."""
+    model = graft_tiny("llama", tiny_tokenizer, start=start)
+    stage = HeadStage(epochs=4, batch_size=8, learning_rate=3e-3)
+    settings = TrainSettings(values=None, heads=stage, evaluations=1)
+    train(model, examples(model, 16), examples(model, 4, seed=1), tmp_path / "run", settings)
+    (_, scale), (_, noise) = (curve(tmp_path / "run", f"dist/{name}_median")[-1] for name in ("U_scale", "noise"))
+    if start == "architecture":
+        assert scale > 1.05 * model.config.initial_scale and noise == 0  # |b| has no slope there
+    else:
+        assert model.config.initial_noise > noise > scale + 0.02
+
+
 def test_what_is_only_read_leaves_no_facts(model, tmp_path):
     rows = examples(model, 4)
     learned = [[index >= 5 for index in range(len(row))] for row in rows]
@@ -347,8 +383,8 @@ def test_metrics_have_the_documents_names(model, tmp_path):
     expected = {
         "train/accuracy", "train/total_loss", "train/cls_loss_mean", "train/reg_loss_effective",
         "eval/accuracy", "eval/num_precision", "eval/num_recall", "eval/num_f1", "eval/reg_mae", "eval/reg_mdae",
-        "dist/ovr_prob_sum_median",
-        *(f"dist/{name}_{stat}" for name in ("U_loc", "U_scale") for stat in ("mean", "median", "std", "iqr")),
+        "dist/ovr_prob_sum_median", "dist/ovr_prob_sum_individual_median",
+        *(f"dist/{name}_{stat}" for name in ("U_loc", "U_scale", "noise") for stat in ("mean", "median", "std", "iqr")),
     }  # fmt: skip
     assert expected <= keys
     for record in records:

@@ -15,20 +15,36 @@ def graft(
     output: Annotated[Path, typer.Option(help="Folder for the grafted model; appears complete.")],
     start: Annotated[str, typer.Option(help="Start values: faithful, documents, minimal, ordinary, ...")] = "faithful",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ... (default: as stored).")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A field of CausalQwenConfig, over the start's: token_thresholds=0.01; repeatable."),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="What a causal size below H is fitted to (default: three speeches that come along)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Graft a number channel and an individual onto a pretrained decoder."""
     _refuse_existing(output)
     import torch
+    import yaml
 
     from causalqwen import CausalQwenForCausalLM
-    from causalqwen.data.texts import speech_paragraphs
+    from causalqwen.data.texts import read_text, speech_paragraphs
     from causalqwen.evaluation import compare_with_backbone
 
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
+    given = [setting.partition("=") for setting in settings or ()]
+    if wrong := [name for name, equals, _ in given if not equals]:
+        raise ValueError(f"--set {wrong[0]}: expected NAME=VALUE")
+    fields = {name: yaml.safe_load(value) for name, _, value in given}
     say(f"grafting {backbone}")
-    model = CausalQwenForCausalLM.from_backbone(backbone, dtype=getattr(torch, dtype) if dtype else None, start=start)
+    dtype_given = getattr(torch, dtype) if dtype else None
+    model = CausalQwenForCausalLM.from_backbone(
+        backbone, dtype=dtype_given, start=start, text=read_text(text), **fields
+    )
     check = compare_with_backbone(model, speech_paragraphs(numbers=False)[:4])
     own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("backbone."))
     save_model(model, output)
@@ -42,12 +58,12 @@ def graft(
         "start": start,
         **check,
     }
-    text = (
+    line = (
         f"{output}: <NUM> is token {config.num_token_id} ({where}), {own:,} new parameters; on {check['tokens']} tokens the "
         f"logits equal the backbone's to the last bit on {check['identical_logits']}, the decision on "
         f"{check['agreement']:.1%}"
     )
-    show(result, text, as_json)
+    show(result, line, as_json)
 
 
 @command

@@ -50,7 +50,9 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         )
         with set_default_torch_dtype(torch.float32):
             self.make_heads(config)
-        self.abduction.loc_net.to(vllm_config.model_config.dtype)
+        for part in (self.abduction.loc_net, self.score_head):
+            if part is not None:
+                part.to(vllm_config.model_config.dtype)
         self._vocabulary: VocabularyMatrix | None = None
         self._step: tuple[list[Request], Tensor] | None = None
         self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
@@ -65,7 +67,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
     def get_output_embeddings(self) -> Any:
         if self._vocabulary is None:
             self._vocabulary = VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
-        return self._vocabulary
+        return self.action.thresholded(self._vocabulary if self.score_head is None else self.score_head)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights)
@@ -140,7 +142,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         """Scores [B, V'] whose argmax is the decision, from the features [B, H] of each row's last token."""
         features = hidden_states.unsqueeze(1)
         if self._step is None:
-            return self.action.score_loc(features, self.get_output_embeddings())[:, 0]
+            return self.action.score_loc(self.abduction.locate(features), self.get_output_embeddings())[:, 0]
         (requests, last), self._step = self._step, None
         for request, place, of_row in zip(requests, (last + 1).tolist(), hidden_states, strict=True):
             request.decide(place, of_row)

@@ -186,7 +186,7 @@ def choice_diversity(
         )
     z = torch.cat(features)[:positions]
     distance = choice_distances(model, z, draws=draws, seed=10**9 + seed * 10**7)[1.0].mean().item()
-    probabilities = upcast(model.get_output_embeddings()(z)).softmax(-1).cpu()
+    probabilities = upcast(model.backbone.get_output_embeddings()(z)).softmax(-1).cpu()
     errors = []
     for p in probabilities:
         sample = torch.multinomial(p, draws, replacement=True, generator=generator)

@@ -34,6 +34,7 @@ def linear_ovr_loss(
     *,
     family: str = "cauchy",
     slope: float = 0.0,
+    also_right: Tensor | None = None,
     vocabulary_mask: Tensor | None = None,
     negatives: Negatives | None = None,
     ignore_index: int = IGNORE_INDEX,
@@ -51,6 +52,7 @@ def linear_ovr_loss(
         weight: [V, C]; bias: [V] or None.
         thresholds: a number, [V], or [N, 1]. slope: see `graded_scale`.
         targets: int64 [N]; `ignore_index` for positions without a loss, `NO_TARGET` where none of the V tokens is right.
+        also_right: int64 [N, R], further right tokens, see `ovr_loss`.
         vocabulary_mask: bool [V]; False rows take no part.
         negatives: a weighted sample of the wrong tokens (`sample_negatives`): the loss and its gradients are then those of
             the whole vocabulary in expectation, at the cost of the sample.
@@ -93,6 +95,7 @@ def linear_ovr_loss(
                 thresholds,
                 family=family,
                 slope=slope,
+                also_right=also_right,
                 vocabulary_mask=vocabulary_mask,
                 ignore_index=ignore_index,
                 reduction=reduction,
@@ -101,6 +104,7 @@ def linear_ovr_loss(
             raise ValueError("the reference has no sample of negatives: it is the whole vocabulary")
         if not bool(valid.all()):
             loc, scale, targets = loc[valid], scale[valid], targets[valid]
+            also_right = None if also_right is None else also_right[valid]
             thresholds = thresholds[valid] if thresholds.dim() == 2 else thresholds
         task = OvrTask(targets, law, slope, vocabulary_mask, chunk_size)
         share = {"none": None, "sum": 1.0, "mean": 1.0 / max(len(targets), 1)}[reduction]
@@ -109,6 +113,12 @@ def linear_ovr_loss(
             losses = _LinearOvr.apply(*tensors, task, impl, share)
         else:
             losses = _sampled_loss(*tensors, task, negatives, impl, share)
+        if also_right is not None:
+            check_targets(also_right, weight.shape[0], vocabulary_mask)
+            places, columns = (also_right != NO_TARGET).nonzero(as_tuple=True)
+            named = also_right[places, columns]
+            log_p, log_not_p = _of_pairs(*tensors, task, places, named, weight[named])
+            losses = _added(losses, places, log_not_p - log_p, share)
     return losses.new_zeros(valid.shape).masked_scatter(valid, losses) if share is None else losses
 
 
@@ -137,19 +147,38 @@ def _sampled_loss(
     )  # one gradient as large as W
     losses = _LinearOvr.apply(loc, scale, sampled, *some, wrong, impl, share)
 
-    rows = upcast(of_targets)
-    at = (upcast(loc[right]) * rows).sum(-1) + (0.0 if bias is None else bias[targets])
-    own = scale[right]
+    passed, _ = _of_pairs(loc, scale, weight, bias, thresholds, task, right, targets, of_targets)
+    return _added(losses, right, -passed, share)
+
+
+def _of_pairs(
+    loc: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    thresholds: Tensor,
+    task: OvrTask,
+    places: Tensor,
+    tokens: Tensor,
+    rows: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """log P and log(1 - P) [n] of single tokens at single positions, int64 [n] each; rows: W[tokens]."""
+    rows = upcast(rows)
+    at = (upcast(loc[places]) * rows).sum(-1) + (0.0 if bias is None else bias[tokens])
+    own = scale[places]
     if scale.dim() == 2:
         power = (upcast(own) ** task.law.alpha * rows.abs() ** task.law.alpha).sum(-1)
         own = power.clamp(min=1e-30) ** (1 / task.law.alpha)
     threshold = thresholds
     if thresholds.dim():
-        threshold = thresholds[targets] if thresholds.dim() == 1 else thresholds[right].squeeze(-1)
-    passed = task.law.log_sf(
-        threshold, at, graded_scale(at, own.clamp(min=SCALE_FLOOR), threshold, task.slope, task.law)
-    )
-    return losses.index_add(0, right, -passed) if share is None else losses - share * passed.sum()
+        threshold = thresholds[tokens] if thresholds.dim() == 1 else thresholds[places].squeeze(-1)
+    own = graded_scale(at, own.clamp(min=SCALE_FLOOR), threshold, task.slope, task.law)
+    return task.law.log_sf(threshold, at, own), task.law.log_cdf(threshold, at, own)
+
+
+def _added(losses: Tensor, places: Tensor, terms: Tensor, share: float | None) -> Tensor:
+    """The losses of all positions [N], or `share` times their sum [], with what single positions add."""
+    return losses.index_add(0, places, terms) if share is None else losses + share * terms.sum()
 
 
 def _stage_of(impl: str, loc: Tensor) -> Stage:

@@ -60,6 +60,7 @@ def ovr_loss(
     *,
     family: str = "cauchy",
     slope: float = 0.0,
+    also_right: Tensor | None = None,
     vocabulary_mask: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
@@ -70,6 +71,8 @@ def ovr_loss(
         loc: [..., V]; scale: [..., V] or [..., 1], positive.
         targets: int64 [...]; `ignore_index` marks positions without a loss, `NO_TARGET` ones where no token is right.
         thresholds: C_k, broadcast against loc. slope: see `graded_scale`.
+        also_right: int64 [..., R], further right tokens, none named twice, `NO_TARGET` where there are fewer: with several
+            right ones, L_cls = -sum_right log P_k - sum_wrong log(1 - P_k) (architecture 5.1).
         vocabulary_mask: bool [V]; False rows take no part (rows that no token uses).
         reduction: "none" [...], "sum", or "mean" over the positions that have a loss (0 where none has).
 
@@ -81,10 +84,13 @@ def ovr_loss(
     check_targets(targets[valid], loc.shape[-1], vocabulary_mask)
     if vocabulary_mask is not None:
         log_not_p = log_not_p.masked_fill(~vocabulary_mask, 0.0)
-    index = targets.clamp(min=0).unsqueeze(-1)
-    of_target = (log_p.gather(-1, index) - log_not_p.gather(-1, index)).squeeze(-1)
-    of_target = of_target.masked_fill(targets == NO_TARGET, 0.0)
-    losses = (-log_not_p.sum(-1) - of_target).masked_fill(~valid, 0.0)
+    right = targets.unsqueeze(-1)
+    if also_right is not None:
+        check_targets(also_right[valid], loc.shape[-1], vocabulary_mask)
+        right = torch.cat([right, also_right], dim=-1)
+    index = right.clamp(min=0)
+    of_right = (log_p.gather(-1, index) - log_not_p.gather(-1, index)).masked_fill(right == NO_TARGET, 0.0)
+    losses = (-log_not_p.sum(-1) - of_right.sum(-1)).masked_fill(~valid, 0.0)
     return reduce_losses(losses, valid, reduction)
 
 

@@ -7,6 +7,8 @@
 Sums and linear maps of stable laws are stable, so all of it is closed form.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -56,6 +58,29 @@ class PartitionEstimate(nn.Module):
         return F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))
 
 
+class ThresholdedHead:
+    """An lm_head whose tokens have thresholds of their own: C_k = C + eps_k (overview 4, foundations 3.1.1).
+
+    Only S_k - C_k decides anything: eps_k is subtracted from the bias. `weight` [V, C], `bias` [V], and the product.
+    """
+
+    def __init__(self, head: nn.Linear, thresholds: Tensor) -> None:
+        self.head, self.thresholds = head, thresholds
+
+    @property
+    def weight(self) -> Tensor:
+        return self.head.weight
+
+    @property
+    def bias(self) -> Tensor:
+        own = self.thresholds.to(self.weight.dtype)
+        return -own if self.head.bias is None else self.head.bias - own
+
+    def __call__(self, loc: Tensor) -> Tensor:
+        scores: Tensor = self.head(loc)
+        return scores - self.thresholds.to(scores.dtype)
+
+
 class ActionNetwork(nn.Module):
     """The action law.
 
@@ -79,6 +104,8 @@ class ActionNetwork(nn.Module):
         anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
         family, value_family: the laws of the scores and of the value.
         initial_noise, initial_threshold: |b_noise| and C at the start.
+        token_thresholds: standard deviation of eps_k at the start, where every token of the matrix has a threshold C + eps_k;
+            None for one threshold. See `thresholded`.
     """
 
     vocabulary_mask: Tensor
@@ -103,6 +130,7 @@ class ActionNetwork(nn.Module):
         value_family: str = "cauchy",
         initial_noise: float = 0.0,
         initial_threshold: float = 0.0,
+        token_thresholds: float | None = None,
     ) -> None:
         super().__init__()
         if score_scale not in ("equal", "documents"):
@@ -125,10 +153,12 @@ class ActionNetwork(nn.Module):
         self.value_law = get_family(value_family)
         self.initial_noise = initial_noise
         self.initial_threshold = initial_threshold
+        self.initial_perturbation = token_thresholds
 
         self.lm_head = nn.Linear(causal_size, vocab_size) if vocab_size is not None else None
         self.b_noise = nn.Parameter(torch.empty(causal_size))
         self.threshold = nn.Parameter(torch.empty(()))
+        self.token_thresholds = nn.Parameter(torch.empty(rows)) if token_thresholds is not None else None
         self.shift = nn.Linear(hidden_size or causal_size, 1)
         self.partition = PartitionEstimate(hidden_size or causal_size, anchor_tokens) if anchor_tokens else None
         self.num_row = nn.Parameter(torch.zeros(causal_size))
@@ -160,6 +190,8 @@ class ActionNetwork(nn.Module):
         """The start: constant noise and threshold, no shift, `<NUM>` unmoved, an ordinary value head."""
         nn.init.constant_(self.b_noise, self.initial_noise)
         nn.init.constant_(self.threshold, self.initial_threshold)
+        if self.token_thresholds is not None:
+            nn.init.normal_(self.token_thresholds, std=self.initial_perturbation)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
         nn.init.ones_(self.draw_unit)
@@ -180,10 +212,15 @@ class ActionNetwork(nn.Module):
         return upcast(self.b_noise.abs())
 
     def _head(self, lm_head: nn.Linear | None) -> nn.Linear:
-        head = lm_head if lm_head is not None else self.lm_head
-        if head is None:
+        if lm_head is not None:
+            return lm_head
+        if self.lm_head is None:
             raise ValueError("this action network has no lm_head of its own: hand it the backbone's")
-        return head
+        return self.thresholded(self.lm_head)
+
+    def thresholded(self, head: Any) -> Any:
+        """The head with the tokens' own thresholds in its bias; itself where they share one."""
+        return head if self.token_thresholds is None else ThresholdedHead(head, self.token_thresholds)
 
     def forward(self, loc: Tensor, scale: Tensor, lm_head: nn.Linear | None = None) -> tuple[Tensor, Tensor]:
         """The law of all scores with the noise integrated out (overview 2.4).

@@ -62,7 +62,7 @@ class CausalQwenConfig(PreTrainedConfig):
         num_token_id: id of `<NUM>`: the first free row of the vocabulary matrix, or its number of rows V where there is
             no free row (`<NUM>` then has rows of its own, behind the matrix).
         free_token_ids: the other rows that no token uses; left out of losses, decisions and samplers.
-        causal_size: C; None for the hidden size H.
+        causal_size: C; None for the hidden size H. Below H the model has an lm_head of its own, see `narrow_head`.
         start: which of `STARTS` the parameters started from.
         deep_abduction: a residual perceptron beside W_loc and W_scale (architecture 2.3.3).
         scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1). max_scale: an upper limit of scale_U
@@ -74,8 +74,11 @@ class CausalQwenConfig(PreTrainedConfig):
         score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
         threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
             sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
+        token_thresholds: give every token a threshold of its own, C + eps_k, learned by the stage `heads`: the standard
+            deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
+        number_embedding: "added", embed(x) + phi(v), or "multiplied", embed(x) sigmoid(v w + b): see `NumericEmbedding`.
         initial_direction: length of the direction w of numbers at the start, on average: its coordinates are normal with
             this over the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
         value_transform: see `ValueTransform`; fitted when the value head is trained.
@@ -114,11 +117,13 @@ class CausalQwenConfig(PreTrainedConfig):
     score_slope: float = 0.0
     threshold_shift: Literal["predicted", "solved"] = "predicted"
     anchor_tokens: int = 0
+    token_thresholds: float | None = None
     vocabulary_family: Literal["cauchy", "gaussian"] = "cauchy"
     value_family: Literal["cauchy", "gaussian"] = "cauchy"
     initial_scale: float = 1.0
     initial_noise: float = 1.0
     initial_threshold: float = 0.0
+    number_embedding: Literal["added", "multiplied"] = "added"
     initial_direction: float = 1.0
     normalize_direction: bool = False
 
@@ -156,11 +161,8 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"num_token_id {self.num_token_id} lies outside the {rows} rows of the vocabulary matrix")
         if self.num_token_id in self.free_token_ids:
             raise ValueError(f"num_token_id {self.num_token_id} is also listed among the free rows")
-        if self.causal_size != self.text_config.hidden_size:
-            raise ValueError(
-                f"causal_size {self.causal_size} differs from the hidden size {self.text_config.hidden_size}: "
-                "the backbone's lm_head, which the action law inherits, reads vectors of the hidden size"
-            )
+        if not 1 <= self.causal_size <= self.hidden_size:
+            raise ValueError(f"causal_size {self.causal_size} does not lie in 1 to {self.hidden_size}, the hidden size")
         if self.start not in STARTS:
             raise ValueError(f"unknown start {self.start!r}; known starts: {', '.join(STARTS)}")
         if self.max_scale is not None and not self.max_scale > self.initial_scale:

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
+from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 
 _PROBE = (
@@ -47,6 +48,7 @@ class GraftingMixin:
         dtype: torch.dtype | str | None = None,
         start: str = "faithful",
         tokenizer: PreTrainedTokenizerBase | None = None,
+        text: str | None = None,
         **config: Any,
     ) -> Any:
         """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
@@ -56,6 +58,7 @@ class GraftingMixin:
                 `tokenizer`).
             dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
             start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
+            text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
             config: any field of `CausalQwenConfig`, over those of the start.
 
         Raises:
@@ -81,8 +84,12 @@ class GraftingMixin:
 
         free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
         settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
+        head, narrow = backbone.get_output_embeddings(), None
+        if config.get("causal_size") not in (None, head.weight.shape[1]):
+            narrow = narrow_head(head, _features(backbone, tokenizer, text or _PROBE), config["causal_size"])
         if start == "faithful":
-            settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"])
+            weight = head.weight if narrow is None else narrow.weight
+            settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"], weight)
         if (settings | config)["score_scale"] != "equal":
             settings |= {"score_noise": 0.0, "score_slope": 0.0}
         attention = backbone.config._attn_implementation
@@ -92,6 +99,8 @@ class GraftingMixin:
         grafted.name_or_path = name
         model: Any = cls(grafted, backbone=backbone)  # type: ignore[call-arg]
         model.abduction.loc_net.to(backbone.dtype)
+        if narrow is not None:
+            narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
         model.to(backbone.device)
         model.generation_config = backbone.generation_config
         model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0])
@@ -116,15 +125,27 @@ def _refuse_encoders(config: Any, name: str) -> None:
 
 
 @torch.no_grad()
+def _features(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
+    """z [N, H] of a text, in chunks that fit the backbone."""
+    limit = min(getattr(backbone.config, "max_position_embeddings", None) or 512, 512)
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(backbone.device)
+    chunks = (backbone.base_model(input_ids=part, use_cache=False)[0] for part in ids.split(limit, dim=1))
+    return torch.cat(list(chunks), dim=1)[0].float()
+
+
+@torch.no_grad()
 def faithful_start(
-    backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, free: list[int], family: str
+    backbone: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    free: list[int],
+    family: str,
+    weight: torch.Tensor,
 ) -> dict[str, Any]:
     """Start values that are read off the backbone, so that they mean the same on every backbone (theory 3.5).
 
     threshold: the median log-partition on a few lines of text, less what the link asks for.
-    initial_scale = initial_noise: gamma, such that 2 m . gamma is `FAITHFUL_SCALE` logits.
+    initial_scale = initial_noise: gamma, such that 2 m . gamma is `FAITHFUL_SCALE` logits; m of W_cls, `weight`.
     """
-    weight = backbone.get_output_embeddings().weight
     limit = getattr(backbone.config, "max_position_embeddings", None) or 512
     ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"][:, :limit].to(backbone.device)
     log_partition = backbone(input_ids=ids, use_cache=False).logits.float().logsumexp(-1)

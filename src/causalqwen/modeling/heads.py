@@ -1,7 +1,7 @@
 """Everything after the backbone: from features z to laws, decisions and losses."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import upcast
@@ -36,6 +36,7 @@ class HeadsMixin:
     abduction: AbductionNetwork
     value_branch: ValueBranch | None
     action: ActionNetwork
+    score_head: nn.Linear | None
     scale_bounds: Kept
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
@@ -43,7 +44,12 @@ class HeadsMixin:
     def make_heads(self, config: CausalQwenConfig) -> None:
         """Everything that a grafted model adds to its backbone, at its start values."""
         size = config.causal_size
-        self.numeric_embedding = NumericEmbedding(config.hidden_size, config.num_token_id, config.num_token_appended)
+        self.numeric_embedding = NumericEmbedding(
+            config.hidden_size,
+            config.num_token_id,
+            config.num_token_appended,
+            multiplied=config.number_embedding == "multiplied",
+        )
         self.abduction = AbductionNetwork(
             config.hidden_size,
             size,
@@ -79,7 +85,10 @@ class HeadsMixin:
             value_family=config.value_family,
             initial_noise=config.initial_noise,
             initial_threshold=config.initial_threshold,
+            token_thresholds=config.token_thresholds,
         )
+        # A causal size below H needs a W_cls of its own, in the backbone's dtype.
+        self.score_head = nn.Linear(size, config.text_config.vocab_size) if size < config.hidden_size else None
         self.scale_bounds = Kept()
 
     def heads(
@@ -87,6 +96,7 @@ class HeadsMixin:
         features: Tensor,
         *,
         labels: Tensor | None = None,
+        also_right: Tensor | None = None,
         numeric_labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
         output_ovr: bool = False,
@@ -120,7 +130,14 @@ class HeadsMixin:
         masks = shift_targets(labels, numeric_labels, attention_mask, self.config.num_token_id)
         parts = self.losses(
             masks,
-            self.rest_loss(result.logits, loc[:, :-1], scale[:, :-1], thresholds[:, :-1], masks.targets),
+            self.rest_loss(
+                result.logits,
+                loc[:, :-1],
+                scale[:, :-1],
+                thresholds[:, :-1],
+                masks.targets,
+                also_right=None if also_right is None else also_right[:, 1:],
+            ),
             log_num[:, :-1],
             log_not_num[:, :-1],
             self.value_losses(features[:, :-1][masks.num_mask], masks.values[masks.num_mask]),
@@ -255,6 +272,7 @@ class HeadsMixin:
         thresholds: Tensor,
         targets: Tensor,
         negatives: Negatives | None = None,
+        also_right: Tensor | None = None,
     ) -> Tensor:
         """What every token but `<NUM>` adds to L_cls [B, S-1]; all arguments but logits are shifted already.
 
@@ -271,6 +289,7 @@ class HeadsMixin:
                 thresholds,
                 family=action.law.name,
                 slope=action.score_slope,
+                also_right=also_right,
                 vocabulary_mask=mask,
                 reduction="none",
             )
@@ -285,6 +304,7 @@ class HeadsMixin:
             targets.flatten(),
             family=action.law.name,
             slope=action.score_slope,
+            also_right=None if also_right is None else also_right.flatten(0, 1),
             vocabulary_mask=mask,
             negatives=negatives,
             reduction="none",

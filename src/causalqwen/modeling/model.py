@@ -45,6 +45,8 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.reset_buffers()
         if isinstance(module, NumericEmbedding):
             torch.nn.init.zeros_(module.row)
+            if module.gate_bias is not None:
+                torch.nn.init.zeros_(module.gate_bias)
             length = self.config.initial_direction
             torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
             if self.config.normalize_direction:
@@ -112,7 +114,9 @@ class CausalQwenForCausalLM(
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> Any:
-        return self.backbone.get_output_embeddings()
+        """W_cls of the action law: the backbone's lm_head, or `score_head` below H; with the tokens' own thresholds, if any."""
+        head = self.backbone.get_output_embeddings() if self.score_head is None else self.score_head
+        return self.action.thresholded(head)
 
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
         self.backbone.set_output_embeddings(new_embeddings)
@@ -159,6 +163,7 @@ class CausalQwenForCausalLM(
         skip_logits: bool = False,
         scores_only: bool = False,
         causal_decoding: CausalDecoding | BoundDecoding | None = None,
+        also_right: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
         **kwargs: Any,
@@ -168,7 +173,8 @@ class CausalQwenForCausalLM(
         Args:
             input_ids: int64 [B, S]; attention_mask: [B, S]; position_ids: as for the backbone.
             numeric_values: float64 [B, S], in the data's units, read where input_ids is `<NUM>`.
-            labels: int64 [B, S], unshifted, -100 for no loss.
+            labels: int64 [B, S], unshifted, -100 for no loss. also_right: int64 [B, S, R], further right tokens beside each
+                label, -1 where there are fewer, `<NUM>` not among them: see `ovr_loss`.
             numeric_labels: float64 [B, S], unshifted; `numeric_values` by default. NaN where a value is unknown.
             logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
             output_ovr: also return scale_S, ovr_probs and decisions.
@@ -206,6 +212,7 @@ class CausalQwenForCausalLM(
             result = self.heads(
                 features[:, kept],
                 labels=labels,
+                also_right=also_right,
                 numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
                 attention_mask=attention_mask,
                 output_ovr=output_ovr,

@@ -28,7 +28,7 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
 from causalqwen.training.sharding import on_whole
 
-FORMAT = 2
+FORMAT = 3
 _TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
 """Parameters that the facts do not depend on: those that training on kept features may change."""
 
@@ -43,9 +43,9 @@ class TokenFacts:
 
     features: z [N, H]. targets: int32 ids. values: float64, NaN off `<NUM>`.
     rest_loss: what the rest adds to L_cls. rest_prob_sum: its sum of P_k. rest_log_p: log P of the target (0 on `<NUM>`).
-    target_logit: the target's score (0 on `<NUM>`). log_partition, rest_log_partition: log sum exp of the backbone's
-        scores over all rows of its matrix, and over the rest.
-    rival_score, rival_id: the best decision score of the rest, and whose it is. backbone_id: the backbone's argmax.
+    target_logit: the target's score (0 on `<NUM>`). rest_log_partition: log sum exp of the scores of the rest.
+    rival_score, rival_id: the best decision score of the rest, and whose it is. backbone_id, backbone_nll: the backbone's
+        argmax, and its nats for the target (0 on `<NUM>`) over all rows of its matrix.
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     """
 
@@ -56,11 +56,11 @@ class TokenFacts:
     rest_prob_sum: np.ndarray
     rest_log_p: np.ndarray
     target_logit: np.ndarray
-    log_partition: np.ndarray
     rest_log_partition: np.ndarray
     rival_score: np.ndarray
     rival_id: np.ndarray
     backbone_id: np.ndarray
+    backbone_nll: np.ndarray
     num_scale: np.ndarray
     threshold: np.ndarray
 
@@ -95,42 +95,44 @@ def facts_of(
 ) -> TokenFacts:
     """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`)."""
     config, action, lm_head = model.config, model.action, model.get_output_embeddings()
+    backbone_head = model.backbone.get_output_embeddings()
     is_num = targets == config.num_token_id
     values = torch.where(is_num, values, torch.nan)
     used = action.rest_mask
     without = None if bool(used.all()) else ~used
     columns: dict[str, list[Tensor]] = {field.name: [] for field in dataclasses.fields(TokenFacts)}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):
-        loc_U, scale_U = model.abduction(z[part])
+        features = z[part]
+        loc_U, scale_U = model.abduction(features)
         loc, scale = model.situate(loc_U, scale_U)
-        thresholds = model.thresholds(z[part], loc_U, scale_U)
+        thresholds = model.thresholds(features, loc_U, scale_U)
         scores = upcast(lm_head(loc))
+        theirs = scores if loc is features and lm_head is backbone_head else upcast(backbone_head(features))
         scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
         log_p, log_not_p = ovr_log_probs(scores, scales, thresholds, family=action.law.name, slope=action.score_slope)
         target, numbers = targets[part].masked_fill(is_num[part], 0).unsqueeze(-1), is_num[part]
         of_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_p, log_not_p))
         target_logit, log_p_target, log_not_target = of_target
-        log_partition = scores.logsumexp(-1)
-        backbone_id = scores.argmax(-1)
+        backbone_nll = theirs.logsumexp(-1) - theirs.gather(-1, target).squeeze(-1)
         if without is not None:
             log_not_p = log_not_p.masked_fill(without, 0.0)
         decisions = decision_scores(scores, scales, thresholds, vocabulary_mask=None if without is None else used)
         best = decisions.max(-1)
         made = {
-            "features": upcast(z[part]),
+            "features": upcast(features),
             "targets": targets[part],
             "values": values[part],
             "rest_loss": -log_not_p.sum(-1) - (log_p_target - log_not_target).masked_fill(numbers, 0.0),
             "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
             "rest_log_p": log_p_target.masked_fill(numbers, 0.0),
             "target_logit": target_logit.masked_fill(numbers, 0.0),
-            "log_partition": log_partition,
-            "rest_log_partition": (
-                log_partition if without is None else scores.masked_fill(without, -torch.inf).logsumexp(-1)
+            "rest_log_partition": (scores if without is None else scores.masked_fill(without, -torch.inf)).logsumexp(
+                -1
             ),
             "rival_score": best.values,
             "rival_id": best.indices,
-            "backbone_id": backbone_id,
+            "backbone_id": theirs.argmax(-1),
+            "backbone_nll": backbone_nll.masked_fill(numbers, 0.0),
             "num_scale": action.num_scale(scale, lm_head),
             "threshold": thresholds.squeeze(-1),
         }

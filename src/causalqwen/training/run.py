@@ -250,8 +250,18 @@ def _train_heads(
         model.abduction.domains[stage.domain].requires_grad_(True)
     else:
         _train_numbers_only(model)
-        for part in (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift):
-            part.requires_grad_(True)
+        action = model.action
+        parts = (
+            model.abduction,
+            action.b_noise,
+            action.threshold,
+            action.shift,
+            action.token_thresholds,
+            model.score_head,
+        )
+        for part in parts:
+            if part is not None:
+                part.requires_grad_(True)
     sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
     _run_stage(
         "heads",

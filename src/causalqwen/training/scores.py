@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.losses import value_nll
+from causalqwen.decoding import BoundDecoding, CausalDecoding
+from causalqwen.distributions import upcast
+from causalqwen.losses import ovr_log_probs, value_nll
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
@@ -34,7 +36,8 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         numbers (architecture 4.3.3): consistency, how often a number is announced by the decision and lies in its 90%
         interval; combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median). Where a
         domain is asked, domain_divergence and its largest value: D(U, U_base) per position.
-        `dist`: mean, median, std and iqr of loc_U and scale_U, and the median sum of P_k, keys as in overview 5.4.
+        `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
+        beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals.
     """
     was_training = model.training
@@ -80,9 +83,11 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         metrics |= {"domain_divergence": column["distance"].mean().item()}
         metrics |= {"domain_divergence_max": column["distance"].max().item()}
     dist: dict[str, float] = {}
-    for name in ("U_loc", "U_scale"):
-        dist |= {f"{name}_{key}": number for key, number in _statistics(column[name]).items()}
+    states = {"U_loc": column["U_loc"], "U_scale": column["U_scale"], "noise": model.action.noise.detach().cpu()}
+    for name, sample in states.items():
+        dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
     dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
+    dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
     return {"metrics": metrics, "dist": dist, "values": values}
 
 
@@ -113,8 +118,9 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "agrees": decision == column["backbone_id"],
         "announced": ahead[numbers],
         "prob_sum": prob_sum,
+        "individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu(),
         "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
-        "backbone_nll": column["log_partition"] - column["target_logit"],
+        "backbone_nll": column["backbone_nll"],
         "ovr_nll": prob_sum.log() - column["rest_log_p"],
         "loc": loc_Y.cpu(),
         "scale": scale_Y.cpu(),
@@ -122,6 +128,28 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
         "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
     }
+
+
+@torch.no_grad()
+def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: int = 0) -> Tensor:
+    """sum_k P_k [N] for one individual at each position, drawn from U's own law, noise integrated out; features [N, H].
+
+    The author's question in overview 5.4: an individual has one next token, so that this sum should be near 1.
+    """
+    action, lm_head = model.action, model.get_output_embeddings()
+    plan = CausalDecoding.preset("causal", central_mass=1.0, seed=seed)
+    bound = BoundDecoding.bind(plan, 1, model.config.causal_size, features.device)
+    z, places = features.unsqueeze(0), torch.arange(len(features), device=features.device).unsqueeze(0)
+    loc_U, scale_U = model.abduction(z)
+    loc, scale = model.situate(loc_U, scale_U, bound, places, z)
+    log_p, _ = ovr_log_probs(
+        upcast(action.score_loc(loc, lm_head)),
+        action.score_scale_of(scale, lm_head),
+        model.thresholds(z, loc_U, scale_U),
+        family=action.law.name,
+        slope=action.score_slope,
+    )
+    return log_p.exp().masked_fill(~action.vocabulary_mask, 0.0).sum(-1)[0]
 
 
 def score_values(law: ValueLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
