@@ -59,8 +59,20 @@ def test_every_preset_writes_what_generate_writes(family, preset, folders, engin
 
 @every_runner
 @pytest.mark.parametrize("preset", ["standard", "causal", "noise"])
-def test_the_documents_scale(preset, tiny_tokenizer, tmp_path_factory, engines):
-    folder = write_tiny(tmp_path_factory.mktemp("documents"), "llama", tiny_tokenizer, score_scale="documents")
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"score_scale": "documents"},
+        {"token_thresholds": 0.1},
+        {"causal_size": 64},
+        {"number_embedding": "multiplied"},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_other_forms_of_the_model(form, preset, tiny_tokenizer, tmp_path_factory, engines):
+    folder = tmp_path_factory.getbasetemp() / next(iter(form))
+    if not folder.exists():
+        write_tiny(folder, "llama", tiny_tokenizer, **form)
     same, _ = compare(engines(folder), load_model(folder), preset, PROMPTS[:16], 32)
     assert same >= 15
 
