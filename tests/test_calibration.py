@@ -48,6 +48,14 @@ def test_calibration_brings_sums_to_one_and_moves_no_decision(tiny_tokenizer, fa
     assert report["score_slope"] > 0 if family == "gaussian" else report["score_slope"] == 0
 
 
+@pytest.mark.parametrize("form", [{"token_thresholds": 0.05}, {"causal_size": 16}], ids=lambda form: next(iter(form)))
+def test_other_forms_are_calibrated_too(tiny_tokenizer, form):
+    model = graft_tiny("llama", tiny_tokenizer, **form)
+    calibrate(model, TEXT, QUICK)
+    assert score_language(model, TEXT)["sum_within"] > 0.8
+    assert evaluate_language(model, "\n".join([TEXT, TEXT]), texts=2)["agreement"] < 1.0  # it is another head
+
+
 def test_decisions_hold_where_a_scale_is_left_and_nothing_is_drawn(calibrated):
     """`causal` leaves the noise's scale; at temperature 0 it has to decide as the backbone does."""
     inputs = calibrated.processor("the long road goes", return_tensors="pt")

@@ -2,9 +2,10 @@
 
 from causalqwen.training.calibration import CalibrationSettings, calibrate, choice_distances, text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
-from causalqwen.training.run import METRICS, train
+from causalqwen.training.run import train
 from causalqwen.training.scores import LEVELS, score_tokens, score_values
 from causalqwen.training.settings import BackboneStage, HeadStage, LoraStage, TrainSettings, ValueStage
+from causalqwen.training.stages import METRICS
 
 __all__ = [
     "LEVELS",

@@ -83,7 +83,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         metrics |= {"domain_divergence": column["distance"].mean().item()}
         metrics |= {"domain_divergence_max": column["distance"].max().item()}
     dist: dict[str, float] = {}
-    states = {"U_loc": column["U_loc"], "U_scale": column["U_scale"], "noise": model.action.noise.detach().cpu()}
+    states = {"U_loc": column["U_loc"], "U_scale": column["U_scale"], "noise": parts[0]["noise"]}
     for name, sample in states.items():
         dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
     dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
@@ -125,6 +125,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "loc": loc_Y.cpu(),
         "scale": scale_Y.cpu(),
         "value": column["values"][numbers],
+        "noise": model.action.noise.cpu().clone(),
         "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
         "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
     }

@@ -1,0 +1,319 @@
+"""The stages of a training run: what each trains, on what, and the Trainer that all of them share."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import EarlyStoppingCallback, TrainingArguments
+
+from causalqwen.data import Example
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.abduction import ValueBranch
+from causalqwen.training import ranks, sharding
+from causalqwen.training.anchor import TextAnchor
+from causalqwen.training.features import FactStore, TokenFacts, stream_facts
+from causalqwen.training.negatives import sampling_of_negatives
+from causalqwen.training.scores import score_tokens
+from causalqwen.training.settings import TrainSettings
+from causalqwen.training.trainer import (
+    CausalTrainer,
+    FactRows,
+    MetricsFile,
+    TrainedForCausalLM,
+    collate_facts,
+    collate_tokens,
+    last_checkpoint,
+)
+
+WORK = "work"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the stages of one run share. anchor_texts: of the stages that have one, by their name."""
+
+    model: CausalQwenForCausalLM
+    train_examples: Sequence[Example]
+    eval_examples: Sequence[Example]
+    output: Path
+    settings: TrainSettings
+    anchor_texts: dict[str, str]
+
+    @property
+    def work(self) -> Path:
+        """Kept facts and checkpoints."""
+        return self.output / WORK
+
+    def train_facts(self) -> FactStore:
+        """The facts of the training rows under the model as it is now."""
+        return FactStore.build(self.model, self.train_examples, self.work, title="training rows")
+
+    def eval_facts(self) -> FactStore | None:
+        """Those of the evaluation rows, if there are any."""
+        if not self.eval_examples:
+            return None
+        return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")
+
+
+class ExampleRows(torch.utils.data.Dataset):
+    """Examples for a data loader."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+# ---- stage 1 ---------------------------------------------------------------------------------------------------------
+
+
+def _train_values(run: Run) -> None:
+    model, stage = run.model, run.settings.values
+    train_store, eval_store = run.train_facts(), run.eval_facts()
+    if stage.standardize:
+        _fit_standardization(model, train_store)
+    _train_numbers_only(model)
+    rows = FactRows(train_store, [example.individual for example in run.train_examples])
+    rates = {}
+    if rows.people:
+        if model.value_branch is None:
+            raise ValueError(
+                "rows name individuals, but this model has no value branch to learn what differs between them"
+            )
+        _start_shares(model, model.value_branch)
+        model.value_branch.log_noise.requires_grad_(True)
+        rates = dict.fromkeys(
+            ("model.value_branch.log_noise", "model.action.value_head.bias"), stage.noise_learning_rate
+        )
+    trained = TrainedForCausalLM(model)
+    _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
+
+
+@torch.no_grad()
+def _start_shares(model: CausalQwenForCausalLM, branch: ValueBranch) -> None:
+    """Start at the axis's own centre, where no individual has a mean to make up for, who speaks and the noise alike, each with
+    scale 1 there."""
+    law, head = model.action.value_law, model.action.value_head
+    loc, scale = model.abduction(branch.feature_mean.unsqueeze(0))
+    row = head.weight
+    head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
+    count = branch.residual.last.bias.shape[0] // 2
+    branch.residual.last.bias[count:] -= law.linear_scale(scale, row).log().squeeze()
+    branch.log_noise.copy_(-law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
+
+
+def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
+    """Mean and standard deviation of the features that precede values to learn, for the value branch."""
+    if model.value_branch is None:
+        return
+    learned = np.isfinite(store.facts.values)
+    features = torch.from_numpy(store.facts.features[learned]).double()
+    std, mean = torch.std_mean(features, dim=0)
+    std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
+    model.value_branch.feature_mean.copy_(mean)
+    model.value_branch.feature_std.copy_(std)
+
+
+# ---- the heads -------------------------------------------------------------------------------------------------------
+
+
+def _train_heads(run: Run) -> None:
+    model, stage = run.model, run.settings.heads
+    train_store, eval_store = run.train_facts(), run.eval_facts()
+    if stage.domain is not None:
+        if stage.domain not in model.config.domains:
+            model.add_domain(stage.domain, layers=stage.domain_layers, limit=stage.domain_limit)
+        model.set_domain(stage.domain)
+        model.requires_grad_(False)
+        model.abduction.domains[stage.domain].requires_grad_(True)
+    else:
+        _train_numbers_only(model)
+        action = model.action
+        parts = (
+            model.abduction,
+            action.b_noise,
+            action.threshold,
+            action.shift,
+            action.token_thresholds,
+            model.score_head,
+        )
+        for part in parts:
+            if part is not None:
+                part.requires_grad_(True)
+    sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
+    trained = TrainedForCausalLM(model, heads=True, negatives=sampled, closeness=stage.closeness)
+    _run_stage(
+        run,
+        "heads",
+        trained,
+        FactRows(train_store),
+        collate_facts,
+        lambda model: eval_store.renewed(model, split=True),
+        best="eval_cls_loss",
+    )
+
+
+# ---- stage 2 ---------------------------------------------------------------------------------------------------------
+
+
+def _train_lora(run: Run) -> None:
+    model, stage = run.model, run.settings.lora
+    _train_numbers_only(model)
+    trained = _reading_tokens(run, "lora")
+    torch.manual_seed(run.settings.seed)
+    config = LoraConfig(
+        r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
+    )
+    inject_adapter_in_model(config, model.backbone)
+    _run_on_tokens(run, "lora", trained)
+    merge_adapters(model.backbone)
+
+
+def _train_backbone(run: Run) -> None:
+    model, stage = run.model, run.settings.backbone
+    _train_numbers_only(model)
+    trained = _reading_tokens(run, "backbone")
+    names = model.backbone._no_split_modules or ()
+    layers = [module for module in model.backbone.modules() if type(module).__name__ in names]
+    if stage.layers > len(layers):
+        raise ValueError(f"backbone: {stage.layers} layers are to be trained, and there are {len(layers)}")
+    for module in layers[-stage.layers :] if stage.layers else [model.backbone]:
+        module.requires_grad_(True)
+    own = (name for name, parameter in trained.named_parameters() if parameter.requires_grad)
+    rates = {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
+    _run_on_tokens(run, "backbone", trained, rates)
+
+
+def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
+    """What a stage trains that moves the backbone, made while the backbone is what it was."""
+    model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
+    model.numeric_embedding.requires_grad_(True)
+    anchor = TextAnchor(model, text, stage.anchor_tokens) if text is not None else None
+    sampled = None
+    if stage.whole_vocabulary and stage.negatives:
+        sampled = sampling_of_negatives(model, next(stream_facts(model, run.train_examples))[1], stage.negatives)
+    return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)
+
+
+def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict[str, float] | None = None) -> None:
+    pad = run.model.processor.tokenizer.pad_token_id
+    _run_stage(
+        run,
+        name,
+        trained,
+        ExampleRows(run.train_examples),
+        lambda examples: collate_tokens(examples, pad),
+        lambda model: (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True)),
+        rates=rates,
+    )
+
+
+def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
+    """Freeze all but the value branch, the value head, and `<NUM>`'s own row and bias.
+
+    The noise's size on the value axis stays too: a value alone cannot tell it from scale_U.
+    """
+    model.requires_grad_(False)
+    for part in (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias):
+        if part is not None:
+            part.requires_grad_(True)
+    if model.value_branch is not None:
+        model.value_branch.log_noise.requires_grad_(False)
+
+
+def merge_adapters(module: torch.nn.Module) -> None:
+    """Add every adapter of PEFT into the layer that it wraps, and leave plain layers."""
+    for name, child in module.named_children():
+        if isinstance(child, BaseTunerLayer):
+            child.merge()
+            setattr(module, name, child.get_base_layer())
+        else:
+            merge_adapters(child)
+
+
+# ---- all of them ------------------------------------------------------------------------------------------------------------
+
+
+def _run_stage(
+    run: Run,
+    name: str,
+    trained: TrainedForCausalLM,
+    dataset: FactRows | ExampleRows,
+    collator: Any,
+    blocks: Callable[[CausalQwenForCausalLM], Iterable[TokenFacts]],
+    best: str = "eval_reg_loss",
+    rates: dict[str, float] | None = None,
+) -> None:
+    settings, stage, eval_examples = run.settings, getattr(run.settings, name), run.eval_examples
+    whole = trained
+    if settings.fsdp and ranks.world_size() > 1:
+        trained = sharding.sharded(whole)
+    model = trained.model
+    updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
+    every = max(1, updates // settings.evaluations)
+    arguments = TrainingArguments(
+        output_dir=str(run.work / name),
+        num_train_epochs=stage.epochs,
+        per_device_train_batch_size=stage.batch_size,
+        gradient_accumulation_steps=stage.accumulation,
+        learning_rate=stage.learning_rate,
+        weight_decay=stage.weight_decay,
+        lr_scheduler_type="cosine",
+        warmup_steps=stage.warmup,
+        logging_steps=settings.logging_steps,
+        eval_strategy="steps" if eval_examples else "no",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=bool(eval_examples),
+        metric_for_best_model=best if eval_examples else None,
+        greater_is_better=False,
+        report_to=list(settings.report_to),
+        seed=settings.seed,
+        data_seed=settings.seed,
+        remove_unused_columns=False,
+        disable_tqdm=False,  # else transformers prints records to stdout
+        dataloader_pin_memory=False,
+        use_cpu=model.device.type == "cpu",
+    )
+    callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
+    trainer = CausalTrainer(
+        model=trained,
+        args=arguments,
+        train_dataset=dataset,
+        eval_dataset=eval_examples or None,
+        data_collator=collator,
+        callbacks=callbacks,
+        scorer=lambda: score_tokens(model, blocks(model), split=True),
+        metrics_file=MetricsFile(run.output / METRICS, name),
+        rates=rates,
+    )
+    samples = trained.negatives is not None  # the same wrong tokens on all ranks, as in one process
+    if ranks.rank() > 0 and not samples:
+        torch.manual_seed(settings.seed + ranks.rank())  # dropout masks of its own
+    checkpoint = ranks.from_main(last_checkpoint(run.work / name))
+    if checkpoint:
+        ranks.complete_random_states(checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trained is not whole:
+        sharding.restore(whole, trained)
+
+
+TRAINERS: dict[str, Callable[[Run], None]] = {
+    "values": _train_values,
+    "heads": _train_heads,
+    "lora": _train_lora,
+    "backbone": _train_backbone,
+}
+"""By name, as `STAGES`."""
