@@ -99,42 +99,43 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             self._step = requests, last
             is_number = input_ids == self.config.num_token_id
             if is_number.any():
+                found = is_number.nonzero().flatten().tolist()
+                rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in found]
+                places = [(requests[row], place) for row, place in zip(rows, positions[found].tolist(), strict=True)]
+                self._write([request for request, place in places if place not in request.values])
                 values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
-                for index in is_number.nonzero().flatten().tolist():
-                    row = index if starts is None else bisect.bisect_right(starts, index) - 1
-                    values[index] = self._value(requests[row], int(positions[index]))
+                values[found] = values.new_tensor([request.value(place) for request, place in places])
         if values is None:
             embeddings = self.embed_input_ids(input_ids.clamp(max=self.config.text_config.vocab_size - 1))
         else:
             embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
         return self.backbone(input_ids, positions, intermediate_tensors, embeddings)
 
-    def _value(self, request: Request, place: int) -> float:
-        """Of the number at `place`; computed from what it follows where it was generated."""
-        if place not in request.values:
-            if request.pending is None or request.pending[0] != place:
-                raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
-            features = request.pending[1].clone().view(1, 1, -1)
-            at = torch.full((1, 1), place - 1, device=features.device)
+    def _write(self, requests: list[Request]) -> None:
+        """Decide the numbers that stand where each of the requests went on last, from what they follow."""
+        for rows, company in companies(requests):
+            chosen = [requests[row] for row in rows]
+            features = torch.stack([request.pending[1] for request in chosen]).unsqueeze(1)
+            at = torch.tensor([[request.pending[0] - 1] for request in chosen], device=features.device)
             loc_U, scale_U = self.abduction(features)
-            loc_Y, _ = self.value_parameters(features, loc_U, scale_U, request.bound, at)
-            value = round_significant(self.value_transform.inverse(loc_Y[:, -1]), self.config.value_digits)
-            request.values[place], request.followed[place] = value.item(), features[0, 0]
-        return request.values[place]
+            loc_Y, _ = self.value_parameters(features, loc_U, scale_U, company, at)
+            values = round_significant(self.value_transform.inverse(loc_Y[:, -1]), self.config.value_digits)
+            for request, value in zip(chosen, values.tolist(), strict=True):
+                request.write(value)
 
     @torch.inference_mode()
     def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
         """By place: `value`, and the law that it came from with every draw integrated out: `loc`, `scale` on the value axis,
         `median`, `intervals`, `num_prob`. Whether the last place holds a number is for the caller to know."""
-        if request.pending is not None:
-            self._value(request, request.pending[0])
-        found = {}
-        for place, features in request.followed.items():
-            law = self.predict_values(features.unsqueeze(0), request.wish.individual)[0]
-            found[str(place)] = {"value": request.values[place], "loc": law.loc, "scale": law.scale} | describe(
-                law, None
-            )
-        return found
+        if request.pending is not None and request.pending[0] not in request.values:
+            self._write([request])
+        if not request.followed:
+            return {}
+        laws = self.predict_values(torch.stack(list(request.followed.values())), request.wish.individual)
+        return {
+            str(place): {"value": request.values[place], "loc": law.loc, "scale": law.scale} | describe(law, None)
+            for place, law in zip(request.followed, laws, strict=True)
+        }
 
     # ---- decisions out -----------------------------------------------------------------------------------------------
 

@@ -38,6 +38,18 @@ class Request:
         if place > self.decided:
             self.decided, self.pending = place, (place, features)
 
+    def write(self, value: float) -> None:
+        """The token that was decided last is the number `value`."""
+        assert self.pending is not None, "a number follows from something"
+        place, features = self.pending
+        self.values[place], self.followed[place] = value, features.clone()
+
+    def value(self, place: int) -> float:
+        """Of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""
+        if place not in self.values:
+            raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
+        return self.values[place]
+
 
 class Company(BoundDecoding):
     """The plan of several requests that share all of it but seeds and individuals; each draws its own."""

@@ -39,7 +39,7 @@ class BoundDecoding:
     origins: Tensor | None = None  # int64 [B]: the position that the first token of a given noise is decided at
     every_score: bool = False  # scores of tokens that cannot win are wanted too: a processor may take the best away
     _held: dict[int, Tensor] = field(default_factory=dict)
-    _ahead: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _ahead: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)
 
     @classmethod
     def bind(
@@ -172,13 +172,13 @@ class BoundDecoding:
     @torch.compiler.disable  # looks at positions, and fills a store
     def _next(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""
+        places = positions[:, 0].tolist()
         if stream in self._ahead:
             first, draws = self._ahead[stream]
-            offset = positions - first
-            index = int(offset[0, 0])
-            if 0 <= index < draws.shape[1] and bool((offset == index).all()):
+            index = places[0] - first[0]
+            if 0 <= index < _AHEAD and all(here - there == index for here, there in zip(places, first, strict=True)):
                 return draws[:, index : index + 1]
-        self._ahead[stream] = (positions, self._draw(stream, positions + torch.arange(_AHEAD)))
+        self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(_AHEAD)))
         return self._ahead[stream][1][:, :1]
 
     def held(self, stream: int) -> Tensor:

@@ -166,8 +166,10 @@ class HeadsMixin:
             scale_U = self.abduction.spread(features)
             loc, scale = self.situate(loc_U, scale_U, bound, positions, features)
         logits = action.score_loc(loc, lm_head)
-        if not own_scale or bound.hindsight is not None:  # nothing is left to integrate out where all noise is given
+        if bound.hindsight is not None:  # nothing is left to integrate out where all noise is given
             return CausalQwenOutput(logits=bound.add_residuals(upcast(logits), positions), features=features)
+        if not own_scale:
+            return CausalQwenOutput(logits=logits, features=features)
         thresholds = self.thresholds(features, loc_U, scale_U)
         if bound.every_score or features.shape[1] > 1:
             scales = action.score_scale_of(scale, lm_head)
