@@ -111,6 +111,18 @@ def test_the_ledger_says_the_same_in_both_languages():
     assert numbers[0] == numbers[1]
 
 
+def test_every_system_has_a_test_that_exists():
+    for name in ("coverage.md", "coverage.zh.md"):
+        rows = table_rows((ROOT / "docs" / name).read_text(encoding="utf-8"), 4)
+        assert len(rows) > 25
+        for system, how, shown, _ in rows:
+            assert how, system
+            names = re.findall(r"`(tests/[^`]+)`", shown)
+            assert names or "experiments/" in how, system
+            for path, _, test in (name.partition("::") for name in names):
+                assert test in functions_of(path) if test else (ROOT / path).is_file(), (path, test)
+
+
 @pytest.mark.parametrize("theory", [THEORY, THEORY_ZH], ids=["en", "zh"])
 def test_every_equation_leads_to_a_function_and_a_test(theory):
     rows = table_rows(theory[theory.index("\n## 6") :], 5)
