@@ -57,6 +57,12 @@ def int4(model: CausalQwenForCausalLM) -> None:
     quantized("IntxWeightOnlyConfig", weight_dtype=torch.int4, granularity=PerGroup(32))(model)
 
 
+def halved_precision(model: CausalQwenForCausalLM) -> None:
+    """The backbone in bfloat16, and W_loc, whose product with W_cls is the backbone's."""
+    model.backbone.to(torch.bfloat16)
+    model.abduction.loc_net.to(torch.bfloat16)
+
+
 def pruned(share: float) -> Change:
     """Set that share of each matrix, its smallest numbers, to zero."""
 
@@ -223,7 +229,7 @@ def main() -> None:
     texts += [text for year in CALIBRATION_YEARS for text in speech_paragraphs(year)]
     variants: dict[str, Change] = {
         "float32": lambda _: None,
-        "bfloat16": lambda other: other.backbone.to(torch.bfloat16),
+        "bfloat16": halved_precision,
         "int8 weights": quantized("Int8WeightOnlyConfig"),
         "int8 weights and activations": quantized("Int8DynamicActivationInt8WeightConfig"),
         "int4 weights": int4,
