@@ -102,7 +102,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
                 found = is_number.nonzero().flatten().tolist()
                 rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in found]
                 places = [(requests[row], place) for row, place in zip(rows, positions[found].tolist(), strict=True)]
-                self._write([request for request, place in places if place not in request.values])
+                self._write([request for request, place in places if request.lacks(place)])
                 values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
                 values[found] = values.new_tensor([request.value(place) for request, place in places])
         if values is None:
@@ -127,7 +127,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
     def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
         """By place: `value`, and the law that it came from with every draw integrated out: `loc`, `scale` on the value axis,
         `median`, `intervals`, `num_prob`. Whether the last place holds a number is for the caller to know."""
-        if request.pending is not None and request.pending[0] not in request.values:
+        if request.pending is not None and request.lacks(request.pending[0]):
             self._write([request])
         if not request.followed:
             return {}

@@ -38,6 +38,10 @@ class Request:
         if place > self.decided:
             self.decided, self.pending = place, (place, features)
 
+    def lacks(self, place: int) -> bool:
+        """Whether the number at `place` is the token that was decided last, and has no value yet."""
+        return place not in self.values and self.pending is not None and self.pending[0] == place
+
     def write(self, value: float) -> None:
         """The token that was decided last is the number `value`."""
         assert self.pending is not None, "a number follows from something"

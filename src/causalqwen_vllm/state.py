@@ -21,7 +21,8 @@ _RECENT = 65_536  # requests that a preemption may still bring back
 class GraftState(DefaultModelState):
     """What V2 keeps beside a grafted model: whose row is whose.
 
-    V2 sends a preempted request anew, as if it had never run, but under its id: what is known of it is found by that.
+    V2 sends a preempted request anew, as if it had never run, but under its id and with the tokens that it wrote: what is known
+    of it is found by that. One that has written nothing starts afresh, and so does a new one under an old id.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class GraftState(DefaultModelState):
         super().add_request(req_index, new_req_data)
         params, name = new_req_data.sampling_params, new_req_data.req_id
         assert params is not None, "a grafted model generates"
-        if name not in self._by_id:
-            self._by_id[name] = self._table.arrive(params, new_req_data.prompt_token_ids)
+        prompt, tokens = new_req_data.prompt_token_ids or (), new_req_data.prefill_token_ids or ()
+        if name not in self._by_id or len(tokens) <= len(prompt):
+            self._by_id[name] = self._table.arrive(params, prompt)
             if len(self._by_id) > _RECENT:
                 self._by_id.popitem(last=False)
         self._slots[req_index] = self._by_id[name]

@@ -248,6 +248,17 @@ def test_values_that_do_not_fit_the_prompt():
         Request(wish, [1, 400, 7, 400], 400, 128, torch.device("cpu"))
 
 
+def test_a_number_is_never_fed_on_without_its_value():
+    request = Request(Wish.read({"preset": "standard", "values": [5.0]}), [1, 400], 400, 128, torch.device("cpu"))
+    assert request.value(1) == 5.0 and not request.lacks(1)
+    request.decide(2, torch.zeros(128))
+    assert request.lacks(2) and not request.lacks(3)
+    with pytest.raises(RuntimeError, match="no value is known for the number at 2"):
+        request.value(2)
+    request.write(7.0)
+    assert request.value(2) == 7.0 and not request.lacks(2)
+
+
 def test_numbers_are_given_once(folders, engines):
     with pytest.raises(ValueError, match="no numbers are kept under the key 'nobody'"):
         engines(folders["llama"]).collective_rpc("take_numbers", args=(["nobody"],))
