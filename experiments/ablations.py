@@ -102,6 +102,11 @@ VARIANTS: dict[str, tuple[Callable[[CausalQwenForCausalLM], None], dict[str, Any
     "Gaussian for Cauchy, values": (plain, {"value_family": "gaussian"}),
     "Cauchy for Gaussian, tokens": (plain, {"vocabulary_family": "cauchy"}),
     "heads without U": (separate, {}),
+    "deep abduction": (plain, {"deep_abduction": True}),
+    "scale by exp": (plain, {"scale_activation": "exp"}),
+    "scale at most 0.001": (plain, {"max_scale": 1e-3}),
+    "symlog values": (plain, {"value_transform": "symlog"}),
+    "identity values": (plain, {"value_transform": "identity"}),
 }
 OF_SOFTMAX = ("softmax for one-vs-rest", "heads without U")
 
@@ -151,13 +156,21 @@ def measure(folder: Path, given: Path, name: str, rows: dict[str, list[dict]], s
         change(model)
     stores = {part: FactStore.build(model, found, folder, title=part) for part, found in examples.items()}
     torch.manual_seed(seed)
-    if settings:  # another family has start values of its own; the features are the same
+    transform, settings = (
+        settings.get("value_transform", "affine"),
+        {k: settings[k] for k in settings if k != "value_transform"},
+    )
+    if (
+        "vocabulary_family" in settings
+    ):  # it has start values of its own, and is not calibrated; the features are the same
         model = CausalQwenForCausalLM.from_backbone("smollm2-135m", **settings)
+    elif settings:
+        model = CausalQwenForCausalLM.from_pretrained(given, **settings)
     model.requires_grad_(True)
     change(model)
     known = torch.from_numpy(stores["train"].facts.values).double()
     known = known[known.isfinite()]
-    model.config.value_transform = ValueTransform.fit("affine", known).to_dict()
+    model.config.value_transform = ValueTransform.fit(transform, known).to_dict()
     model.config.value_range = [known.min().item(), known.max().item()]
     if model.value_branch is not None:
         facts = stores["train"].facts

@@ -91,6 +91,17 @@ def test_a_deep_abduction_also_starts_as_the_backbone(tiny_tokenizer, tmp_path):
         assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).loc_U, moved.loc_U)
 
 
+def test_a_part_that_a_checkpoint_lacks_gets_its_start_values(tiny_llama, tmp_path):
+    tiny_llama.save_pretrained(tmp_path)
+    inputs = batch(tiny_llama, TEXTS)
+    deeper = CausalQwenForCausalLM.from_pretrained(tmp_path, deep_abduction=True)
+    hidden, last = deeper.abduction.residual.hidden[0], deeper.abduction.residual.last
+    assert hidden.weight.std() > 0 and not hidden.bias.any() and not last.weight.any() and not last.bias.any()
+    with torch.no_grad():
+        assert torch.equal(deeper(**inputs).logits, tiny_llama(**inputs).logits)
+        assert torch.equal(deeper(**inputs).loc_Y, tiny_llama(**inputs).loc_Y)
+
+
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 

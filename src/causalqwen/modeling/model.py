@@ -38,6 +38,11 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "domains", "value_branch", "action"}  # noqa: RUF012
 
     @torch.no_grad()
+    def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
+        # transformers passes over a custom module without parameters of its own, whatever its children lack.
+        holds_some = next(module.parameters(recurse=False), None) is not None
+        super()._initialize_weights(module, is_custom_code and holds_some)
+
     def _init_weights(self, module: torch.nn.Module) -> None:
         if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron):
             module.reset_parameters()
