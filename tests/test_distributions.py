@@ -1,5 +1,7 @@
 """The laws against mpmath and scipy in float64, against finite differences, and in both tails."""
 
+import math
+
 import mpmath
 import numpy as np
 import pytest
@@ -155,3 +157,30 @@ def test_draws_are_uniform_and_depend_on_nothing_but_their_key():
     many = uniform_draws(torch.arange(200), 1, 3, 576).flatten()
     assert many.min() > 0 and many.max() < 1
     assert stats.kstest(many.numpy(), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(loc=st.floats(-5, 5), low=st.floats(-1e6, 1e6), width=st.floats(1e-6, 1e6), scale=positive)
+def test_the_probability_of_an_interval_is_exact_far_out(name, loc, low, width, scale):
+    law, a, b = get_family(name), tensor(low), tensor(low + width)
+    at, spread, infinite = tensor(loc), tensor(scale), tensor(math.inf)
+    found = law.log_interval(a, b, at, spread).item()
+    with mpmath.workdps(60):
+        ends = [(mpmath.mpf(x) - mpmath.mpf(loc)) / mpmath.mpf(scale) for x in (low, low + width)]
+        if name == "cauchy":
+            truth = mpmath.log((mpmath.atan(ends[1]) - mpmath.atan(ends[0])) / mpmath.pi)
+        else:
+            ends = [-ends[1], -ends[0]] if ends[0] > 0 else ends
+            tails = [mpmath.erfc(-x / mpmath.sqrt(2)) for x in ends]
+            truth = mpmath.log((tails[1] - tails[0]) / 2) if tails[1] > tails[0] else found
+    assert found == pytest.approx(float(truth), rel=1e-5, abs=1e-8)
+    below, above = (law.log_interval(*pair, at, spread).exp().item() for pair in ((-infinite, b), (b, infinite)))
+    assert below + above == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_of_an_interval_are_finite_and_right(name):
+    law = get_family(name)
+    low, high = tensor(-math.inf, -3.0, 2.0, 40.0), tensor(-1.0, 1.0, math.inf, 41.0)
+    loc, scale = tensor(0.5).requires_grad_(), tensor(1.3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, y: law.log_interval(low, high, x, y), (loc, scale))

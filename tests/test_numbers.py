@@ -279,7 +279,8 @@ def test_a_rounded_number_is_the_float_of_its_text():
     assert texts == ["351.235", "0.00123457", "98765400", "3.33333e-08"]
 
 
-TRANSFORMS = [ValueTransform(), ValueTransform("affine", 450.0, 55.0), ValueTransform("symlog", 6.0, 0.2)]
+BROKEN = ValueTransform("quantile", knots=((-2.0, -50.0), (-0.5, 0.25), (0.8, 7.0), (3.0, 5000.0)))
+TRANSFORMS = [ValueTransform(), ValueTransform("affine", 450.0, 55.0), ValueTransform("symlog", 6.0, 0.2), BROKEN]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -298,6 +299,50 @@ def test_the_jacobian_is_the_slope(transform):
     step = 1e-6
     slope = (transform.forward(v + step) - transform.forward(v - step)) / (2 * step)
     torch.testing.assert_close(transform.log_jacobian(v), slope.log(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_quantile_transform_puts_values_at_their_normal_scores():
+    values = torch.distributions.LogNormal(5.0, 2.0).sample((4000,)).double()
+    fitted = ValueTransform.fit("quantile", values)
+    assert 30 <= len(fitted.knots) <= 66
+    axis = fitted.forward(values)
+    wanted = torch.special.ndtri((values.argsort().argsort() + 0.5) / len(values)) / 0.6744897501960817
+    assert (axis - wanted).abs().median() < 0.02
+    again = ValueTransform(**json.loads(json.dumps(fitted.to_dict())))
+    assert torch.equal(again.forward(values), axis) and torch.allclose(again.inverse(axis), values, rtol=1e-9)
+    assert ValueTransform.fit("quantile", torch.full((9,), 5.0)).kind == "affine"
+    with pytest.raises(ValueError, match="two knots"):
+        ValueTransform("quantile")
+
+
+@pytest.mark.parametrize("family", ["cauchy", "gaussian"])
+@pytest.mark.parametrize("place", ["least", "greatest", "between"])
+def test_an_atom_has_the_probability_of_its_piece(place, family):
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand(600, generator=generator, dtype=torch.float64) * 90 + 5
+    values = torch.cat([spread, torch.full((400,), {"least": 0.0, "greatest": 200.0, "between": 50.0}[place])])
+    atom = values[-1]
+    transform = ValueTransform.fit("quantile", values)
+    low, high = transform.cell(values)
+    assert torch.equal(high > low, values == atom)
+    torch.testing.assert_close(transform.inverse(transform.forward(values)), values)
+    assert (transform.inverse(transform.forward(atom.unsqueeze(0))) == atom).all()
+    law = ValueLaw(transform, family)
+    loc, scale = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64), torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    levels = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    shares = (law.quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), levels) == atom).double().mean(-1)
+    torch.testing.assert_close(law.log_prob(loc, scale, atom.expand(3)).exp(), shares, atol=2e-5, rtol=0)
+    below = law.cdf(loc, scale, atom.expand(3)) - shares
+    for share, start in zip(shares.tolist(), below.tolist(), strict=True):
+        assert share > 0.001 and -1e-4 < start < 1 - share + 1e-4
+    # the least central level whose interval holds the atom: a little more holds it, a little less does not
+    needed = law.central_level(loc, scale, atom.expand(3))
+    for row, level in enumerate(needed.tolist()):
+        one, other = loc[row : row + 1], scale[row : row + 1]
+        ends = [law.interval(one, other, min(max(level + step, 1e-6), 1 - 1e-9)) for step in (1e-6, -1e-3)]
+        (lower, upper), (inner, outer) = ends
+        assert lower <= atom <= upper
+        assert level == 0 or not inner <= atom <= outer
 
 
 def test_symlog_is_the_documents_phi_without_its_direction():

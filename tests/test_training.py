@@ -530,3 +530,23 @@ def test_wrong_settings_are_named(tmp_path, text, message):
         TrainSettings.from_yaml(path)
     with pytest.raises(FileNotFoundError):
         TrainSettings.from_yaml(tmp_path / "none.yaml")
+
+
+def test_zeros_are_an_atom_of_the_law(tiny_tokenizer, tmp_path):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for index in range(240):
+        word, spread = WORDS[index % 2], torch.rand((), generator=generator).item()
+        value = (
+            0.0 if (index % 2 == 0) == (spread < 0.8) else round(50 + 100 * spread, 2)
+        )  # "one" is nought in 4 of 5 rows
+        rows.append(parse_row(json.dumps({"prompt": f"The height of {word} is", "value": value}), "x"))
+    found = encode_rows(rows, model.processor)
+    stage = ValueStage(epochs=30, batch_size=40, learning_rate=3e-3)
+    settings = TrainSettings(values=stage, value_transform="quantile", recalibrate=False)
+    train(model, found[:200], found[200:], tmp_path / "out", settings)
+    often, seldom = model.predict_number(["The height of one is", "The height of two is"])
+    assert often.median == 0.0 and often.cdf(0.0) > 0.6 > 0.4 > seldom.cdf(0.0)
+    assert math.exp(often.log_prob(0.0)) == pytest.approx(often.cdf(0.0))
+    assert 50 < seldom.median < 150 and seldom.interval(0.8)[0] >= 0.0

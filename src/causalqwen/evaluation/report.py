@@ -40,7 +40,7 @@ def _cells(scores: dict[str, Any]) -> list[str]:
 def value_figures(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
     """Scatter and calibration of held-out numbers, as SVG."""
     observed = values["value"].numpy()
-    central = (2 * model.value_law.cdf(values["loc"], values["scale"], values["value"]) - 1).abs().numpy()
+    central = model.value_law.central_level(values["loc"], values["scale"], values["value"]).numpy()
     return {
         "scatter": figures.predicted_against_true(observed, interval_columns(model, values, 0.9), unit, 0.9),
         "calibration": figures.calibration(central, model.config.interval_levels),

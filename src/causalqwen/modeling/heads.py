@@ -17,7 +17,6 @@ from causalqwen.losses import (
     shift_targets,
     solve_thresholds,
     total_loss,
-    value_nll,
 )
 from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
@@ -26,6 +25,7 @@ from causalqwen.modeling.domains import make_domain
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
+from causalqwen.numbers import ValueLaw, ValueTransform
 
 
 class HeadsMixin:
@@ -38,6 +38,8 @@ class HeadsMixin:
     action: ActionNetwork
     score_head: nn.Linear | None
     scale_bounds: Kept
+    value_law: ValueLaw
+    value_transform: ValueTransform
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
 
@@ -340,17 +342,17 @@ class HeadsMixin:
         )
 
     def value_losses(self, features: Tensor, values: Tensor, group: Tensor | None = None) -> Tensor:
-        """-log p of values [n], in the data's units, after features [n, H]; [n].
+        """-log p of values [n], in the data's units, after features [n, H]; [n]. The density is that of the axis.
 
         group: int64 [n], -1 for none; values of one group share an individual, and each is charged its part of their joint
             likelihood with e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
         """
         loc_U, scale_U = self.abduction(features)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U)
-        targets = self.value_transform.forward(values)
-        losses = value_nll(targets, loc_Y, scale_Y, family=self.config.value_family)
+        losses = -self.value_law.axis_log_prob(loc_Y, scale_Y, values)
         if group is None:
             return losses
+        targets = self.value_transform.forward(values)
         loadings, left = self.value_loadings(*self.as_values_read(features, loc_U, scale_U))
         columns, law = [t.double() for t in (targets - loc_Y, loadings, left)], self.action.value_law
         order = group.argsort(stable=True)

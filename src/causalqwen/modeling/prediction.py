@@ -118,13 +118,14 @@ class MixedNumberPrediction(NumberPrediction):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def cdf(self, value: float) -> float:
-        return self._cdf(self.law.transform.forward(torch.tensor(value, dtype=torch.float64))).item()
+        return self.law.cdf(self.locs, *self._each(value)).mean().item()
 
     def log_prob(self, value: float) -> float:
-        at = torch.tensor(value, dtype=torch.float64)
-        scale = torch.full_like(self.locs, self.scale)
-        density = self.law.law.log_prob(self.law.transform.forward(at), self.locs, scale).logsumexp(-1)
-        return (density - math.log(len(self.locs)) + self.law.transform.log_jacobian(at)).item()
+        return (self.law.log_prob(self.locs, *self._each(value)).logsumexp(-1) - math.log(len(self.locs))).item()
+
+    def _each(self, value: float) -> tuple[Tensor, Tensor]:
+        """Scale and value, once for every individual."""
+        return torch.full_like(self.locs, self.scale), torch.full_like(self.locs, value)
 
     def crps(self, value: float) -> float:
         """From 199 quantiles, clipped as `ValueLaw.crps` does."""

@@ -68,12 +68,28 @@ class ValueLaw:
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
-        return self.law.cdf(self.transform.forward(value), loc.double(), scale.double())
+        return self.law.cdf(self.transform.cell(value)[1], loc.double(), scale.double())
+
+    def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """The smallest central level whose raw interval holds `value`: |2 P(Y <= value) - 1|, and less for an atom."""
+        low, high = (2 * self.law.cdf(end, loc.double(), scale.double()) - 1 for end in self.transform.cell(value))
+        return torch.where(
+            low * high > 0, torch.minimum(low.abs(), high.abs()), torch.where(low == high, low.abs(), 0.0)
+        )
+
+    def axis_log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """Log density of the raw law at t(value), per unit of the axis; of an atom, the log of its probability."""
+        low, high = self.transform.cell(value)
+        density = self.law.log_prob(torch.where(high > low, 0.0, low), loc, scale)
+        if not bool((high > low).any()):
+            return density
+        return torch.where(
+            high > low, self.law.log_interval(low, torch.where(high > low, high, low + 1), loc, scale), density
+        )
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """Log density of the raw law at `value`, per unit of the data: with the Jacobian of t."""
-        density = self.law.log_prob(self.transform.forward(value), loc.double(), scale.double())
-        return density + self.transform.log_jacobian(value)
+        """Log density of the raw law at `value`, per unit of the data: with the Jacobian of t. Of an atom, log P(Y = value)."""
+        return self.axis_log_prob(loc.double(), scale.double(), value) + self.transform.log_jacobian(value)
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """CRPS of the raw law at `value`, in the data's units (lower is better).
@@ -101,13 +117,13 @@ class ValueLaw:
     def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
         """Raw central levels that cover each wanted level of these validation rows.
 
-        The k-th smallest of n values |2 u - 1| (u the probability integral transforms) with k = ceil((n + 1) level): the
+        The k-th smallest of their n central levels (`central_level`) with k = ceil((n + 1) level): the
         split-conformal quantile, so that an interval covers at least `level` of new exchangeable rows on average; 1 is
         reached only where n rows cannot support the level, and is kept below it so that intervals stay finite.
         """
         if values.numel() == 0:
             raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
-        central = (2 * self.cdf(loc, scale, values) - 1).abs().sort().values
+        central = self.central_level(loc, scale, values).sort().values
         rank = torch.ceil((len(central) + 1) * WANTED_LEVELS).long()
         # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
         beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2

@@ -2,6 +2,10 @@
 
     x = t(v) = (s(v) - center) / width,   s(v) = v ("identity", "affine") or sign(v) ln(1 + |v|) ("symlog")
 
+"quantile" is a broken line through knots instead: the training values at their own normal scores. A value that many rows
+share (a zero for "none") is an atom: it takes a whole piece of the axis, from knot to knot, and has the probability of that
+piece; the least or greatest value, where it is one, takes all that lies beyond (Tobin 1958).
+
 Quantiles go through t exactly, so medians and intervals are exact; densities carry the Jacobian t'(v).
 """
 
@@ -10,8 +14,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-_KINDS = ("identity", "affine", "symlog")
+TRANSFORMS = ("identity", "affine", "symlog", "quantile")
 _LARGEST_LOG = 709.0  # exp of more leaves float64
+_ATOM, _ATOM_ROWS = 0.05, 8  # an atom is a value of at least this share of the rows, and of so many of them
+_ROWS_PER_KNOT, _MOST_KNOTS = 8, 64
 
 
 def symlog(values: Tensor) -> Tensor:
@@ -21,15 +27,22 @@ def symlog(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ValueTransform:
-    """t of the module's docstring. `identity` is the specification; `fit` sets center and width from training values."""
+    """t of the module's docstring. `identity` is the specification; `fit` sets the rest from training values.
+
+    knots: of "quantile", (axis, value), both ascending; an atom stands twice, at both ends of its piece.
+    """
 
     kind: str = "identity"
     center: float = 0.0
     width: float = 1.0
+    knots: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise ValueError(f"unknown value transform {self.kind!r}; use one of {', '.join(_KINDS)}")
+        if self.kind not in TRANSFORMS:
+            raise ValueError(f"unknown value transform {self.kind!r}; use one of {', '.join(TRANSFORMS)}")
+        object.__setattr__(self, "knots", tuple((float(axis), float(value)) for axis, value in self.knots))
+        if (self.kind == "quantile") != (len(self.knots) >= 2):
+            raise ValueError("a quantile transform has two knots or more, and no other has any")
         if not self.width > 0:
             raise ValueError(f"the width of a value transform must be positive, got {self.width}")
         if self.kind == "identity" and (self.center != 0.0 or self.width != 1.0):
@@ -37,10 +50,11 @@ class ValueTransform:
 
     @classmethod
     def fit(cls, kind: str, values: Tensor) -> "ValueTransform":
-        """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale).
+        """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale); of "quantile", the
+        knots, in the same units of the axis.
 
-        Values that hardly vary fall back to their largest deviation, then to width 1. ValueError on an empty tensor or
-        one that holds NaN or infinities.
+        Values that hardly vary fall back to their largest deviation, then to width 1; "quantile" falls back to "affine" where
+        there are fewer than two distinct values. ValueError on an empty tensor or one that holds NaN or infinities.
         """
         if kind == "identity":
             return cls()
@@ -48,6 +62,9 @@ class ValueTransform:
             raise ValueError("cannot fit a value transform: the training rows hold no number")
         if not bool(torch.isfinite(values).all()):
             raise ValueError("cannot fit a value transform to values that are not finite")
+        if kind == "quantile":
+            knots = _quantile_knots(values.double().flatten())
+            return cls(kind, knots=knots) if knots else cls.fit("affine", values)
         axis = cls(kind)._shape(values.to(torch.float64)).flatten()
         low, center, high = torch.quantile(axis[:: 1 + len(axis) // 1_000_000], _QUARTILES).tolist()
         width = (high - low) / 2
@@ -58,26 +75,60 @@ class ValueTransform:
     @property
     def is_affine(self) -> bool:
         """Whether t is a straight line: then a stable law stays one in the data's units."""
-        return self.kind != "symlog"
+        return self.kind in ("identity", "affine")
+
+    def _columns(self) -> tuple[Tensor, Tensor]:
+        """Axis and values of the knots, float64 [k]."""
+        axis, value = torch.tensor(self.knots, dtype=torch.float64).T.contiguous()
+        return axis, value
 
     def _shape(self, values: Tensor) -> Tensor:
         return symlog(values) if self.kind == "symlog" else values
 
+    def cell(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The piece of the axis that is each value, float64: its ends, which differ where the value is an atom. What lies
+        beyond an atom that is the least or the greatest value counts as that atom."""
+        values = values.to(torch.float64)
+        if self.kind != "quantile":
+            axis = (self._shape(values) - self.center) / self.width
+            return axis, axis
+        axis, at = (t.to(values.device) for t in self._columns())
+        values = torch.where((at[0] == at[1]) & (values < at[0]), at[0], values)
+        values = torch.where((at[-1] == at[-2]) & (values > at[-1]), at[-1], values)
+        low = _on_line(values, at, axis, right=False)
+        high = _on_line(values, at, axis, right=True)
+        low = torch.where((values == at[0]) & (high > low), -torch.inf, low)
+        return low, torch.where((values == at[-1]) & (high > low), torch.inf, high)
+
     def forward(self, values: Tensor) -> Tensor:
-        """t(v), float64, elementwise."""
-        return (self._shape(values.to(torch.float64)) - self.center) / self.width
+        """t(v), float64, elementwise; of an atom, the middle of its piece."""
+        low, high = self.cell(values)
+        if self.kind != "quantile":
+            return low
+        first, last = self.knots[0][0], self.knots[-1][0]
+        return torch.where(high > low, (low.clamp(min=first) + high.clamp(max=last)) / 2, low)
 
     def inverse(self, axis: Tensor) -> Tensor:
         """t^-1(x), float64, elementwise, clamped to what float64 can hold."""
+        if self.kind == "quantile":
+            at, values = (t.to(axis.device) for t in self._columns())
+            return _on_line(axis.to(torch.float64), at, values, right=True)
         axis = axis.to(torch.float64) * self.width + self.center
         if self.kind == "symlog":
             return torch.sign(axis) * torch.expm1(axis.abs().clamp(max=_LARGEST_LOG))
         return axis.clamp(-torch.finfo(torch.float64).max, torch.finfo(torch.float64).max)
 
     def log_jacobian(self, values: Tensor) -> Tensor:
-        """log t'(v), float64: what a log density on the axis gains when it is stated in the data's units."""
-        slope = -torch.log1p(values.to(torch.float64).abs()) if self.kind == "symlog" else torch.zeros_like(values)
-        return slope.to(torch.float64) - torch.log(torch.tensor(self.width, dtype=torch.float64))
+        """log t'(v), float64: what a log density on the axis gains when it is stated in the data's units; of an atom 0."""
+        values = values.to(torch.float64)
+        if self.kind == "quantile":
+            axis, at = (t.to(values.device) for t in self._columns())
+            piece = _piece(values, at, right=True)
+            slope = (axis[piece + 1] - axis[piece]) / (at[piece + 1] - at[piece])
+            low, high = self.cell(values)
+            return torch.where(high > low, 0.0, slope.log())  # the slope of an atom at an end is infinite
+        slope = -torch.log1p(values.abs()) if self.kind == "symlog" else torch.zeros_like(values)
+        return slope - torch.log(torch.tensor(self.width, dtype=torch.float64))
 
     def to_dict(self) -> dict:
         """Plain data for a configuration file."""
@@ -85,3 +136,45 @@ class ValueTransform:
 
 
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+
+
+def _quantile_knots(values: Tensor) -> tuple[tuple[float, float], ...]:
+    """Knots of "quantile": values at the normal scores of their ranks, over that of the upper quartile."""
+    distinct, counts = values.unique(return_counts=True)
+    if len(distinct) < 2:
+        return ()
+    n, below = len(values), counts.cumsum(0) - counts
+    atom = counts >= max(_ATOM * n, _ATOM_ROWS)
+    wanted = max(2, min(_MOST_KNOTS, n // _ROWS_PER_KNOT))
+    middle = (below + counts / 2) / n
+    # The values nearest to evenly spaced ranks, the least, the greatest, and every atom.
+    chosen = torch.searchsorted(middle, torch.linspace(0, 1, wanted, dtype=torch.float64)).clamp(max=len(distinct) - 1)
+    kept = torch.cat([chosen, atom.nonzero().flatten(), torch.tensor([0, len(distinct) - 1])]).unique()
+    rank, value = [], []
+    for place in kept.tolist():
+        ends = [below[place], below[place] + counts[place]] if atom[place] else [below[place] + counts[place] / 2]
+        rank += [float(end) / n for end in ends]
+        value += [distinct[place].item()] * len(ends)
+    edge = 0.5 / n
+    axis = torch.special.ndtri(torch.tensor(rank, dtype=torch.float64).clamp(edge, 1 - edge)) / _UPPER_QUARTILE
+    return tuple(zip(axis.tolist(), value, strict=True))
+
+
+def _piece(x: Tensor, knots: Tensor, *, right: bool) -> Tensor:
+    """Which piece between ascending knots [k] holds each x: the one above it where x is a knot (`right`), or below."""
+    return (torch.searchsorted(knots, x.contiguous(), right=right) - 1).clamp(0, len(knots) - 2)
+
+
+def _on_line(x: Tensor, knots: Tensor, heights: Tensor, *, right: bool) -> Tensor:
+    """The broken line through (knots, heights) at x; its first and last piece go on beyond."""
+    piece = _piece(x, knots, right=right)
+    run = knots[piece + 1] - knots[piece]
+    slope = torch.where(run > 0, (heights[piece + 1] - heights[piece]) / run.clamp(min=1e-300), 0.0)
+    # From the nearer end, so that a knot is met exactly.
+    before, after = x - knots[piece], knots[piece + 1] - x
+    second = before >= after if right else before > after
+    start = torch.where(second, piece + 1, piece)
+    return heights[start] + (x - knots[start]) * slope
+
+
+_UPPER_QUARTILE = 0.6744897501960817  # of the standard normal law

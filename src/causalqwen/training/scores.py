@@ -9,7 +9,7 @@ from torch import Tensor
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import upcast
-from causalqwen.losses import ovr_log_probs, value_nll
+from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
@@ -70,13 +70,12 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     nll = 0.0
     if len(values["value"]):
         metrics |= score_values(model.value_law, values["loc"], values["scale"], values["value"])
-        axis = model.value_transform.forward(values["value"])
         low, high = model.value_law.interval(values["loc"], values["scale"], 0.9)
         inside = (low <= values["value"]) & (values["value"] <= high)
         metrics["consistency"] = (inside & column["announced"]).double().mean().item()
         spread = (values["value"] - values["value"].median()).abs().mean().item()
         metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
-        nll = value_nll(axis, values["loc"], values["scale"], family=model.config.value_family).mean().item()
+        nll = -model.value_law.axis_log_prob(values["loc"], values["scale"], values["value"]).mean().item()
     metrics["reg_loss"] = nll
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * nll
     if "distance" in column:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from causalqwen.kernels import IMPLEMENTATIONS
+from causalqwen.numbers.transforms import TRANSFORMS
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class TrainSettings:
     """A run: what to fit before, which stages to train, what to report.
 
     Args:
-        value_transform: "affine" or "symlog", fitted to the training values, or "identity"; "keep" for the model's own.
+        value_transform: "affine", "symlog" or "quantile", fitted to the training values, or "identity"; "keep" for the model's
+            own. See `ValueTransform`.
         values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
             backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
@@ -168,10 +170,8 @@ class TrainSettings:
     fsdp: bool = False
 
     def __post_init__(self) -> None:
-        if self.value_transform not in ("affine", "symlog", "identity", "keep"):
-            raise ValueError(
-                f"value_transform {self.value_transform!r} is not one of affine, symlog, identity and keep"
-            )
+        if self.value_transform not in (*TRANSFORMS, "keep"):
+            raise ValueError(f"value_transform {self.value_transform!r} is not one of {', '.join(TRANSFORMS)} and keep")
         if self.ovr_impl not in IMPLEMENTATIONS:
             raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
         if all(getattr(self, name) is None for name in STAGES):
