@@ -3,11 +3,12 @@
 200 steps of the heads on 64 tokens each (L_cls, 4,096 sampled wrong tokens; 1,536 tokens of an address), from three
 starts, every token with a threshold of its own; `dist/*` on 384 tokens of another on the way. At the end, in the
 state that was best there: thresholds of tokens that were learned from beside the others', and the rank correlation with how
-often they came.
+often they came; and the rank correlation of each held-out position's nats with what is watched of its U.
 
-    .venv/bin/python experiments/monitoring.py
+    .venv/bin/python experiments/monitoring.py [--starts faithful]
 """
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -42,13 +43,36 @@ def named(scores: dict) -> dict[str, float]:
     return {f"eval/{k}": v for k, v in scores["metrics"].items()} | {f"dist/{k}": v for k, v in scores["dist"].items()}
 
 
-def ranks(x: torch.Tensor) -> torch.Tensor:
-    return x.argsort().argsort().float()
+def rank_correlation(x: torch.Tensor, y: torch.Tensor) -> float:
+    return torch.corrcoef(torch.stack([one.argsort().argsort().float() for one in (x, y)]))[0, 1].item()
+
+
+@torch.no_grad()
+def of_uncertainty(model: CausalQwenForCausalLM, rows: list[Example]) -> dict[str, float]:
+    """Correlations with the softmax's nats: of centre and spread of loc_U and scale_U over a position's coordinates."""
+    found: dict[str, list[torch.Tensor]] = {}
+    quartiles = torch.tensor([0.25, 0.5, 0.75])
+    for _, facts in stream_facts(model, rows):
+        of_U = model.abduction(facts.tensor("features"))
+        for name, column in zip(("loc_U", "scale_U"), of_U, strict=True):
+            low, median, high = column.quantile(quartiles, dim=-1)
+            parts = {"mean": column.mean(-1), "std": column.std(-1), "median": median, "iqr": high - low}
+            for key, part in parts.items():
+                found.setdefault(f"{name} {key}", []).append(part)
+        found.setdefault("nats", []).append(facts.tensor("rest_log_partition") - facts.tensor("target_logit"))
+    columns = {name: torch.cat(parts) for name, parts in found.items()}
+    nats = columns.pop("nats")
+    return {name: rank_correlation(column, nats) for name, column in columns.items()}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--starts", nargs="+", choices=[name for name, _ in STARTS], default=[name for name, _ in STARTS]
+    )
+    chosen = parser.parse_args().starts
     torch.set_num_threads(1)
-    for start, rate in STARTS:
+    for start, rate in [(name, rate) for name, rate in STARTS if name in chosen]:
         torch.manual_seed(0)
         model = CausalQwenForCausalLM.from_backbone(
             "smollm2-135m", dtype=torch.float32, start=start, token_thresholds=0.01
@@ -79,12 +103,14 @@ def main() -> None:
         moved = (model.action.token_thresholds.detach() - first)[model.action.rest_mask]
         counts = counts[model.action.rest_mask]
         seen = counts > 0
-        correlation = torch.corrcoef(torch.stack([ranks(moved[seen]), ranks(counts[seen])]))[0, 1].item()
+        correlation = rank_correlation(moved[seen], counts[seen])
         print(
             f"thresholds moved by {moved[seen].mean():+.4f} ({int(seen.sum())} tokens that came) and "
             f"{moved[~seen].mean():+.4f} (the others); rank correlation with the count {correlation:+.2f}",
             flush=True,
         )
+        told = ", ".join(f"{name} {value:+.2f}" for name, value in of_uncertainty(model, held_out).items())
+        print(f"correlations with the nats: {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -403,6 +403,20 @@ def test_metrics_reach_tensorboard(model, tmp_path):
     assert {"train/total_loss", "eval/num_f1", "dist/U_scale_median", "dist/ovr_prob_sum_median"} <= set(tags)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # wandb's own
+def test_metrics_reach_weights_and_biases(model, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    settings = dataclasses.replace(SMALL, report_to=("wandb",))
+    train(model, examples(model, 32), examples(model, 8, seed=1), tmp_path / "out", settings)
+    wandb.teardown()  # what it still holds is written
+    (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    names = ("train/total_loss", "eval/num_f1", "dist/U_scale_median", "dist/ovr_prob_sum_individual_median")
+    assert all(name.encode() in record.read_bytes() for name in names)
+
+
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
 def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, whole_vocabulary):
     model = graft_tiny("llama", tiny_tokenizer)
