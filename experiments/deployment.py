@@ -4,7 +4,7 @@
     python experiments/deployment.py --model runs/demo/model --rows runs/demo/data/test.jsonl
 
 Quantized and pruned are the matrices of the backbone's layers; embedding, lm_head and our heads keep their precision. The
-distilled model has every second layer of the backbone, trained on features and softmax of the whole one, heads frozen.
+distilled models have some layers of the backbone, trained on features and softmax of the whole one, heads frozen.
 Scored on held-out boiling points and on a speech of 2012; speeds take turns, on one thread.
 """
 
@@ -74,23 +74,27 @@ def pruned(share: float) -> Change:
     return change
 
 
-def halved(model: CausalQwenForCausalLM) -> None:
-    """Keep every second layer, and the last."""
-    base = model.backbone.base_model
-    count = len(base.layers)
-    base.layers = nn.ModuleList(
-        layer for index, layer in enumerate(base.layers) if index % 2 == 0 or index == count - 1
-    )
-    for index, layer in enumerate(base.layers):
-        layer.self_attn.layer_idx = index
-    base.config.num_hidden_layers = len(base.layers)
+def shortened(every: int) -> Change:
+    """Leave out one layer of so many, but never the last."""
+
+    def change(model: CausalQwenForCausalLM) -> None:
+        base = model.backbone.base_model
+        last = len(base.layers) - 1
+        base.layers = nn.ModuleList(
+            layer for index, layer in enumerate(base.layers) if index % every != 1 or index == last
+        )
+        for index, layer in enumerate(base.layers):
+            layer.self_attn.layer_idx = index
+        base.config.num_hidden_layers = len(base.layers)
+
+    return change
 
 
-def distilled(teacher: CausalQwenForCausalLM, texts: list[str], steps: int) -> Change:
-    """`halved`, then trained: the mean squared distance of the features over their variance, and KL of the softmax."""
+def distilled(teacher: CausalQwenForCausalLM, texts: list[str], steps: int, every: int) -> Change:
+    """`shortened`, then trained: the mean squared distance of the features over their variance, and KL of the softmax."""
 
     def change(student: CausalQwenForCausalLM) -> None:
-        halved(student)
+        shortened(every)(student)
         student.requires_grad_(False)
         for layer in student.backbone.base_model.layers:
             layer.requires_grad_(True)
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="rows to score")
     parser.add_argument("--steps", type=int, default=300, help="of distilling")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", help="names of copies")
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = load_model(given.model, device="cpu").float()
@@ -235,11 +240,15 @@ def main() -> None:
         "int4 weights": int4,
         "30% pruned": pruned(0.3),
         "50% pruned": pruned(0.5),
-        "half the layers": halved,
-        "half the layers, distilled": distilled(model, texts, given.steps),
+        "half the layers": shortened(2),
+        "half the layers, distilled": distilled(model, texts, given.steps, 2),
+        "three layers of four": shortened(4),
+        "three layers of four, distilled": distilled(model, texts, given.steps, 4),
     }
-    copies(model, variants, test, given.rounds)
-    savings(model, given.rounds)
+    chosen = ["float32", *(name for name in variants if name in (given.only or variants) and name != "float32")]
+    copies(model, {name: variants[name] for name in chosen}, test, given.rounds)
+    if not given.only:
+        savings(model, given.rounds)
 
 
 if __name__ == "__main__":
