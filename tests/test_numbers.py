@@ -20,6 +20,7 @@ from causalqwen.numbers import (
     ValueLaw,
     ValueTransform,
     find_numbers,
+    finest_place,
     format_number,
     last_place,
     round_significant,
@@ -280,6 +281,20 @@ def test_a_rounded_number_is_the_float_of_its_text():
 
 
 BROKEN = ValueTransform("quantile", knots=((-2.0, -50.0), (-0.5, 0.25), (0.8, 7.0), (3.0, 5000.0)))
+
+
+@given(st.floats(-1e6, 1e6), st.integers(-4, 0))
+def test_numbers_are_no_finer_than_those_of_the_data(value, place):
+    found = round_significant(torch.tensor([value], dtype=torch.float64), 12, place).item()
+    assert found == pytest.approx(value, abs=0.51 * 10.0**place) and found == round(found, -place)
+
+
+def test_the_finest_place_of_values_is_that_of_nearly_all():
+    places = [([3.0, 1200.0, 7.0], 0), ([373.15, 78.4, 1e-7], -7), ([0.25] * 99 + [1 / 3], -2), ([1e20, 5.0], 0)]
+    for values, place in places:
+        assert finest_place(torch.tensor(values, dtype=torch.float64)) == place
+
+
 TRANSFORMS = [ValueTransform(), ValueTransform("affine", 450.0, 55.0), ValueTransform("symlog", 6.0, 0.2), BROKEN]
 
 

@@ -564,3 +564,6 @@ def test_zeros_are_an_atom_of_the_law(tiny_tokenizer, tmp_path):
     assert often.median == 0.0 and often.cdf(0.0) > 0.6 > 0.4 > seldom.cdf(0.0)
     assert math.exp(often.log_prob(0.0)) == pytest.approx(often.cdf(0.0))
     assert 50 < seldom.median < 150 and seldom.interval(0.8)[0] >= 0.0
+    assert model.config.value_place == -2  # as the training values are given
+    texts = model.generated_values(torch.linspace(-3, 3, 50))
+    assert torch.equal(texts, (texts * 100).round() / 100) and bool((texts == 0).any())

@@ -15,7 +15,6 @@ from causalqwen.evaluation.predict import describe
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.heads import HeadsMixin
 from causalqwen.modeling.prediction import NumberPredictionMixin
-from causalqwen.numbers import round_significant
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.requests import Company, Request, companies
 from causalqwen_vllm.table import RequestTable, RowFollower
@@ -119,7 +118,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             at = torch.tensor([[request.pending[0] - 1] for request in chosen], device=features.device)
             loc_U, scale_U = self.abduction(features)
             loc_Y, _ = self.value_parameters(features, loc_U, scale_U, company, at)
-            values = round_significant(self.value_transform.inverse(loc_Y[:, -1]), self.config.value_digits)
+            values = self.generated_values(loc_Y[:, -1])
             for request, value in zip(chosen, values.tolist(), strict=True):
                 request.write(value)
 

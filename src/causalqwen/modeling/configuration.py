@@ -86,7 +86,8 @@ class CausalQwenConfig(PreTrainedConfig):
             a CRPS is taken from them.
         interval_levels: raw central level to use for each wanted one (101 wanted levels, 0% to 100%): the
             recalibration fitted on validation rows, or None.
-        value_digits: significant digits of a generated number.
+        value_digits: significant digits of a generated number. value_place: the power of ten that it is a multiple of, that
+            of the training values (0: integers); None for any.
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         central_mass: the vocabulary reads e1 and e2 uniform on this central mass, times `ActionNetwork.draw_unit`, where a
             plan leaves `central_mass` open.
@@ -131,6 +132,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_range: list[float] | None = None
     interval_levels: list[float] | None = None
     value_digits: int = 6
+    value_place: int | None = None
 
     gate_alpha: float = 1.0
     gate_detach: bool = True

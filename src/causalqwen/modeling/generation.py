@@ -15,7 +15,6 @@ from transformers.generation import GenerationMode
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling.loop import MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
-from causalqwen.numbers import round_significant
 
 _SAMPLING_ARGUMENTS = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -57,7 +56,8 @@ class CausalGenerationMixin(GenerationMixin):
 
         Returns:
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
-            and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits.
+            and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
+            finer than those that the model was trained on.
 
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
@@ -327,7 +327,7 @@ class CausalGenerationMixin(GenerationMixin):
 
         def compute(features: Tensor, positions: Tensor) -> Tensor:
             loc_Y, _ = self.value_parameters(features, *self.abduction(features), bound, positions)
-            return round_significant(self.value_transform.inverse(loc_Y[:, -1]), self.config.value_digits)
+            return self.generated_values(loc_Y[:, -1])
 
         model_kwargs["value_log"] = ValueLog(compute, at_once)
         return model_kwargs["value_log"]

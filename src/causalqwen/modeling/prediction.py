@@ -11,10 +11,18 @@ from causalqwen.decoding import Individual
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.numbers import CRPS_LEVELS, NumberStyle, ValueLaw, ValueTransform, format_number, last_place
+from causalqwen.numbers import (
+    CRPS_LEVELS,
+    PLAIN,
+    NumberStyle,
+    ValueLaw,
+    ValueTransform,
+    format_number,
+    last_place,
+    round_significant,
+)
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
-_PLAIN = NumberStyle()
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class NumberPrediction:
         """CRPS at `value`, in units, lower is better: see `ValueLaw.crps`."""
         return self.law.crps(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
 
-    def format(self, level: float | None = None, style: NumberStyle = _PLAIN) -> str:
+    def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
 
         As many digits as the interval (of 90% by default) supports, and unit and separators of a style: see
@@ -154,6 +162,11 @@ class NumberPredictionMixin:
             (config.value_range[0], config.value_range[1]) if config.value_range else None,
             tuple(config.interval_levels) if config.interval_levels else None,
         )
+
+    def generated_values(self, loc_Y: Tensor) -> Tensor:
+        """What a text says where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`."""
+        values = self.value_transform.inverse(loc_Y)
+        return round_significant(values, self.config.value_digits, self.config.value_place)
 
     @torch.no_grad()
     def predict_number(

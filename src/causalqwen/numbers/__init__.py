@@ -2,7 +2,15 @@
 
 from causalqwen.numbers.grammar import NumberSpan, find_numbers
 from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw
-from causalqwen.numbers.rendering import NumberStyle, format_number, last_place, round_significant, spaced
+from causalqwen.numbers.rendering import (
+    PLAIN,
+    NumberStyle,
+    finest_place,
+    format_number,
+    last_place,
+    round_significant,
+    spaced,
+)
 from causalqwen.numbers.rules import FIRST_RULES, KINDS, PROTECTED, NumberRules
 from causalqwen.numbers.transforms import ValueTransform, symlog
 
@@ -10,6 +18,7 @@ __all__ = [
     "CRPS_LEVELS",
     "FIRST_RULES",
     "KINDS",
+    "PLAIN",
     "PROTECTED",
     "NumberRules",
     "NumberSpan",
@@ -17,6 +26,7 @@ __all__ = [
     "ValueLaw",
     "ValueTransform",
     "find_numbers",
+    "finest_place",
     "format_number",
     "last_place",
     "round_significant",

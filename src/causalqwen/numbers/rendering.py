@@ -61,10 +61,11 @@ class NumberStyle:
         return cls(before, after, integer, marks.most_common(1)[0][0] if marks else "", rules.decimal)
 
 
-_PLAIN = NumberStyle()
+PLAIN = NumberStyle()
+"""Digits and a decimal point alone."""
 
 
-def format_number(value: float, style: NumberStyle = _PLAIN, place: int | None = None) -> str:
+def format_number(value: float, style: NumberStyle = PLAIN, place: int | None = None) -> str:
     """A value as text, without its unit.
 
     Without a place the shortest text that reads back as the same float64: 42, -5, 351.4, 1e+20; for a style of integers the
@@ -108,14 +109,20 @@ def spaced(before: str) -> bool:
     return not any(low <= before[-1] <= high for low, high in _UNSPACED)
 
 
-def round_significant(values: Tensor, digits: int) -> Tensor:
-    """Round to `digits` significant decimal digits, elementwise, in float64; zeros stay zero.
+def finest_place(values: Tensor) -> int:
+    """The exponent, 0 at most, of the power of ten in which values [n] are given: 99 in a hundred are multiples of it."""
+    decimals = sorted(max(0, -int(Decimal(repr(value)).normalize().as_tuple().exponent)) for value in values.tolist())
+    return -decimals[math.ceil(0.99 * len(decimals)) - 1]
+
+
+def round_significant(values: Tensor, digits: int, place: int | None = None) -> Tensor:
+    """Round to `digits` significant decimal digits, and to a multiple of 10^place, elementwise, in float64; zeros stay zero.
 
     A generated number is rounded before it is written and fed back, so that text and value are the same number.
     """
     values = values.to(torch.float64)
     magnitude = torch.floor(torch.log10(values.abs().clamp(min=1e-300)))
     # Exact powers of ten multiply or divide (10^22 is the largest), so that 351.235 comes out as the float of that text.
-    shift = (digits - 1 - magnitude).clamp(-300, 300)
+    shift = (digits - 1 - magnitude).clamp(-300, 300 if place is None else -place)
     up, down = 10.0 ** shift.clamp(min=0), 10.0 ** (-shift).clamp(min=0)
     return torch.round(values * up / down) * down / up

@@ -12,7 +12,7 @@ import torch
 from causalqwen.data import Example
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.numbers import ValueTransform
+from causalqwen.numbers import ValueTransform, finest_place
 from causalqwen.training import ranks
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import STAGES, TrainSettings
@@ -63,6 +63,7 @@ def train(
         transform = ValueTransform.fit(settings.value_transform, values)
         model.config.value_transform = transform.to_dict()
         model.config.value_range = [values.min().item(), values.max().item()]
+        model.config.value_place = finest_place(values)
     model.config.interval_levels = None
     model.ovr_impl = settings.ovr_impl
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
