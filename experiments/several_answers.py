@@ -57,7 +57,7 @@ def shown(model: CausalQwenForCausalLM, kind: str, answers: Sequence[str]) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a calibrated graft")
-    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--rate", type=float, default=3e-4)
     given = parser.parse_args()
