@@ -49,11 +49,14 @@ def test_rows_on_disk_are_those_in_memory(processor):
         parse_row('{"text": "no number"}', "c"),
         parse_row('{"text": "-1e9", "individual": "Ann"}', "d"),
     ]
+    assert list(EncodedRows(rows, processor)) == encode_rows(rows, processor)  # none with several right answers
     rows.append(parse_row('{"question": "How many?", "answer": "5 or so", "individual": "Ann"}', "e"))
-    kept = EncodedRows(iter(rows), processor)
-    assert list(kept) == encode_rows(rows, processor) and len(kept) == 5 and kept[-1] == kept[4]
+    rows.append(parse_row('{"question": "Who?", "answer": ["the old man", "the new man", "nobody"]}', "f"))
+    kept = EncodedRows(iter(rows[::-1]), processor)
+    assert list(kept) == encode_rows(rows[::-1], processor) and len(kept) == 6 and kept[-1] == kept[5]
+    assert len(kept[0].also_right) == 2
     with pytest.raises(IndexError):
-        kept[5]
+        kept[6]
     with pytest.raises(RowError, match="no rows"):
         EncodedRows([], processor)
     with pytest.raises(RowError, match="^a: .* tokens, but the context"):
@@ -91,6 +94,62 @@ def test_only_answers_are_learned_where_only_answers_are(processor, tiny_tokeniz
             parse_row(json.dumps(wrong), "x")
     with pytest.raises(RowError, match="field answer: a question needs its answer"):
         parse_row('{"question": "How many?"}', "x", values_required=True)
+
+
+def answered(*answers, **fields):
+    return parse_row(json.dumps({"question": "Who is it?", "answer": list(answers)} | fields), "x")
+
+
+def test_what_is_also_right_follows_the_tree_of_the_answers(processor):
+    """At each place of the taught answer: the next tokens of all answers that have its tokens so far."""
+    answers = ["the people of 3 states", "the people of it", "the peace", "nobody", "the people", "none of them"]
+    for order in (answers, [answers[2], *answers[:2], *answers[3:]], answers[:0:-1], answers[3:]):
+        (example,) = encode_rows([answered(*order, context="There were 5.")], processor)
+        texts = [answered(answer, context="There were 5.").text(processor) for answer in order]
+        paths = [processor(text)["input_ids"] for text in texts]
+        wanted = set()
+        for place, taught in enumerate(paths[0]):
+            following = {path[place] for path in paths if path[:place] == paths[0][:place] and len(path) > place}
+            wanted |= {(place, token) for token in following - {taught}}
+        assert wanted and example.also_right == tuple(sorted(wanted)) and example.input_ids == paths[0]
+        assert all(example.learned[place] for place, _ in wanted)
+    (example,) = encode_rows([answered("5 men", "5.0 women", "five")], processor)  # the same number, then words
+    before = example.input_ids.index(processor.num_token_id)
+    assert [place for place, _ in example.also_right] == [before, before + 1]
+    (alone,) = encode_rows([answered("the people", "the people of the land")], processor)
+    assert alone.also_right is None and alone == encode_rows([answered("the people")], processor)[0]
+    for other in ("5 men", "6 women"):
+        with pytest.raises(RowError, match=r"^x, field question: answer\[2\] parts from answer\[0\] at a number"):
+            encode_rows([answered("6 men" if other == "5 men" else "men", "all", other)], processor)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([], "field answer: a list of answers needs one at least"),
+        (["a", 5], r"field answer\[1\]: expected text, found 5"),
+        (["a", None], r"field answer\[1\]: expected text, found null"),
+        ([" "], r"field answer\[0\]: the text is empty"),
+        (["a", "b", "a "], r'field answer\[2\]: "a " stands there already'),
+    ],
+)
+def test_a_bad_list_of_answers_is_named(answers, message):
+    with pytest.raises(RowError, match=f"^x, {message}"):
+        answered(*answers)
+
+
+def test_a_batch_holds_what_is_also_right_where_it_stands(processor):
+    rows = [answered("the man", "the old man", "nobody"), answered("nobody"), answered("no", "all", "the", "but")]
+    rows.append(parse_row('{"text": "It is 5."}', "y"))
+    examples = encode_rows(rows, processor)
+    batch = collate(examples, 2)
+    found = batch["also_right"]
+    assert found.shape == (*batch["input_ids"].shape, 3)
+    for row, example in enumerate(examples):
+        for place in range(found.shape[1]):
+            wanted = [token for at, token in example.also_right or () if at == place]
+            assert found[row, place].tolist() == wanted + [-1] * (3 - len(wanted))
+    assert "also_right" not in collate([examples[1], examples[3]], 2)
 
 
 def test_made_up_rows_have_the_truth_that_they_claim(processor):

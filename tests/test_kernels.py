@@ -245,6 +245,28 @@ def test_a_sample_of_negatives_is_unbiased(family, own_scale):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("own_scale", [False, True])
+def test_a_sample_never_counts_what_is_also_right_among_the_wrong(own_scale):
+    """Whichever right token is the target, loss and gradients are the same; with every token, those of the whole."""
+    leaves, targets, mask = problem(4, 5, 60, own_scale, "token")
+    targets, also = torch.tensor([5, 8, 40, 9]), torch.tensor([7, 3, 11, 50])
+    settings = {"vocabulary_mask": mask, "reduction": "sum"}
+    pi = inclusion_probabilities(torch.ones(60) * mask, 30)
+    for seed in range(4):
+        sample = sample_negatives(pi, torch.Generator().manual_seed(seed))
+        one, other = (
+            run(leaves, torch.float64, first, negatives=sample, also_right=second.unsqueeze(-1), **settings)
+            for first, second in ((targets, also), (also, targets))
+        )
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b)
+    settings["also_right"] = also.unsqueeze(-1)
+    every = sample_negatives(inclusion_probabilities(torch.ones(60) * mask, 59))
+    whole = run(leaves, torch.float64, targets, **settings)
+    for a, b in zip(run(leaves, torch.float64, targets, negatives=every, **settings), whole, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # ---- decisions -------------------------------------------------------------------------------------------------------
 
 

@@ -263,6 +263,83 @@ def test_what_is_only_read_leaves_no_facts(model, tmp_path):
         np.testing.assert_array_equal(masked[index].values, whole[index].values[4:])
 
 
+# ---- several right answers -------------------------------------------------------------------------------------------
+
+
+def questions(model):
+    """Questions of one, two and three right answers, and a sentence with a number."""
+    rows = [
+        {"question": "Who came?", "answer": ["the old man", "the people", "nobody", "all of us"]},
+        {"question": "How much is it?", "answer": ["a lot"]},
+        {"question": "Where is it?", "answer": ["here", "in the land"]},
+        {"text": "The one of two is 5."},
+        {"question": "Who came?", "answer": "the old man"},
+    ]
+    return encode_rows([parse_row(json.dumps(row), "x") for row in rows], model.processor)
+
+
+@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, tmp_path, score_scale):
+    """From tokens, from kept facts and by the heads on them, whatever the batches; evaluation counts any right token."""
+    model = graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale)
+    rows = questions(model)
+    batch = collate(rows, 2)
+    whole = model(**batch, output_ovr=True)
+    without = model(**{name: tensor for name, tensor in batch.items() if name != "also_right"})
+    assert abs(whole.loss_cls - without.loss_cls) > 0.1
+    store = FactStore.build(model, rows, tmp_path)
+    kept = collate_facts([(False, [store[i]]) for i in range(len(rows))])
+    singles = [facts for row in rows for _, facts in stream_facts(model, [row])]
+    assert [facts.also_right.shape[1] for facts in singles] == [2, 0, 1, 0, 0]  # as wide as each batch needs
+    np.testing.assert_allclose(store.facts.rest_loss, np.concatenate([f.rest_loss for f in singles]), rtol=1e-4)
+    made = []
+    for heads, given in ((False, batch), (False, kept), (True, kept)):
+        out = TrainedForCausalLM(model, heads=heads)(**given)
+        torch.testing.assert_close(out["loss_cls"], whole.loss_cls, rtol=1e-4, atol=1e-4)
+        model.zero_grad()
+        if heads or "input_ids" in given:
+            out["loss"].backward()
+            made.append([p.grad.clone() for p in model.abduction.parameters()])
+    for a, b in zip(*made, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    decisions, real = whole.decisions[:, :-1], batch["labels"][:, 1:] != -100
+    right = (torch.cat([batch["labels"].unsqueeze(-1), batch["also_right"]], -1)[:, 1:] == decisions[..., None]).any(-1)
+    for blocks in (store.blocks(7), store.renewed(model, 7), singles):
+        scores = score_tokens(model, blocks)["metrics"]
+        assert scores["cls_loss"] == pytest.approx(whole.loss_cls.item(), rel=1e-4)
+        assert scores["accuracy"] == pytest.approx(right[real].double().mean().item())
+
+
+def test_what_is_also_right_is_part_of_the_key(model, tmp_path):
+    rows = questions(model)
+    fewer = [dataclasses.replace(rows[0], also_right=rows[0].also_right[:1]), *rows[1:]]
+    assert facts_key(model, fewer) != facts_key(model, rows)
+    store = FactStore.build(model, rows, tmp_path)  # the first and the last row differ in what is right alone
+    assert store[0].rest_loss[0] != store[4].rest_loss[0] and (store[4].also_right == -1).all()
+
+
+@pytest.mark.parametrize("stage", ["heads", "sampled", "lora"])
+def test_training_on_two_answers_raises_both(tiny_tokenizer, tmp_path, stage):
+    """Both first tokens end above what the second gets where the first alone is taught."""
+
+    def probs(answer):
+        model = graft_tiny("llama", tiny_tokenizer)
+        rows = encode_rows([parse_row(json.dumps({"question": "Who?", "answer": answer}), "x")] * 4, model.processor)
+        if stage == "lora":
+            settings = {"lora": LoraStage(epochs=8, batch_size=4, learning_rate=1e-2, whole_vocabulary=True)}
+        else:
+            negatives = 120 if stage == "sampled" else 0
+            settings = {"heads": HeadStage(epochs=20, batch_size=4, learning_rate=3e-2, negatives=negatives)}
+        train(model, rows, [], tmp_path / str(len(answer)), TrainSettings(values=None, **settings))
+        prompt = model.processor("Question: Who?\nAnswer:", return_tensors="pt")
+        with torch.no_grad():
+            found = model(**prompt, output_ovr=True).ovr_probs[0, -1]
+        return [found[model.processor(text)["input_ids"][0]].item() for text in (" nobody", " all")]
+
+    both, one = probs(["nobody", "all"]), probs(["nobody"])
+    assert min(both) > 3 * one[1], (both, one)
+
+
 # ---- accumulation and resumption -------------------------------------------------------------------------------------
 
 

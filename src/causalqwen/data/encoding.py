@@ -3,7 +3,8 @@
 import math
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.data.rows import Row, RowError
-from causalqwen.losses import IGNORE_INDEX
+from causalqwen.losses import IGNORE_INDEX, NO_TARGET
 from causalqwen.modeling import CausalQwenProcessor
 
 
@@ -22,6 +23,7 @@ class Example:
 
     value_from: the first place whose value is learned and scored; what stands before it is only read.
     learned: which tokens are labels, the first, which nothing predicts, left aside; None for all. The others are only read.
+    also_right: (place, token) of tokens that are as right as the one at that place, ascending; None where there are none.
     """
 
     input_ids: list[int]
@@ -29,6 +31,7 @@ class Example:
     individual: str | None = None
     value_from: int = 0
     learned: list[bool] | None = None
+    also_right: tuple[tuple[int, int], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -56,21 +59,22 @@ def encode_rows(
 ) -> list[Example]:
     """Examples of rows, in their order. A prompt row becomes its prompt followed by `<NUM>` with its value, and so does a
     question with a number for its answer; numbers in the prompt are read, not learned. Of a question with an answer in words,
-    only the answer is learned.
+    only the answer is learned; of several answers the first, and where another parts from it, that one's token is right too.
 
     Args:
         assistant_only: of messages, learn only what the assistant says (transformers' `assistant_only_loss`).
 
     Raises:
-        RowError: a number in a text that float64 cannot hold, a text without tokens, one longer than `max_length` tokens, or
-            (`assistant_only`) messages without the assistant, or a chat template that renders a turn otherwise once others
-            follow it.
+        RowError: a number in a text that float64 cannot hold, a text without tokens, one longer than `max_length` tokens, a
+            further answer that parts from the first at a number of its own, or (`assistant_only`) messages without the
+            assistant, or a chat template that renders a turn otherwise once others follow it.
     """
     examples = []
     for row in rows:
         try:
             encoded = processor(row.text(processor), prompt=row.asks_number)
             learned = _learned(row, encoded["input_ids"], processor, assistant_only)
+            also_right = _also_right(row, encoded, learned, processor)
         except ValueError as error:
             raise RowError(f"{row.place}, field {row.kind}: {error}") from None
         ids, values = list(encoded["input_ids"]), list(encoded["numeric_values"])
@@ -82,7 +86,7 @@ def encode_rows(
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        examples.append(Example(ids, values, row.individual, value_from, learned))
+        examples.append(Example(ids, values, row.individual, value_from, learned, also_right))
     return examples
 
 
@@ -98,17 +102,38 @@ def _learned(row: Row, ids: Sequence[int], processor: CausalQwenProcessor, assis
     return learned
 
 
-def _shared(ids: Sequence[int], others: Sequence[int]) -> int:
+def _shared(ids: Sequence[Any], others: Sequence[Any]) -> int:
     """How many tokens two texts have in common from the start."""
     parted = (place for place, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other)
     return next(parted, min(len(ids), len(others)))
+
+
+def _also_right(
+    row: Row, taught: Mapping[str, Any], learned: list[bool] | None, processor: CausalQwenProcessor
+) -> tuple[tuple[int, int], ...] | None:
+    """Where each further answer parts from the taught one, and its token there: the children of the taught answer's path in
+    the prefix tree of all answers. One that is the start of another has no token there."""
+    found = set()
+    for index, text in enumerate(row.other_texts(), start=1):
+        other = processor(text)
+        path, other_path = (list(zip(of["input_ids"], of["numeric_values"], strict=True)) for of in (taught, other))
+        place = _shared(path, other_path)
+        if place == min(len(path), len(other_path)):
+            continue
+        token, _ = other_path[place]
+        if token == processor.num_token_id:
+            raise ValueError(f"answer[{index}] parts from answer[0] at a number; another answer has words there")
+        if not learned[place]:
+            raise ValueError(f"answer[{index}] changes the tokens of the question, which are only read")
+        found.add((place, token))
+    return tuple(sorted(found)) or None
 
 
 class EncodedRows(Sequence[Example]):
     """The examples of `encode_rows`, in order, kept on disk: for rows that do not fit into memory.
 
     Tokens and values lie memory-mapped in unnamed temporary files (in TMPDIR), which are gone with the process; in memory are
-    17 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
+    25 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
     """
 
     def __init__(
@@ -120,12 +145,13 @@ class EncodedRows(Sequence[Example]):
         assistant_only: bool = False,
     ) -> None:
         self._offsets, self._value_from, self._owners = array("q", [0]), array("i"), array("i")
-        self._whole = array("b")
+        self._whole, self._pairs = array("b"), array("q", [0])
         names: dict[str, int] = {}
         with (
             tempfile.TemporaryFile() as ids,
             tempfile.TemporaryFile() as values,
             tempfile.TemporaryFile() as learned,
+            tempfile.TemporaryFile() as also_right,
         ):
             for row in rows:
                 (example,) = encode_rows([row], processor, max_length, assistant_only=assistant_only)
@@ -133,6 +159,9 @@ class EncodedRows(Sequence[Example]):
                 values.write(np.array(example.numeric_values, dtype=np.float64).tobytes())
                 learned.write(np.array(example.learned or [True] * len(example), dtype=bool).tobytes())
                 self._whole.append(example.learned is None)
+                pairs = example.also_right or ()
+                also_right.write(np.array(pairs, dtype=np.int32).tobytes())
+                self._pairs.append(self._pairs[-1] + len(pairs))
                 self._offsets.append(self._offsets[-1] + len(example))
                 self._value_from.append(example.value_from)
                 owner = example.individual
@@ -141,6 +170,7 @@ class EncodedRows(Sequence[Example]):
                 raise RowError("there are no rows to encode")
             self._ids, self._values = _mapped(ids, np.int32), _mapped(values, np.float64)
             self._learned = _mapped(learned, np.bool_)
+            self._also_right = _mapped(also_right, np.int32) if self._pairs[-1] else np.empty(0, dtype=np.int32)
         self._names = list(names)
 
     def __len__(self) -> int:
@@ -153,7 +183,10 @@ class EncodedRows(Sequence[Example]):
         owner = self._owners[place]
         name = None if owner < 0 else self._names[owner]
         learned = None if self._whole[place] else self._learned[part].tolist()
-        return Example(self._ids[part].tolist(), self._values[part].tolist(), name, self._value_from[place], learned)
+        pairs = self._also_right[2 * self._pairs[place] : 2 * self._pairs[place + 1]].reshape(-1, 2).tolist()
+        also_right = tuple((at, token) for at, token in pairs) or None
+        ids, values = self._ids[part].tolist(), self._values[part].tolist()
+        return Example(ids, values, name, self._value_from[place], learned, also_right)
 
 
 def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
@@ -161,10 +194,16 @@ def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
     return np.memmap(file, dtype, mode="r")
 
 
+def most_also_right(examples: Iterable[Example]) -> int:
+    """The most further right tokens that one place of these examples has."""
+    return max((max(Counter(at for at, _ in e.also_right).values()) for e in examples if e.also_right), default=0)
+
+
 def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]:
     """A batch padded on the right: input_ids, attention_mask, numeric_values, labels, numeric_labels [B, S].
 
-    Every token is a label but the first, which nothing predicts, padding, and what is only read.
+    Every token is a label but the first, which nothing predicts, padding, and what is only read. Where some row has further
+    right tokens, `also_right` [B, S, R] holds them, `NO_TARGET` where there are fewer.
     """
     length = max(len(example) for example in examples)
     shape = (len(examples), length)
@@ -181,10 +220,18 @@ def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]
         if example.learned is not None:
             labels[row, : len(example)].masked_fill_(~torch.tensor(example.learned), IGNORE_INDEX)
     labels[:, 0] = IGNORE_INDEX
-    return {
+    batch = {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "numeric_values": numeric_values,
         "labels": labels,
         "numeric_labels": numeric_labels,
     }
+    if most := most_also_right(examples):
+        batch["also_right"] = torch.full((*shape, most), NO_TARGET)
+        for row, example in enumerate(examples):
+            counts = Counter[int]()
+            for at, token in example.also_right or ():
+                batch["also_right"][row, at, counts[at]] = token
+                counts[at] += 1
+    return batch

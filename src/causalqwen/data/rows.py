@@ -3,7 +3,8 @@
     {"text": "Water boils at 373.15 K."}                       numbers stand inside
     {"prompt": "The boiling point of water is", "value": 373.15}
     {"messages": [{"role": "user", "content": "..."}, ...]}    rendered by the backbone's chat template
-    {"question": "At how many kelvins?", "answer": 373.15}     or an answer in words; "context" may stand before it
+    {"question": "At how many kelvins?", "answer": 373.15}     or an answer in words, or a list of them, the first of which
+                                                               is taught; "context" may stand before it
 
 `"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
 Other fields of a row are kept and written back by `predict`. In CSV an empty cell is a field that is not there, and the
@@ -36,12 +37,18 @@ class Row:
     def value(self) -> float | None:
         """The known value of a row that asks for a number, if it has one."""
         value = self.fields.get("answer" if self.kind == "question" else "value")
-        return None if value is None or isinstance(value, str) else float(value)
+        return None if value is None or self.in_words else float(value)
+
+    @property
+    def in_words(self) -> list[str]:
+        """A question's answers in words, the one that is taught first; none of a row that asks for a number."""
+        answer = self.fields.get("answer") if self.kind == "question" else None
+        return [answer] if isinstance(answer, str) else answer if isinstance(answer, list) else []
 
     @property
     def asks_number(self) -> bool:
         """Whether a number follows its text: a prompt, or a question whose answer is not in words."""
-        return self.kind == "prompt" or (self.kind == "question" and not isinstance(self.fields.get("answer"), str))
+        return self.kind == "prompt" or (self.kind == "question" and not self.in_words)
 
     @property
     def individual(self) -> str | None:
@@ -54,8 +61,12 @@ class Row:
         if self.kind == "messages":
             return processor.apply_chat_template(self.fields["messages"], tokenize=False)
         if self.kind == "question":
-            return self._question() if self.asks_number else f"{self._question()} {self.fields['answer']}"
+            return self._question() if self.asks_number else f"{self._question()} {self.in_words[0]}"
         return self.fields[self.kind]
+
+    def other_texts(self) -> list[str]:
+        """The text of the row with each of the further answers that are right, in their order."""
+        return [f"{self._question()} {answer}" for answer in self.in_words[1:]]
 
     def _question(self) -> str:
         context = self.fields.get("context")
@@ -234,11 +245,27 @@ def _check_question(fields: dict[str, Any], place: str, answer_required: bool) -
     answer = fields.get("answer")
     if answer is None and answer_required:
         raise RowError(f"{place}, field answer: a question needs its answer here")
-    if isinstance(answer, str):
+    if isinstance(answer, list):
+        _check_answers(answer, place)
+    elif isinstance(answer, str):
         if not answer.strip():
             raise RowError(f"{place}, field answer: the text is empty")
     else:
         _check_value(answer, place, "answer")
+
+
+def _check_answers(answers: list[Any], place: str) -> None:
+    if not answers:
+        raise RowError(f"{place}, field answer: a list of answers needs one at least")
+    seen = set()
+    for index, answer in enumerate(answers):
+        if not isinstance(answer, str):
+            raise RowError(f"{place}, field answer[{index}]: expected text, found {_shown(answer)}")
+        if not answer.strip():
+            raise RowError(f"{place}, field answer[{index}]: the text is empty")
+        if answer.strip() in seen:
+            raise RowError(f"{place}, field answer[{index}]: {_shown(answer)} stands there already")
+        seen.add(answer.strip())
 
 
 def _check_value(value: Any, place: str, name: str) -> None:

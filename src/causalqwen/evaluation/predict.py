@@ -68,8 +68,8 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
 @torch.no_grad()
 def _predict_texts(model: CausalQwenForCausalLM, examples: Sequence[Example], raw: bool) -> list[list[dict[str, Any]]]:
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
-    for name in ("labels", "numeric_labels"):
-        batch.pop(name)
+    for name in ("labels", "numeric_labels", "also_right"):
+        batch.pop(name, None)
     features = model.features(**{name: tensor.to(model.device) for name, tensor in batch.items()}).last_hidden_state
     found = []
     for row, example in enumerate(examples):

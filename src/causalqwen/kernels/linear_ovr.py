@@ -52,7 +52,7 @@ def linear_ovr_loss(
         weight: [V, C]; bias: [V] or None.
         thresholds: a number, [V], or [N, 1]. slope: see `graded_scale`.
         targets: int64 [N]; `ignore_index` for positions without a loss, `NO_TARGET` where none of the V tokens is right.
-        also_right: int64 [N, R], further right tokens, see `ovr_loss`.
+        also_right: int64 [N, R], further right tokens, see `ovr_loss`; never among the wrong ones of a sample.
         vocabulary_mask: bool [V]; False rows take no part.
         negatives: a weighted sample of the wrong tokens (`sample_negatives`): the loss and its gradients are then those of
             the whole vocabulary in expectation, at the cost of the sample.
@@ -118,6 +118,10 @@ def linear_ovr_loss(
             places, columns = (also_right != NO_TARGET).nonzero(as_tuple=True)
             named = also_right[places, columns]
             log_p, log_not_p = _of_pairs(*tensors, task, places, named, weight[named])
+            if negatives is not None:  # as often as the sample has counted them among the wrong ones
+                counted = log_not_p.new_zeros(len(weight))
+                counted[negatives.ids.to(counted.device)] = negatives.weights.to(counted)
+                log_not_p = log_not_p * counted[named]
             losses = _added(losses, places, log_not_p - log_p, share)
     return losses.new_zeros(valid.shape).masked_scatter(valid, losses) if share is None else losses
 

@@ -21,14 +21,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.data import Example, collate
+from causalqwen.data.encoding import most_also_right
 from causalqwen.decoding import decision_scores
 from causalqwen.distributions import upcast
-from causalqwen.losses import ovr_log_probs
+from causalqwen.losses import NO_TARGET, ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
 from causalqwen.training.sharding import on_whole
 
-FORMAT = 3
+FORMAT = 4
 _TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
 """Parameters that the facts do not depend on: those that training on kept features may change."""
 
@@ -47,6 +48,7 @@ class TokenFacts:
     rival_score, rival_id: the best decision score of the rest, and whose it is. backbone_id, backbone_nll: the backbone's
         argmax, and its nats for the target (0 on `<NUM>`) over all rows of its matrix.
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
+    also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
     """
 
     features: np.ndarray
@@ -63,6 +65,7 @@ class TokenFacts:
     backbone_nll: np.ndarray
     num_scale: np.ndarray
     threshold: np.ndarray
+    also_right: np.ndarray
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -75,7 +78,8 @@ class TokenFacts:
         return torch.from_numpy(getattr(self, name))
 
 
-_DTYPES = {"targets": np.int32, "rival_id": np.int32, "backbone_id": np.int32, "values": np.float64}
+_INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
+_DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
 
 @torch.no_grad()
@@ -83,21 +87,31 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     """Facts on all positions of a few examples (one padded batch), in their order."""
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-    labels, values = batch.pop("labels"), batch.pop("numeric_labels")
+    labels, values, also_right = (batch.pop(name, None) for name in ("labels", "numeric_labels", "also_right"))
     hidden = model.features(**batch).last_hidden_state
     keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
-    return facts_of(model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], positions_at_once)
+    also_right = None if also_right is None else also_right[:, 1:][keep]
+    return facts_of(
+        model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], also_right, positions_at_once
+    )
 
 
 @torch.no_grad()
 def facts_of(
-    model: CausalQwenForCausalLM, z: Tensor, targets: Tensor, values: Tensor, positions_at_once: int = 256
+    model: CausalQwenForCausalLM,
+    z: Tensor,
+    targets: Tensor,
+    values: Tensor,
+    also_right: Tensor | None = None,
+    positions_at_once: int = 256,
 ) -> TokenFacts:
-    """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`)."""
+    """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`), int64
+    also_right [N, R]."""
     config, action, lm_head = model.config, model.action, model.get_output_embeddings()
     backbone_head = model.backbone.get_output_embeddings()
     is_num = targets == config.num_token_id
     values = torch.where(is_num, values, torch.nan)
+    also_right = targets.new_empty(len(targets), 0) if also_right is None else also_right
     used = action.rest_mask
     without = None if bool(used.all()) else ~used
     columns: dict[str, list[Tensor]] = {field.name: [] for field in dataclasses.fields(TokenFacts)}
@@ -118,11 +132,14 @@ def facts_of(
             log_not_p = log_not_p.masked_fill(without, 0.0)
         decisions = decision_scores(scores, scales, thresholds, vocabulary_mask=None if without is None else used)
         best = decisions.max(-1)
+        also = also_right[part]
+        of_also = (log_p - log_not_p).gather(-1, also.clamp(min=0)).masked_fill(also == NO_TARGET, 0.0)
+        of_right = (log_p_target - log_not_target).masked_fill(numbers, 0.0) + of_also.sum(-1)
         made = {
             "features": upcast(features),
             "targets": targets[part],
             "values": values[part],
-            "rest_loss": -log_not_p.sum(-1) - (log_p_target - log_not_target).masked_fill(numbers, 0.0),
+            "rest_loss": -log_not_p.sum(-1) - of_right,
             "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
             "rest_log_p": log_p_target.masked_fill(numbers, 0.0),
             "target_logit": target_logit.masked_fill(numbers, 0.0),
@@ -135,6 +152,7 @@ def facts_of(
             "backbone_nll": backbone_nll.masked_fill(numbers, 0.0),
             "num_scale": action.num_scale(scale, lm_head),
             "threshold": thresholds.squeeze(-1),
+            "also_right": also,
         }
         for name, tensor in made.items():
             columns[name].append(tensor.cpu())
@@ -227,8 +245,10 @@ class FactStore:
     ) -> Iterator[TokenFacts]:
         """All positions from their features under the heads that `model` has now, for heads that the facts depend on."""
         for block in self.blocks(positions, split=split):
-            columns = [block.tensor(name).to(model.device) for name in ("features", "targets", "values")]
-            yield on_whole(model, facts_of, columns[0].to(model.dtype), columns[1].long(), columns[2])
+            z, targets, values, also_right = (
+                block.tensor(name).to(model.device) for name in ("features", "targets", "values", "also_right")
+            )
+            yield on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
 
     @classmethod
     def build(
@@ -248,7 +268,8 @@ class FactStore:
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         if ranks.rank() == 0:
-            _make_empty(part, int(offsets[-1]), model.config.hidden_size)
+            widths = {"features": model.config.hidden_size, "also_right": most_also_right(examples)}
+            _make_empty(part, int(offsets[-1]), widths)
         ranks.barrier()
         arrays = {
             field.name: np.lib.format.open_memmap(part / f"{field.name}.npy", "r+")
@@ -260,7 +281,7 @@ class FactStore:
             # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
             alike: dict[bytes, list[int]] = {}
             for index, example in enumerate(examples):
-                read = [*example.input_ids, *example.numeric_values[:-1], example.value_from, *(example.learned or ())]
+                read = [*example.input_ids, *example.numeric_values[:-1], *_how_read(example)]
                 alike.setdefault(hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest(), []).append(index)
             sharing = list(alike.values())
             distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
@@ -270,7 +291,11 @@ class FactStore:
                     rows = slice(end - count, end)
                     for index in sharing[place]:
                         for name, array in arrays.items():
-                            array[offsets[index] : offsets[index + 1]] = getattr(facts, name)[rows]
+                            made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
+                            if name == "also_right":  # as wide as its batch needs
+                                into[:] = NO_TARGET
+                                into = into[:, : made.shape[1]]
+                            into[:] = made
                         if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
                             arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
             for array in arrays.values():
@@ -288,18 +313,24 @@ class FactStore:
         return cls(folder)
 
 
-def _make_empty(folder: Path, positions: int, hidden_size: int) -> None:
-    """Arrays to be filled, one for every column of facts on so many positions."""
+def _make_empty(folder: Path, positions: int, widths: dict[str, int]) -> None:
+    """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for field in dataclasses.fields(TokenFacts):
-        shape = (positions, hidden_size) if field.name == "features" else (positions,)
+        shape = (positions, widths[field.name]) if field.name in widths else (positions,)
         dtype = _DTYPES.get(field.name, np.float32)
         np.lib.format.open_memmap(folder / f"{field.name}.npy", "w+", dtype=dtype, shape=shape)
 
 
+def _how_read(example: Example) -> list[float]:
+    """What an example's facts depend on beside its tokens and their values."""
+    pairs = [number for pair in example.also_right or () for number in pair]
+    return [example.value_from, len(pairs), *pairs, *(example.learned or ())]
+
+
 def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
-    """SHA-256 over everything that the facts depend on: weights, settings, tokens and values."""
+    """SHA-256 over everything that the facts depend on: weights, settings, tokens, values and what is right."""
     config = model.config
     digest = hashlib.sha256()
     settings = {
@@ -323,6 +354,6 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for example in examples:
         digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
-        read = [*example.numeric_values, example.value_from, *(example.learned or ())]
+        read = [*example.numeric_values, *_how_read(example)]
         digest.update(np.array(read, dtype=np.float64).tobytes())
     return digest.hexdigest()

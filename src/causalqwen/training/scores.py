@@ -29,13 +29,13 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     split: the blocks are this rank's `share`; every rank gets the scores of all.
 
     Returns:
-        `metrics`: loss, cls_loss, reg_loss, accuracy, num_precision, num_recall, num_f1, ovr_sum_median; on positions
-        whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the normalised P_k (ovr_nll) and
-        of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two; backbone_agreement, how often the
-        decision is the backbone's argmax; and, where there are numbers, those of `score_values`, and two that join words and
-        numbers (architecture 4.3.3): consistency, how often a number is announced by the decision and lies in its 90%
-        interval; combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median). Where a
-        domain is asked, domain_divergence and its largest value: D(U, U_base) per position.
+        `metrics`: loss, cls_loss, reg_loss, accuracy (any right token is right), num_precision, num_recall, num_f1,
+        ovr_sum_median; on positions whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the
+        normalised P_k (ovr_nll) and of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two;
+        backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
+        `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
+        by the decision and lies in its 90% interval; combined, the mean of accuracy and of 1 - mae / (the mae of these
+        numbers' own median). Where a domain is asked, domain_divergence and its largest value: D(U, U_base) per position.
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals.
@@ -111,7 +111,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     away = {} if network is None else {"distance": network.distance(features).cpu()}
     return away | {
         "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
-        "right": decision == column["targets"],
+        "right": (decision == column["targets"]) | (decision.unsqueeze(-1) == column["also_right"]).any(-1),
         "is_num": is_num,
         "decided_num": ahead,
         "agrees": decision == column["backbone_id"],

@@ -16,7 +16,7 @@ from transformers.trainer_callback import ProgressCallback
 from causalqwen.data import Example, collate
 from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
-from causalqwen.losses import IGNORE_INDEX, shift_targets
+from causalqwen.losses import IGNORE_INDEX, NO_TARGET, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.domains import divergence
 from causalqwen.training import ranks, sharding
@@ -72,6 +72,7 @@ class TrainedForCausalLM(nn.Module):
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
         numeric_labels: Tensor | None = None,
+        also_right: Tensor | None = None,
         group: Tensor | None = None,
         anchor_chunk: int = 0,
         num_items_in_batch: Tensor | int | None = None,
@@ -81,7 +82,8 @@ class TrainedForCausalLM(nn.Module):
 
         Args:
             facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
-            labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S].
+            labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S]. also_right: [B, S, R], see the model's
+                `forward`; of kept facts, `rest_loss` has taken it already.
             group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
             anchor_chunk: which of the anchor's chunks to take, counted round.
         """
@@ -102,7 +104,8 @@ class TrainedForCausalLM(nn.Module):
             rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
             sample = sample_negatives(self.negatives) if self.negatives is not None and self.training else None
             if self.whole_vocabulary:
-                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample)
+                also = None if also_right is None else also_right[:, 1:]
+                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample, also)
             # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
             decisions = model.decide(loc, scale, thresholds) if sample is None else None
             num_scale = model.action.num_scale(scale, model.get_output_embeddings())
@@ -182,6 +185,9 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
             for name in ("features", "rest_loss", "threshold", "num_scale", "rival_score", "rival_id")
         },
     }
+    if rows[0].also_right.shape[1]:
+        also_right = packed("also_right").long()
+        batch["also_right"] = torch.cat([torch.full_like(also_right[:, :1], NO_TARGET), also_right], dim=1)
     return batch if own else ranks.without_losses(batch)
 
 
@@ -288,7 +294,10 @@ class CausalTrainer(Trainer):
         if outputs["decisions"] is not None:
             targets = inputs["labels"][:, 1:]
             counted = targets != IGNORE_INDEX
-            right = ((outputs["decisions"] == targets) & counted).sum()
+            hit = outputs["decisions"] == targets
+            if "also_right" in inputs:
+                hit |= (outputs["decisions"].unsqueeze(-1) == inputs["also_right"][:, 1:]).any(-1)
+            right = (hit & counted).sum()
             counted = counted.sum()
         made = [outputs["loss_cls"].detach(), outputs["loss_reg"].detach(), right, counted]
         self._window += torch.stack([torch.as_tensor(x).to(self._window) for x in made])
