@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers.initialization import guard_torch_init_functions
 from transformers.utils import can_return_tuple
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding
@@ -38,10 +39,13 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "domains", "value_branch", "action"}  # noqa: RUF012
 
     @torch.no_grad()
-    def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
-        # transformers passes over a custom module without parameters of its own, whatever its children lack.
-        holds_some = next(module.parameters(recurse=False), None) is not None
-        super()._initialize_weights(module, is_custom_code and holds_some)
+    def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
+        super()._initialize_missing_keys(*args, **kwargs)
+        # transformers passes over custom modules without parameters of their own, whatever their children lack.
+        with guard_torch_init_functions():  # what was loaded stays
+            for module in self.modules():
+                if isinstance(module, AbductionNetwork | ResidualPerceptron):
+                    module.reset_parameters()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron):
