@@ -26,7 +26,7 @@ from causalqwen.data import Example, encode_rows
 from causalqwen.data.boiling_points import boiling_points, sentence, split_by_compound
 from causalqwen.data.rows import check_row
 from causalqwen.data.synthetic import questions
-from causalqwen.kernels import sample_negatives
+from causalqwen.kernels import Negatives, sample_negatives
 from causalqwen.losses import shift_targets
 from causalqwen.modeling.abduction import ResidualPerceptron
 from causalqwen.numbers import ValueTransform
@@ -105,6 +105,7 @@ VARIANTS: dict[str, tuple[Callable[[CausalQwenForCausalLM], None], dict[str, Any
     "deep abduction": (plain, {"deep_abduction": True}),
     "scale by exp": (plain, {"scale_activation": "exp"}),
     "scale at most 0.001": (plain, {"max_scale": 1e-3}),
+    "quantile values": (plain, {"value_transform": "quantile"}),
     "symlog values": (plain, {"value_transform": "symlog"}),
     "identity values": (plain, {"value_transform": "identity"}),
 }
@@ -135,14 +136,27 @@ def losses(model: CausalQwenForCausalLM, facts: list[Any], negatives: Tensor, of
     num_scale = model.action.num_scale(scale, lm_head)
     log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
     rest = torch.zeros_like(log_num)
+    sample = sample_negatives(negatives)
     if not of_softmax:
-        rest = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample_negatives(negatives))
+        rest = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample)
     of_values = model.value_losses(features[masks.num_mask], masks.values[masks.num_mask])
     parts = model.losses(masks, rest, log_num, log_not_num, of_values)
     if not of_softmax:
         return parts.total
-    scores = model.action.score_loc(loc, lm_head)[0].masked_fill(~model.action.vocabulary_mask, -torch.inf)
-    return F.cross_entropy(scores, masks.targets[0]) + model.config.value_loss_weight * parts.reg
+    return sampled_softmax(model, loc[0], masks.targets[0], sample) + model.config.value_loss_weight * parts.reg
+
+
+def sampled_softmax(model: CausalQwenForCausalLM, loc: Tensor, targets: Tensor, sample: Negatives) -> Tensor:
+    """Cross-entropy over the target, `<NUM>`, and the sampled tokens, each of which stands for as many as its weight."""
+    action, lm_head = model.action, model.get_output_embeddings()
+    is_num = targets == model.config.num_token_id
+    num_score = action.num_loc(loc, lm_head)
+    words = lm_head.weight[targets.masked_fill(is_num, 0)]
+    score = torch.where(is_num, num_score, (loc * words).sum(-1))
+    others = loc @ lm_head.weight[sample.ids].T + sample.weights.log()
+    others = others.masked_fill(sample.ids == targets.unsqueeze(-1), -torch.inf)
+    of_num = num_score.masked_fill(is_num, -torch.inf)
+    return (torch.cat([score[:, None], of_num[:, None], others], dim=1).logsumexp(-1) - score).mean()
 
 
 def measure(folder: Path, given: Path, name: str, rows: dict[str, list[dict]], seed: int) -> dict[str, float]:
@@ -202,7 +216,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--tasks", nargs="+", default=["boiling points", "questions"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--work", type=Path, help="a folder that keeps the features")
     given = parser.parse_args()
     parts = split_by_compound(boiling_points(), {"train": TRAIN, "test": TEST})
     asked = questions(TRAIN + TEST)
@@ -212,7 +228,9 @@ def main() -> None:
     }
     columns = ("crps", "covered", "num_f1", "accuracy", "softmax_nll", "ovr_nll")
     with tempfile.TemporaryDirectory() as folder:  # one for all: most variants read the same features
-        for task, rows in tasks.items():
+        folder = given.work or folder
+        for task in given.tasks:
+            rows = tasks[task]
             print(f"{task:30}{'CRPS':>20}" + "".join(f"{column:>13}" for column in columns[1:]), flush=True)
             for name in given.variants:
                 found = [measure(Path(folder), given.model, name, rows, seed) for seed in range(given.seeds)]
