@@ -5,7 +5,7 @@ point; their distribution is that point plus the spread of its residuals on the 
 log score that of a Cauchy law fitted to those residuals. Those of `benchmark numbers` stand in `numbers_benchmark`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import RidgeCV
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from causalqwen.losses import quantile_crps
@@ -105,20 +105,20 @@ def fit_ridge(
     return with_residuals(lambda table: model.predict(table.features), validation, transform)
 
 
-def character_grams(rows: int) -> Pipeline:
-    """Up to 128 principal components of character 1- to 4-grams of a text, to be fitted on so many training texts."""
-    return make_pipeline(
-        TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=2, sublinear_tf=True),
-        TruncatedSVD(min(128, rows - 1), random_state=0),
-    )
+def character_grams(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
+    """Up to 128 principal components of character 1- to 4-grams: of the training texts [n, C], and how others get theirs."""
+    grams = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=2, sublinear_tf=True)
+    counts = grams.fit_transform(prompts)
+    components = TruncatedSVD(min(128, min(counts.shape) - 1), random_state=0)
+    return components.fit_transform(counts), lambda texts: components.transform(grams.transform(texts))
 
 
 def fit_boosting(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
     """Gradient boosting (absolute error) on `character_grams`."""
-    grams = character_grams(len(train))
+    known, read = character_grams(train.prompts)
     boosting = HistGradientBoostingRegressor(loss="absolute_error", max_iter=400, learning_rate=0.05, random_state=seed)
-    boosting.fit(grams.fit_transform(train.prompts), train.values)
-    return with_residuals(lambda table: boosting.predict(grams.transform(table.prompts)), validation, ValueTransform())
+    boosting.fit(known, train.values)
+    return with_residuals(lambda table: boosting.predict(read(table.prompts)), validation, ValueTransform())
 
 
 def fit_constant_cauchy(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:

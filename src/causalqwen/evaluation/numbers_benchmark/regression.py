@@ -8,6 +8,7 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeRegressor
 from torch import Tensor, nn
 
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
@@ -87,9 +88,9 @@ def fit_mlp(
 def fit_quantile_boosting(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
     """Gradient boosting on `character_grams`, one model for each of nine levels, each made conformal on the validation rows
     (moved by the split-conformal quantile of its residuals there); linear between them, and constant beyond."""
-    transform, grams = spread_transform(train.values), character_grams(len(train))
-    x, y = grams.fit_transform(train.prompts), on_axis(transform, train.values)
-    x_held, y_held = grams.transform(validation.prompts), on_axis(transform, validation.values)
+    transform, (x, read) = spread_transform(train.values), character_grams(train.prompts)
+    y, y_held = (on_axis(transform, part.values) for part in (train, validation))
+    x_held = read(validation.prompts)
     models, shifts = [], []
     for level in BOOSTED_LEVELS:
         model = HistGradientBoostingRegressor(
@@ -100,7 +101,7 @@ def fit_quantile_boosting(train: NumberTable, validation: NumberTable, seed: int
         shifts.append(residuals[conformal_rank(len(residuals), level)])
 
     def predict(table: NumberTable) -> Forecast:
-        x_new = grams.transform(table.prompts)
+        x_new = read(table.prompts)
         found = np.stack([model.predict(x_new) + shift for model, shift in zip(models, shifts, strict=True)], axis=1)
         found = np.sort(found, axis=1)
         quantiles = np.stack([np.interp(CRPS_LEVELS.numpy(), BOOSTED_LEVELS, row) for row in found])
@@ -125,7 +126,12 @@ def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: 
     x = reader.fit_transform(train.features.astype(np.float64))
     x_held = reader.transform(validation.features.astype(np.float64))
     model = ngboost.NGBRegressor(
-        Dist=getattr(distns, law), n_estimators=500, learning_rate=0.02, verbose=False, random_state=seed
+        Dist=getattr(distns, law),
+        Base=DecisionTreeRegressor(max_depth=3, random_state=seed),  # its default has no seed
+        n_estimators=500,
+        learning_rate=0.02,
+        verbose=False,
+        random_state=seed,
     )
     held = {"X_val": x_held, "Y_val": on_axis(transform, validation.values), "early_stopping_rounds": 30}
     model.fit(x, on_axis(transform, train.values), **held)
