@@ -269,10 +269,10 @@ def made_up(name: str) -> tuple[str, dict[str, list[dict]]]:
 def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_path, monkeypatch):
     stage = {"epochs": 8, "batch_size": 8, "learning_rate": 1e-2}
     made = Benchmark(
-        tmp_path, "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up,
+        tmp_path, ("red", "green"), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up,
         training={"values": stage, "evaluations": 2}, digits={"steps": 1, "samples": 4},
     )  # fmt: skip
-    methods, names = ("constant", "ridge", "lora-digits-ntl", "causalqwen"), ("red", "green")
+    methods = ("constant", "ridge", "lora-digits-ntl", "causalqwen")
     kept, fitted = Benchmark._keep, []
 
     def counted(self, name, method, seed, *rest):
@@ -284,18 +284,18 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
 
     monkeypatch.setattr(Benchmark, "_keep", counted)
     with pytest.raises(RuntimeError, match="stopped"):
-        made.run(names, methods, 1)
+        made.run(methods, 1)
     assert not list(tmp_path.rglob("*.part*"))
-    half = summary(made, names, METHODS, 1)
+    half = summary(made, METHODS, 1)
     assert list(half["tables"]) == ["red"] and set(half["tables"]["red"]["methods"]) == set(methods[:3])
-    made.run(names, methods, 1)
+    made.run(methods, 1)
     fitted.remove(None)
-    assert sorted(fitted) == sorted((name, method, 0) for name in names for method in methods)
-    made.run(names, methods, 1)
+    assert sorted(fitted) == sorted((name, method, 0) for name in made.tables for method in methods)
+    made.run(methods, 1)
     assert len(fitted) == 8
 
-    made.run(names, (JOINT,), 1)
-    found = summary(made, names, METHODS, 1)
+    made.run((JOINT,), 1)
+    found = summary(made, METHODS, 1)
     for table in found["tables"].values():
         rows = table["methods"]
         assert set(rows) == {*methods, JOINT} and table["sizes"] == [48, 24, 24]
@@ -312,11 +312,12 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
 
 
 def test_a_result_belongs_to_its_settings(tmp_path):
-    def place(method, **settings):
-        return Benchmark(tmp_path, "tiny", None, made_up, **settings).file("red", method, 0).name
+    def place(method, tables=("red",), **settings):
+        return Benchmark(tmp_path, tables, "tiny", None, made_up, **settings).file("red", method, 0).name
 
     assert place("causalqwen") != place("causalqwen", training={"seed": 1}) != place("causalqwen", config={"a": 1})
     assert place("ridge") == place("ridge", training={"seed": 1}, digits={"steps": 1})
+    assert place("ridge", ("red", "green")) == place("ridge") and place(JOINT, ("red", "green")) != place(JOINT)
     assert place("lora-digits") != place("lora-digits", digits={"steps": 1})
     with pytest.raises(ValueError, match="unknown methods guess; known: constant, ridge"):
-        Benchmark(tmp_path, "tiny", None, made_up).run(["red"], ["guess"], 1)
+        Benchmark(tmp_path, ["red"], "tiny", None, made_up).run(["guess"], 1)

@@ -175,9 +175,11 @@ def numbers(
     asked += [JOINT] if joint and JOINT not in asked else []
     named = [name.strip() for name in tables.split(",")]
     fields = config_fields(settings)
-    made = Benchmark(output, backbone, partial(graft, backbone), partial(real_table, rows=rows), config=fields, say=say)
-    made.run(named, asked, seeds)
-    found = summary(made, named, METHODS, seeds)
+    made = Benchmark(
+        output, named, backbone, partial(graft, backbone), partial(real_table, rows=rows), config=fields, say=say
+    )
+    made.run(asked, seeds)
+    found = summary(made, METHODS, seeds)
     write_text(output / "numbers.json", json.dumps(found, indent=1) + "\n")
     write_text(output / "numbers.md", markdown(found))
     write_text(output / "numbers.svg", figures.numbers(found))

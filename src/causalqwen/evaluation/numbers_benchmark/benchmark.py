@@ -65,7 +65,7 @@ class Benchmark:
     """What is compared, and where it is kept.
 
     Args:
-        output: folder for results and kept features.
+        output: folder for results and kept features. tables: their names; the joint model is one for all of these.
         backbone: its name, for the key of a result. make: a graft over it, see `graft`.
         table: unit and records of a name, see `real_table`.
         config: of every graft (`CausalQwenConfig`). training: of its stage 1 (`TrainSettings`, as in a YAML file).
@@ -73,6 +73,7 @@ class Benchmark:
     """
 
     output: Path
+    tables: Sequence[str]
     backbone: str
     make: MakeModel
     table: Callable[[str], tuple[str, Records]] = real_table
@@ -85,7 +86,7 @@ class Benchmark:
         self._records: dict[str, tuple[str, Records]] = {}
         self._parts: dict[str, Parts] = {}
 
-    def run(self, tables: Sequence[str], methods: Sequence[str], seeds: int) -> None:
+    def run(self, methods: Sequence[str], seeds: int) -> None:
         """Whatever of it has no result yet; each appears by rename, so that a stopped run goes on where it stopped.
 
         Raises:
@@ -95,7 +96,7 @@ class Benchmark:
             raise ValueError(f"unknown methods {', '.join(unknown)}; known: {', '.join(METHODS)}")
         if any(method.startswith("ngboost") for method in methods) and importlib.util.find_spec("ngboost") is None:
             raise ImportError("two of the rivals are the package `ngboost`: pip install 'causalqwen[benchmark]'")
-        for name in tables:
+        for name in self.tables:
             for seed in range(seeds):
                 for method in methods:
                     if method != JOINT and not self.file(name, method, seed).exists():
@@ -104,14 +105,15 @@ class Benchmark:
                         self._keep(name, method, seed, *_timed(self._rival(method, parts), parts, seed))
         if JOINT in methods:
             for seed in range(seeds):
-                if not all(self.file(name, JOINT, seed).exists() for name in tables):
-                    self._run_joint(tables, seed)
+                if not all(self.file(name, JOINT, seed).exists() for name in self.tables):
+                    self._run_joint(seed)
 
     def file(self, name: str, method: str, seed: int) -> Path:
         """Where a result lies; its name holds a hash of all that it depends on."""
         made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"training": self.training} if method in (*GRAFTS, JOINT) else {}
+        made |= {"tables": list(self.tables)} if method == JOINT else {}
         key = json.dumps([made, self.records(name)[1]], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
 
@@ -139,11 +141,11 @@ class Benchmark:
     def _graft(self, facts: Path, config: dict[str, Any]) -> Graft:
         return Graft(self.make, facts, self.config | config, self.training)
 
-    def _run_joint(self, tables: Sequence[str], seed: int) -> None:
-        """One model for these tables; a result for each, with its share of the seconds by rows."""
-        self.say(f"{', '.join(tables)}, seed {seed}: {JOINT}")
-        facts = self.output / "facts" / "-".join(["joint", *tables])
-        pairs = {name: (self.parts(name).train, self.parts(name).validation) for name in tables}
+    def _run_joint(self, seed: int) -> None:
+        """One model for all tables; a result for each, with its share of the seconds by rows."""
+        self.say(f"{', '.join(self.tables)}, seed {seed}: {JOINT}")
+        facts = self.output / "facts" / "-".join(["joint", *self.tables])
+        pairs = {name: (self.parts(name).train, self.parts(name).validation) for name in self.tables}
         model = self.make(**self.config)
         for part in (0, 1):
             both = [pair[part] for pair in pairs.values()]

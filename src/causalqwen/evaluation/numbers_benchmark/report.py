@@ -15,7 +15,7 @@ from causalqwen.training import LEVELS
 Rows = list[dict[str, np.ndarray]]
 
 
-def summary(benchmark: Benchmark, tables: Sequence[str], methods: Sequence[str], seeds: int) -> dict[str, Any]:
+def summary(benchmark: Benchmark, methods: Sequence[str], seeds: int) -> dict[str, Any]:
     """Table by table and method by method, of the results that are there.
 
     Of a method: means over seeds and test rows of `row_scores`, `median_error` (mean over seeds of the median), seconds,
@@ -23,7 +23,7 @@ def summary(benchmark: Benchmark, tables: Sequence[str], methods: Sequence[str],
     the constant's, `over_best` of their paired difference to the method with the lowest mean.
     """
     found: dict[str, Any] = {"backbone": benchmark.backbone, "config": benchmark.config, "tables": {}}
-    for name in tables:
+    for name in benchmark.tables:
         scored: dict[str, Rows] = {}
         told: dict[str, list[dict[str, Any]]] = {}
         for method in methods:
