@@ -23,8 +23,9 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Example, encode_rows
-from causalqwen.data.boiling_points import boiling_points, sentence, split_by_compound
+from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.rows import check_row
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions
 from causalqwen.kernels import Negatives, sample_negatives
 from causalqwen.losses import shift_targets
@@ -220,7 +221,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", type=Path, help="a folder that keeps the features")
     given = parser.parse_args()
-    parts = split_by_compound(boiling_points(), {"train": TRAIN, "test": TEST})
+    parts = split_by_entity(boiling_points(), {"train": TRAIN, "test": TEST})
     asked = questions(TRAIN + TEST)
     tasks = {
         "boiling points": {part: [{"text": sentence(record)} for record in of_part] for part, of_part in parts.items()},

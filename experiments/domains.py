@@ -15,7 +15,8 @@ import torch
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
-from causalqwen.data.boiling_points import boiling_points, sentence, split_by_compound
+from causalqwen.data.boiling_points import boiling_points, sentence
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import HELD_OUT_YEARS, speech_paragraphs
 from causalqwen.training import FactStore, HeadStage, TrainSettings, score_tokens, train
 
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--limits", nargs="+", default=list(LIMITS), help="of D; none for no limit")
     given = parser.parse_args()
-    parts = split_by_compound(boiling_points(), {"train": 400, "test": 100})
+    parts = split_by_entity(boiling_points(), {"train": 400, "test": 100})
     speech = speech_paragraphs(HELD_OUT_YEARS[0], numbers=False)[:40]
     texts = {name: [sentence(record) for record in records] for name, records in parts.items()} | {"speech": speech}
     print(f"{'limit':>8}{'on':>8}{'accuracy':>10}{'OvR NLL':>9}{'mean D':>9}{'largest D':>11}", flush=True)

@@ -16,7 +16,8 @@ from chemicals.identifiers import search_chemical
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
-from causalqwen.data.boiling_points import boiling_points, split_by_compound
+from causalqwen.data.boiling_points import boiling_points
+from causalqwen.data.splits import split_by_entity
 from causalqwen.training import TrainSettings, ValueStage, train
 
 SEEDS = (0, 1, 2)
@@ -31,7 +32,7 @@ def rows(records: list[dict[str, Any]]) -> list[Row]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    parts = split_by_compound(boiling_points(), {"train": 320, "test": 160})
+    parts = split_by_entity(boiling_points(), {"train": 320, "test": 160})
     kelvins = {name: torch.tensor([record["kelvin"] for record in part]) for name, part in parts.items()}
     constant = (kelvins["test"] - kelvins["train"].median()).abs().median().item()
     print(f"the median of all: median error {constant:.1f} K", flush=True)

@@ -10,7 +10,8 @@ import torch
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.data.boiling_points import boiling_points, sentence, split_by_compound
+from causalqwen.data.boiling_points import boiling_points, sentence
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import find_numbers
 
@@ -44,7 +45,7 @@ def main() -> None:
     model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
     texts = {
         "speech": [p for p in speech_paragraphs(2012) if find_numbers(p)],
-        "sentences": [sentence(r) for r in split_by_compound(boiling_points(), {"some": 60})["some"]],
+        "sentences": [sentence(r) for r in split_by_entity(boiling_points(), {"some": 60})["some"]],
     }
     print(f"{'<NUM> starts as':28}{'|w|':>6}" + "".join(f"{name:>12}" for name in texts))
     print(f"{'(digits in the context)':34}" + "".join(

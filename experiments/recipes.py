@@ -24,7 +24,8 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import collate, encode_rows, read_rows
-from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.boiling_points import boiling_points, write_sentences
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import CALIBRATION_YEARS, speeches
 from causalqwen.evaluation.language import score_language
 from causalqwen.losses import ovr_log_probs
@@ -151,7 +152,7 @@ def prepare(folder: Path, seed: int) -> tuple[Path, list, list]:
     model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
     examples = {}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in split_by_compound(boiling_points(), SIZES).items():
+    for name, part in split_by_entity(boiling_points(), SIZES).items():
         write_sentences(folder / f"{name}.jsonl", part)
         examples[name] = encode_rows(read_rows(folder / f"{name}.jsonl"), model.processor)
     start = folder / f"start-{seed}"

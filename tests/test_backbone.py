@@ -5,7 +5,8 @@ import torch
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, read_rows
-from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.boiling_points import boiling_points, write_sentences
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation import compare_with_backbone
 from causalqwen.training import TrainSettings, ValueStage, train
@@ -24,7 +25,7 @@ def trained(smollm2, tmp_path_factory) -> CausalQwenForCausalLM:
     """A second graft, trained on a few boiling points."""
     folder = tmp_path_factory.mktemp("trained")
     model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
-    parts = split_by_compound(boiling_points(), {"train": 240, "validation": 60})
+    parts = split_by_entity(boiling_points(), {"train": 240, "validation": 60})
     for name, records in parts.items():
         write_sentences(folder / f"{name}.jsonl", records)
     rows = [encode_rows(read_rows(folder / f"{name}.jsonl"), model.processor) for name in parts]

@@ -303,3 +303,10 @@ def test_a_run_that_is_killed_outright_can_be_resumed(place, tmp_path):
     assert curves[0] == curves[1]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "killed")]
     assert weights[0] == weights[1]
+
+
+def test_the_benchmark_of_numbers_names_what_it_does_not_know(tmp_path):
+    said = run("benchmark", "numbers", "--output", tmp_path, "--tables", "cities", code=1).output
+    assert "unknown table 'cities'; known: boiling, birds-height" in said
+    said = run("benchmark", "numbers", "--output", tmp_path, "--methods", "guess", code=1).output
+    assert "unknown methods guess; known: constant, ridge" in said and not any(tmp_path.iterdir())

@@ -7,7 +7,8 @@ import torch
 
 from causalqwen import CausalQwenProcessor
 from causalqwen.data import EncodedRows, RowError, collate, encode_rows, parse_row, read_rows
-from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.boiling_points import boiling_points, write_sentences
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import BEST_CRPS, questions, statements
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.losses import quantile_crps
@@ -230,18 +231,18 @@ def test_boiling_points_are_one_number_each_and_split_by_compound(tmp_path):
     assert len(records) > 11_000 and len({r["name"] for r in records}) == len(records)
     kelvin = [r["kelvin"] for r in records]
     assert min(kelvin) < 5 and max(kelvin) > 5000
-    parts = split_by_compound(records, {"train": 300, "test": 200})
-    skeletons = [{r["skeleton"] for r in part} for part in parts.values()]
+    parts = split_by_entity(records, {"train": 300, "test": 200})
+    skeletons = [{r["entity"] for r in part} for part in parts.values()]
     assert not skeletons[0] & skeletons[1]
     assert abs(len(parts["train"]) - 300) < 5 and abs(len(parts["test"]) - 200) < 5
-    assert split_by_compound(records[::-1], {"train": 300, "test": 200}) == parts
+    assert split_by_entity(records[::-1], {"train": 300, "test": 200}) == parts
     write_sentences(tmp_path / "a.jsonl", parts["test"])
     for row, record in zip(read_rows(tmp_path / "a.jsonl"), parts["test"], strict=True):
         (number,) = find_numbers(row.fields["text"])
         assert number.value == pytest.approx(record["kelvin"], rel=1e-7)
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(ValueError, match="records asked for"):
-        split_by_compound(records, {"train": 10**6})
+        split_by_entity(records, {"train": 10**6})
 
 
 def test_the_speech_has_paragraphs_with_and_without_numbers():

@@ -60,6 +60,16 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
     return group.command()(guarded)
 
 
+def config_fields(settings: list[str] | None) -> dict[str, Any]:
+    """What `--set NAME=VALUE` gives, values read as YAML. ValueError for one without "="."""
+    import yaml
+
+    given = [setting.partition("=") for setting in settings or ()]
+    if wrong := [name for name, equals, _ in given if not equals]:
+        raise ValueError(f"--set {wrong[0]}: expected NAME=VALUE")
+    return {name: yaml.safe_load(value) for name, _, value in given}
+
+
 def figures_line(metrics: dict[str, Any]) -> str:
     """Some figures in one line."""
     keys = ("median_error", "mae", "crps", "log_score", "num_f1", "accuracy", "backbone_agreement")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, command, figures_line, say, show
+from causalqwen_cli.base import AsJson, Device, Model, command, config_fields, figures_line, say, show
 
 
 @command
@@ -28,7 +28,6 @@ def graft(
     """Graft a number channel and an individual onto a pretrained decoder."""
     _refuse_existing(output)
     import torch
-    import yaml
 
     from causalqwen import CausalQwenForCausalLM
     from causalqwen.data.texts import read_text, speech_paragraphs
@@ -36,10 +35,7 @@ def graft(
 
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
-    given = [setting.partition("=") for setting in settings or ()]
-    if wrong := [name for name, equals, _ in given if not equals]:
-        raise ValueError(f"--set {wrong[0]}: expected NAME=VALUE")
-    fields = {name: yaml.safe_load(value) for name, _, value in given}
+    fields = config_fields(settings)
     say(f"grafting {backbone}")
     dtype_given = getattr(torch, dtype) if dtype else None
     model = CausalQwenForCausalLM.from_backbone(

@@ -1,11 +1,12 @@
 """Commands that predict and score: predict, evaluate, benchmark, demo, doctor."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, benchmark, command, figures_line, say, show
+from causalqwen_cli.base import AsJson, Device, Model, benchmark, command, config_fields, figures_line, say, show
 
 
 @command
@@ -132,7 +133,61 @@ def speed(
     show({"output": str(output), "speed": found}, f"{speed_table(found)}\n{output / 'speed.svg'}", as_json)
 
 
+def numbers(
+    output: Annotated[
+        Path, typer.Option(help="Folder for numbers.json, numbers.md and numbers.svg, and for what is kept.")
+    ] = Path("runs/numbers"),
+    tables: Annotated[
+        str, typer.Option(help="Any of boiling, birds-height, birds-speed, breaches, movies, with commas.")
+    ] = "boiling,birds-height,birds-speed,breaches,movies",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Any of constant, ridge, mlp, boosting, ngboost-normal, ngboost-laplace, lora-digits, lora-digits-ntl, "
+            "gaussian, causalqwen, with commas (default: all)."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Of every method on every table.")] = 5,
+    rows: Annotated[int, typer.Option(min=14, help="Of a table: 4/7 to train, 1/7 to validate, 2/7 to test.")] = 1400,
+    joint: Annotated[bool, typer.Option("--joint", help="One model for all these tables too.")] = False,
+    backbone: Annotated[str, typer.Option(help="Backbone of all methods that have one.")] = "smollm2-135m",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of CausalQwenConfig for every graft; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Distributions of numbers from text, beside what people would use instead (many hours; a stopped run goes on)."""
+    from functools import partial
+
+    from causalqwen.evaluation import figures
+    from causalqwen.evaluation.numbers_benchmark import (
+        JOINT,
+        METHODS,
+        Benchmark,
+        graft,
+        markdown,
+        real_table,
+        summary,
+    )
+    from causalqwen.files import write_text
+
+    asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
+    asked += [JOINT] if joint and JOINT not in asked else []
+    named = [name.strip() for name in tables.split(",")]
+    fields = config_fields(settings)
+    made = Benchmark(
+        output, named, backbone, partial(graft, backbone), partial(real_table, rows=rows), config=fields, say=say
+    )
+    made.run(asked, seeds)
+    found = summary(made, METHODS, seeds)
+    write_text(output / "numbers.json", json.dumps(found, indent=1) + "\n")
+    write_text(output / "numbers.md", markdown(found))
+    write_text(output / "numbers.svg", figures.numbers(found))
+    show({"output": str(output), "numbers": found}, f"{markdown(found)}\n{output / 'numbers.svg'}", as_json)
+
+
 command(speed, benchmark)
+command(numbers, benchmark)
 
 
 @command

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from causalqwen.data import encode_rows, read_rows
-from causalqwen.data.boiling_points import PROMPT, boiling_points, split_by_compound, write_sentences
+from causalqwen.data.boiling_points import PROMPT, boiling_points, write_sentences
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import CALIBRATION_YEARS, speech_paragraphs, speeches
 from causalqwen.evaluation.evaluate import evaluate, number_table, write_metrics
 from causalqwen.evaluation.figures import training_curves
@@ -46,7 +47,7 @@ def run_demo(
     output = Path(output)
     (output / "data").mkdir(parents=True, exist_ok=True)
     say("1/7 boiling points: sentences, split by compound")
-    records = split_by_compound(boiling_points(), sizes or SIZES)
+    records = split_by_entity(boiling_points(), sizes or SIZES)
     for name, part in records.items():
         write_sentences(output / "data" / f"{name}.jsonl", part)
     rows = {name: read_rows(output / "data" / f"{name}.jsonl") for name in records}

@@ -188,3 +188,33 @@ def speed(found: dict[str, Any]) -> str:
         panel.legend(frameon=False, fontsize=6)
     figure.tight_layout()
     return as_svg(figure)
+
+
+def numbers(found: dict[str, Any]) -> str:
+    """What `benchmark numbers` found: CRPS over the constant's, with bootstrap intervals, and coverage."""
+    tables = {name: table["methods"] for name, table in found["tables"].items()}
+    names = list(dict.fromkeys(name for rows in tables.values() for name in reversed(rows) if name != "constant"))
+    figure, axes = plt.subplots(
+        2, len(tables), figsize=(3.0 * len(tables) + 1.2, 0.6 * len(names) + 2.4), squeeze=False, sharey=True
+    )
+    for column, (table, rows) in enumerate(tables.items()):
+        top, bottom = axes[:, column]
+        for place, name in enumerate(names):
+            if name not in rows:
+                continue
+            colour = _SECOND if name.startswith("causalqwen") else _MAIN
+            if "crps" in rows[name]["over_constant"]:
+                over = rows[name]["over_constant"]["crps"]
+                top.plot([over["low"], over["high"]], [place, place], color=colour, lw=1.6)
+                top.plot(over["mean"], place, "o", color=colour, ms=5)
+            for level, mark in (("0.5", "o"), ("0.8", "s"), ("0.9", "D")):
+                bottom.plot(rows[name][f"cover_{level}"], place + 0.12, mark, color=colour, ms=4)
+                bottom.plot(rows[name][f"conformal_{level}"], place - 0.18, mark, color=_GREY, ms=3, fillstyle="none")
+        top.axvline(1.0, color="black", lw=0.8)
+        for nominal in (0.5, 0.8, 0.9):
+            bottom.axvline(nominal, color="black", lw=0.8, ls=":")
+        top.set(title=table, xlabel="CRPS over the constant's")
+        bottom.set(xlabel="values inside 50/80/90% intervals\n(hollow: conformal)", xlim=(0.3, 1.02))
+    axes[0, 0].set_yticks(range(len(names)), names)
+    figure.tight_layout()
+    return as_svg(figure)

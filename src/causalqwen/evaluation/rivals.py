@@ -1,11 +1,12 @@
-"""What people would use instead, on the same split: a constant, ridge on the same features, boosting on n-grams.
+"""What people would use instead, on the same split, and the one mechanism by which every rival is fitted and scored.
 
-A rival is a point predictor. Its distribution is its point plus the spread of its residuals on the validation rows
-(split conformal), which treats every rival alike; its log score is that of a Cauchy law fitted to those residuals.
+A rival is a function fit(train, validation, seed) that gives predict(table), which gives a `Forecast`. Those here predict a
+point; their distribution is that point plus the spread of its residuals on the validation rows (split conformal), and their
+log score that of a Cauchy law fitted to those residuals. Those of `benchmark numbers` stand in `numbers_benchmark`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from causalqwen.losses import quantile_crps
-from causalqwen.numbers import CRPS_LEVELS, ValueLaw
+from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
 from causalqwen.training import LEVELS
 
 
@@ -35,83 +36,151 @@ class NumberTable:
         return len(self.prompts)
 
 
-Predictor = Callable[[NumberTable], np.ndarray]
+@dataclass(frozen=True)
+class Forecast:
+    """What a rival says about the n rows of a table, float64, in the data's units.
+
+    quantiles: [n, 199] at `CRPS_LEVELS`, ascending. points: [n], its answer where it has to give one; the medians by default.
+    log_prob: [n], log density at the table's values, where there is a density. crps: [n], where there is a closed form.
+    raw: quantiles [n, 199] before a recalibration on validation rows, where there was one. notes: figures of its own.
+    """
+
+    quantiles: np.ndarray
+    points: np.ndarray | None = None
+    log_prob: np.ndarray | None = None
+    crps: np.ndarray | None = None
+    raw: np.ndarray | None = None
+    notes: dict[str, float] = field(default_factory=dict)
 
 
-def fit_constant(train: NumberTable) -> Predictor:
+Predictor = Callable[[NumberTable], Forecast]
+Rival = Callable[[NumberTable, NumberTable, int], Predictor]
+"""fit(train, validation, seed) -> predict(table) -> Forecast."""
+
+
+def with_residuals(
+    points: Callable[[NumberTable], np.ndarray], validation: NumberTable, transform: ValueTransform
+) -> Predictor:
+    """The rival whose point is t^-1(points(table)) and whose spread is that of its residuals on the validation rows, on the
+    axis of t."""
+    residuals = on_axis(transform, validation.values) - points(validation)
+    spread = np.quantile(residuals, CRPS_LEVELS.numpy())
+    loc, scale = stats.cauchy.fit(residuals)
+
+    def predict(table: NumberTable) -> Forecast:
+        middle = points(table)
+        density = stats.cauchy.logpdf(on_axis(transform, table.values) - middle, loc, scale)
+        return Forecast(
+            from_axis(transform, middle[:, None] + spread[None]),
+            from_axis(transform, middle),
+            density + transform.log_jacobian(torch.from_numpy(table.values)).numpy(),
+        )
+
+    return predict
+
+
+def on_axis(transform: ValueTransform, values: np.ndarray) -> np.ndarray:
+    """t, elementwise."""
+    return transform.forward(torch.from_numpy(values)).numpy()
+
+
+def from_axis(transform: ValueTransform, axis: np.ndarray) -> np.ndarray:
+    """t^-1, elementwise."""
+    return transform.inverse(torch.from_numpy(axis)).numpy()
+
+
+def fit_constant(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
     """The median of the training values, for everybody."""
     median = np.median(train.values)
-    return lambda table: np.full(len(table), median)
+    return with_residuals(lambda table: np.full(len(table), median), validation, ValueTransform())
 
 
-def fit_ridge(train: NumberTable) -> Predictor:
-    """Ridge regression on the standardized features, its penalty chosen by leave-one-out on the training rows."""
-    model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 5, 11))).fit(train.features, train.values)
-    return lambda table: model.predict(table.features)
+def fit_ridge(
+    train: NumberTable, validation: NumberTable, seed: int, transform: ValueTransform | None = None
+) -> Predictor:
+    """Ridge regression of t(value) on the standardized features, its penalty chosen by leave-one-out on the training rows."""
+    transform = transform or ValueTransform()
+    model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 5, 11)))
+    model.fit(train.features, on_axis(transform, train.values))
+    return with_residuals(lambda table: model.predict(table.features), validation, transform)
 
 
-def fit_boosting(train: NumberTable) -> Predictor:
-    """Gradient boosting (absolute error) on 128 principal components of character 1- to 4-grams of the text."""
-    components = min(128, len(train) - 1)
-    grams = make_pipeline(
-        TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=2, sublinear_tf=True),
-        TruncatedSVD(components, random_state=0),
-    )
-    boosting = HistGradientBoostingRegressor(loss="absolute_error", max_iter=400, learning_rate=0.05, random_state=0)
-    boosting.fit(grams.fit_transform(train.prompts), train.values)
-    return lambda table: boosting.predict(grams.transform(table.prompts))
+def character_grams(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
+    """Up to 128 principal components of character 1- to 4-grams: of the training texts [n, C], and how others get theirs."""
+    grams = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=2, sublinear_tf=True)
+    counts = grams.fit_transform(prompts)
+    components = TruncatedSVD(min(128, min(counts.shape) - 1), random_state=0)
+    return components.fit_transform(counts), lambda texts: components.transform(grams.transform(texts))
 
 
-RIVALS: dict[str, Callable[[NumberTable], Predictor]] = {
+def fit_boosting(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+    """Gradient boosting (absolute error) on `character_grams`."""
+    known, read = character_grams(train.prompts)
+    boosting = HistGradientBoostingRegressor(loss="absolute_error", max_iter=400, learning_rate=0.05, random_state=seed)
+    boosting.fit(known, train.values)
+    return with_residuals(lambda table: boosting.predict(read(table.prompts)), validation, ValueTransform())
+
+
+def fit_constant_cauchy(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+    """The Cauchy law fitted to the training values, for everybody."""
+    loc, scale = stats.cauchy.fit(train.values)
+
+    def predict(table: NumberTable) -> Forecast:
+        values, count = torch.from_numpy(table.values), len(table)
+        return Forecast(
+            np.broadcast_to(stats.cauchy.ppf(CRPS_LEVELS.numpy(), loc, scale), (count, len(CRPS_LEVELS))),
+            np.full(count, loc),
+            stats.cauchy.logpdf(table.values, loc, scale),
+            ValueLaw().crps(torch.full_like(values, loc), torch.full_like(values, scale), values).numpy(),
+        )
+
+    return predict
+
+
+RIVALS: dict[str, Rival] = {
     "constant": fit_constant,
     "ridge": fit_ridge,
     "gradient_boosting": fit_boosting,
+    "constant_cauchy": fit_constant_cauchy,
 }
+"""Of `evaluate` and the demo, by name."""
 
 
 def score_rivals(
     train: NumberTable, validation: NumberTable, test: NumberTable, law: ValueLaw
 ) -> dict[str, dict[str, Any]]:
-    """Scores of every rival on the test rows, keys as `score_values`; quantiles are clipped by `law` as the model's are.
-
-    "constant" has one row more, "constant_cauchy": the Cauchy law fitted to the training values.
-    """
-    scores: dict[str, dict[str, Any]] = {}
-    for name, fit in RIVALS.items():
-        predict = fit(train)
-        residuals = np.sort(validation.values - predict(validation))
-        scores[name] = _score(predict(test), residuals, test.values, law)
-    loc, scale = stats.cauchy.fit(train.values)
-    quantiles = torch.from_numpy(stats.cauchy.ppf(CRPS_LEVELS.numpy(), loc, scale)).expand(len(test), -1)
-    scores["constant_cauchy"] = _score_quantiles(quantiles, np.full(len(test), loc), test.values, law)
-    scores["constant_cauchy"]["log_score"] = float(stats.cauchy.logpdf(test.values, loc, scale).mean())
-    values = torch.from_numpy(test.values)
-    closed = ValueLaw().crps(torch.full_like(values, loc), torch.full_like(values, scale), values)
-    scores["constant_cauchy"]["crps"] = closed.mean().item()
-    return scores
+    """Scores of every rival on the test rows, keys as `score_values`; quantiles are clipped by `law` as the model's are."""
+    return {name: score_forecast(fit(train, validation, 0)(test), test.values, law) for name, fit in RIVALS.items()}
 
 
-def _score(points: np.ndarray, residuals: np.ndarray, values: np.ndarray, law: ValueLaw) -> dict[str, Any]:
-    quantiles = points[:, None] + np.quantile(residuals, CRPS_LEVELS.numpy())[None]
-    scores = _score_quantiles(torch.from_numpy(quantiles), points, values, law)
-    loc, scale = stats.cauchy.fit(residuals)
-    scores["log_score"] = float(stats.cauchy.logpdf(values - points, loc, scale).mean())
-    return scores
-
-
-def _score_quantiles(quantiles: torch.Tensor, points: np.ndarray, values: np.ndarray, law: ValueLaw) -> dict[str, Any]:
-    observed = torch.from_numpy(values)
-    crps = quantile_crps(observed, law.clip(quantiles), CRPS_LEVELS).mean().item()
-    coverage = {}
-    for level in LEVELS:
-        low = round((1 - level) / 2 * 200) - 1
-        inside = (quantiles[:, low] <= observed) & (observed <= quantiles[:, len(CRPS_LEVELS) - 1 - low])
-        coverage[str(level)] = inside.double().mean().item()
+def score_forecast(forecast: Forecast, values: np.ndarray, law: ValueLaw) -> dict[str, Any]:
+    """mae, median_error, crps (closed where the forecast has one), quantile_crps, coverage and log_score, if any."""
+    points = forecast.quantiles[:, len(CRPS_LEVELS) // 2] if forecast.points is None else forecast.points
     error = np.abs(values - points)
-    return {
+    crps = crps_of(forecast.quantiles, values, law).mean()
+    scores = {
         "mae": float(error.mean()),
         "median_error": float(np.median(error)),
-        "crps": crps,
-        "quantile_crps": crps,
-        "coverage": coverage,
+        "crps": float(crps if forecast.crps is None else forecast.crps.mean()),
+        "quantile_crps": float(crps),
+        "coverage": {str(level): float(inside(central(forecast.quantiles, level), values).mean()) for level in LEVELS},
     }
+    if forecast.log_prob is not None:
+        scores["log_score"] = float(forecast.log_prob.mean())
+    return scores
+
+
+def crps_of(quantiles: np.ndarray, values: np.ndarray, law: ValueLaw) -> np.ndarray:
+    """CRPS [n] from quantiles [n, 199], clipped by `law` (theory 3.11)."""
+    return quantile_crps(torch.from_numpy(values), law.clip(torch.tensor(quantiles)), CRPS_LEVELS).numpy()
+
+
+def central(quantiles: np.ndarray, level: float) -> np.ndarray:
+    """The central interval at 0.5, 0.8 or 0.9, ends [n, 2], from quantiles [n, 199]."""
+    low = round((1 - level) / 2 * 200) - 1
+    return quantiles[:, [low, len(CRPS_LEVELS) - 1 - low]]
+
+
+def inside(interval: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Which values [n] lie in intervals [n, 2], ends included."""
+    return (interval[:, 0] <= values) & (values <= interval[:, 1])

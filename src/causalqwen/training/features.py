@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,7 @@ def number_terms(
     return loc_U, log_num, log_not_num, score
 
 
-def batches_by_length(examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:
+def batches_by_length(examples: Sequence[Sized], tokens: int) -> Iterator[list[int]]:
     """Indices of examples of similar lengths, together about `tokens` tokens with their padding; every one once."""
     order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
     batch: list[int] = []

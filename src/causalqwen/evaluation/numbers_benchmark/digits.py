@@ -1,0 +1,191 @@
+"""The same backbone writing digits: LoRA on "prompt value" as plain text, then sampled for its distribution.
+
+With `number_token_loss` beside the cross-entropy this is the rival of Zausinger et al. 2024 (Regress, Don't Guess).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+from transformers import DynamicCache, get_cosine_schedule_with_warmup
+
+from causalqwen.evaluation.numbers_benchmark.parts import MakeModel
+from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor
+from causalqwen.losses import IGNORE_INDEX
+from causalqwen.numbers import CRPS_LEVELS
+from causalqwen.training import LoraStage
+from causalqwen.training.features import batches_by_length
+
+_TOKENS = 2048
+"""Of rows that are trained at once, with their padding; longer batches take several turns."""
+_CACHED = 40_000
+"""Of samples that are drawn at once, with their prompts."""
+_ANSWER = re.compile(r"\s*([+-]?\d+(?:,\d{3})*(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class DigitWriter:
+    """A rival of the mechanism in `rivals`.
+
+    ntl: weight of the number token loss. steps: updates, at most; None for all of `epochs`. samples: a row.
+    """
+
+    make: MakeModel
+    ntl: float = 0.0
+    epochs: int = 2
+    steps: int | None = None
+    batch_size: int = 16
+    samples: int = 32
+    max_new_tokens: int = 10
+
+    def __call__(self, train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+        graft = self.make()
+        backbone, tokenizer = graft.backbone, graft.processor.tokenizer
+        self._fine_tune(backbone, tokenizer, train, seed)
+        fallback = np.quantile(train.values, CRPS_LEVELS.numpy())
+
+        def predict(table: NumberTable) -> Forecast:
+            written = self._sample(backbone, tokenizer, table.prompts, seed)
+            read = [[value for value in map(parse, texts) if value is not None] for texts in written]
+            quantiles = [np.quantile(row, CRPS_LEVELS.numpy()) if row else fallback for row in read]
+            dropped = 1 - sum(map(len, read)) / (self.samples * len(table))
+            return Forecast(np.stack(quantiles), notes={"unparsable": dropped})
+
+        return predict
+
+    def _fine_tune(self, backbone: Any, tokenizer: Any, train: NumberTable, seed: int) -> None:
+        """Adapters of the LoRA stage's settings in the backbone; the loss is on the digits and the end alone."""
+        stage = LoraStage()
+        rows = [
+            (tokenizer(prompt)["input_ids"], [*tokenizer(f" {written(value)}", add_special_tokens=False)["input_ids"],
+                                              tokenizer.eos_token_id])
+            for prompt, value in zip(train.prompts, train.values.tolist(), strict=True)
+        ]  # fmt: skip
+        torch.manual_seed(seed)
+        backbone.requires_grad_(False)
+        config = LoraConfig(
+            r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
+        )
+        inject_adapter_in_model(config, backbone)
+        weights = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        total = -(-len(rows) // self.batch_size) * self.epochs
+        total = total if self.steps is None else min(total, self.steps)
+        optimizer = torch.optim.AdamW(weights, lr=stage.learning_rate, weight_decay=stage.weight_decay)
+        schedule = get_cosine_schedule_with_warmup(optimizer, int(stage.warmup * total), total)
+        digits = digit_ids(tokenizer)
+        order = _order(len(rows), self.batch_size, total, torch.Generator().manual_seed(seed))
+        backbone.train()
+        for picked in tqdm(order, total=total, desc="LoRA", leave=False):
+            optimizer.zero_grad()
+            for some in batches_by_length([rows[index][0] for index in picked], _TOKENS):
+                ids, labels = _padded([rows[picked[place]] for place in some], backbone.device)
+                hidden = backbone.base_model(input_ids=ids, use_cache=False)[0]
+                learned = labels[:, 1:] != IGNORE_INDEX  # the vocabulary only where something is learned
+                logits = backbone.get_output_embeddings()(hidden[:, :-1][learned]).float()
+                targets = labels[:, 1:][learned]
+                loss = F.cross_entropy(logits, targets)
+                if self.ntl:
+                    loss = loss + self.ntl * number_token_loss(logits, targets, digits)
+                (loss * len(some) / len(picked)).backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            schedule.step()
+        backbone.eval()
+
+    @torch.no_grad()
+    def _sample(self, backbone: Any, tokenizer: Any, prompts: Sequence[str], seed: int) -> list[list[str]]:
+        """Continuations of every prompt at temperature 1; each prompt is read once, and its cache shared by its samples."""
+        generator = torch.Generator(backbone.device).manual_seed(seed)
+        texts: list[list[str]] = [[] for _ in prompts]
+        groups = list(batches_by_length(tokenizer(list(prompts))["input_ids"], _CACHED // self.samples))
+        for rows in tqdm(groups, desc="sampling", leave=False):
+            batch = tokenizer([prompts[row] for row in rows], return_tensors="pt", padding=True, padding_side="left")
+            mask = batch["attention_mask"].to(backbone.device)
+            position = (mask.cumsum(-1) - 1).clamp(min=0)
+            cache = DynamicCache(config=backbone.config)
+            out = backbone(
+                input_ids=batch["input_ids"].to(backbone.device), attention_mask=mask, position_ids=position,
+                past_key_values=cache, use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+            cache.batch_repeat_interleave(self.samples)
+            logits, mask, position = (
+                t.repeat_interleave(self.samples, 0) for t in (out.logits[:, -1], mask, position[:, -1:])
+            )
+            made: list[Tensor] = []
+            ended = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
+            for step in range(self.max_new_tokens):
+                chosen = torch.multinomial(logits.float().softmax(-1), 1, generator=generator)
+                chosen = chosen.masked_fill(ended.unsqueeze(-1), tokenizer.eos_token_id)
+                made.append(chosen)
+                ended |= chosen.squeeze(-1) == tokenizer.eos_token_id
+                if bool(ended.all()) or step == self.max_new_tokens - 1:
+                    break
+                mask, position = torch.cat([mask, torch.ones_like(chosen)], dim=1), position + 1
+                logits = backbone(
+                    input_ids=chosen, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
+                ).logits[:, -1]
+            found = tokenizer.batch_decode(torch.cat(made, dim=1), skip_special_tokens=True)
+            for place, row in enumerate(rows):
+                texts[row] = found[place * self.samples : (place + 1) * self.samples]
+        return texts
+
+
+def written(value: float) -> str:
+    """The value in plain digits: 478.15, 4900000, at most 8 significant ones."""
+    return np.format_float_positional(float(f"{value:.8g}"), trim="-")
+
+
+def parse(text: str) -> float | None:
+    """The number with which the text begins, or None."""
+    found = _ANSWER.match(text)
+    return float(found[1].replace(",", "")) if found else None
+
+
+def digit_ids(tokenizer: Any) -> Tensor:
+    """Ids of the tokens 0 to 9, int64 [10]. ValueError for a tokenizer that does not write single digits."""
+    ids = [tokenizer(str(digit), add_special_tokens=False)["input_ids"] for digit in range(10)]
+    if any(len(found) != 1 for found in ids):
+        raise ValueError("the number token loss needs a tokenizer with one token for each digit")
+    return torch.tensor([found[0] for found in ids])
+
+
+def number_token_loss(logits: Tensor, targets: Tensor, digits: Tensor) -> Tensor:
+    """Mean over the targets that are digits of sum_j p_j |y - j|, p the softmax over the logits of the ten digit tokens: the
+    Wasserstein form of the number token loss. 0 where no target is a digit.
+
+    logits [N, V], targets int64 [N], digits int64 [10] -> a scalar.
+    """
+    digits = digits.to(logits.device)
+    is_digit = targets.unsqueeze(-1) == digits
+    rows = is_digit.any(-1)
+    value = is_digit[rows].long().argmax(-1, keepdim=True)
+    distance = (torch.arange(10, device=logits.device) - value).abs().to(logits.dtype)
+    lost = (logits[rows][:, digits].softmax(-1) * distance).sum(-1)
+    return lost.sum() / rows.sum().clamp(min=1)
+
+
+def _padded(rows: Sequence[tuple[list[int], list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """ids and labels [B, S] of prompts and answers, padded on the right, where nothing before it looks."""
+    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids, labels = torch.zeros(len(rows), length, dtype=torch.int64), torch.full((len(rows), length), IGNORE_INDEX)
+    for row, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return ids.to(device), labels.to(device)
+
+
+def _order(count: int, batch_size: int, total: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """So many batches of shuffled rows, epoch after epoch."""
+    made = 0
+    while made < total:
+        for picked in torch.randperm(count, generator=generator).split(batch_size)[: total - made]:
+            yield picked.tolist()
+            made += 1

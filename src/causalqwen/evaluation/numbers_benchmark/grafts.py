@@ -1,0 +1,104 @@
+"""Ours: stage 1 of `train` on the kept features, whose transform the validation rows choose."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, examples_of
+from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import CRPS_LEVELS
+from causalqwen.training import TrainSettings, train
+from causalqwen.training.stages import WORK
+
+TRANSFORMS = ("affine", "symlog")
+
+
+@dataclass(frozen=True)
+class Graft:
+    """A rival of the mechanism in `rivals`: a graft made with `config`, its stage 1 trained by `settings`.
+
+    facts: a folder with kept features (`FactStore`) of the rows, which are then not read again.
+    """
+
+    make: MakeModel
+    facts: Path
+    config: dict[str, Any]
+    settings: dict[str, Any]
+
+    def __call__(self, training: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+        model = self.trained(training, validation, seed)
+        return lambda table: forecast(model, table)
+
+    def trained(self, training: NumberTable, validation: NumberTable, seed: int) -> CausalQwenForCausalLM:
+        """The model with that transform of `TRANSFORMS` whose log score on the validation rows is best."""
+        models = (self._trained(kind, training, validation, seed) for kind in TRANSFORMS)
+        return max(models, key=lambda pair: pair[0])[1]
+
+    def _trained(
+        self, kind: str, training: NumberTable, validation: NumberTable, seed: int
+    ) -> tuple[float, CausalQwenForCausalLM]:
+        model = self.make(**self.config)
+        if model.value_branch is not None:
+            torch.manual_seed(seed)
+            model.value_branch.residual.reset_parameters()
+        learned, held = (examples_of(model, part.prompts, part.values.tolist()) for part in (training, validation))
+        settings = TrainSettings.from_dict({"seed": seed, "value_transform": kind, **self.settings})
+        with tempfile.TemporaryDirectory(dir=self.facts) as folder:
+            work = Path(folder) / "run" / WORK
+            work.mkdir(parents=True)
+            for kept in self.facts.resolve().glob("features-*"):
+                (work / kept.name).symlink_to(kept)
+            metrics = train(model, learned, held, work.parent, settings)
+        return metrics["log_score"], model
+
+
+def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
+    """Fit the levels of the model's intervals on these validation rows alone."""
+    loc, scale = located(model, validation)
+    law, values = model.value_law, torch.from_numpy(validation.values)
+    model.config.interval_levels = list(law.fit_interval_levels(loc, scale, values))
+
+
+@torch.no_grad()
+def located(model: CausalQwenForCausalLM, table: NumberTable) -> tuple[torch.Tensor, torch.Tensor]:
+    """loc and scale [n] of the value behind each row's features, float64."""
+    features = torch.from_numpy(table.features).to(model.device, model.abduction.loc_net.weight.dtype)
+    loc, scale = model.value_parameters(features, *model.abduction(features))
+    return loc.double().cpu(), scale.double().cpu()
+
+
+def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
+    """Quantiles as the model has them, recalibrated, and those of its own law (`raw`)."""
+    law = model.value_law
+    loc, scale = (column.unsqueeze(-1) for column in located(model, table))
+    log_prob = law.log_prob(loc[:, 0], scale[:, 0], torch.from_numpy(table.values))
+    quantiles, raw = (law.quantile(loc, scale, CRPS_LEVELS, raw=raw).numpy() for raw in (False, True))
+    notes = {"symlog": float(not law.transform.is_affine)}
+    return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)
+
+
+def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], seed: int) -> dict[str, Predictor]:
+    """One model on the training rows of all tables at once (train, validation), recalibrated for each on its own validation
+    rows; a predictor per table."""
+    learned, held = (_joined([pair[part] for pair in tables.values()]) for part in (0, 1))
+    model = graft.trained(learned, held, seed)
+
+    def predictor(validation: NumberTable) -> Predictor:
+        def predict(table: NumberTable) -> Forecast:
+            recalibrated(model, validation)
+            return forecast(model, table)
+
+        return predict
+
+    return {name: predictor(validation) for name, (_, validation) in tables.items()}
+
+
+def _joined(tables: list[NumberTable]) -> NumberTable:
+    prompts = [prompt for table in tables for prompt in table.prompts]
+    columns = [np.concatenate([getattr(table, name) for table in tables]) for name in ("features", "values")]
+    return NumberTable(prompts, *columns)

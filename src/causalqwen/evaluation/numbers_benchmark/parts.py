@@ -1,0 +1,94 @@
+"""A table made ready: its split, encoded and read once, for every rival alike."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+
+from causalqwen.data import Example, Row, encode_rows
+from causalqwen.evaluation.evaluate import number_table
+from causalqwen.evaluation.rivals import NumberTable
+from causalqwen.files import write_text
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import ValueLaw, ValueTransform, symlog
+from causalqwen.training import FactStore
+
+MakeModel = Callable[..., CausalQwenForCausalLM]
+"""A graft with these settings, start values always the same."""
+
+_BATCH = 32
+"""Prompts in a pass that is timed."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The three parts of one table. facts: the folder of what the backbone said about all their tokens. facts_seconds: what
+    that took for one row; prompt_seconds: what a bare pass takes."""
+
+    name: str
+    unit: str
+    train: NumberTable
+    validation: NumberTable
+    test: NumberTable
+    facts: Path
+    facts_seconds: float
+    prompt_seconds: float
+
+    @property
+    def transform(self) -> ValueTransform:
+        """t of the rivals, fitted to the training values: symlog where it makes them less skewed, else affine."""
+        return spread_transform(self.train.values)
+
+    @property
+    def law(self) -> ValueLaw:
+        """Whose `clip` is the one for all: the training range widened by its own width."""
+        return ValueLaw(value_range=(float(self.train.values.min()), float(self.train.values.max())))
+
+
+def spread_transform(values: Any) -> ValueTransform:
+    """symlog where |skewness| of symlog(v) is below that of v, else affine; centre and width fitted to the values [n]."""
+    values = torch.as_tensor(values, dtype=torch.float64)
+    logged = abs(stats.skew(symlog(values).numpy())) < abs(stats.skew(values.numpy()))
+    return ValueTransform.fit("symlog" if logged else "affine", values)
+
+
+def examples_of(model: CausalQwenForCausalLM, prompts: Sequence[str], values: Sequence[float]) -> list[Example]:
+    """Prompt rows, encoded."""
+    rows = [
+        Row("prompt", f"row {index}", {"prompt": prompt, "value": float(value)})
+        for index, (prompt, value) in enumerate(zip(prompts, values, strict=True), start=1)
+    ]
+    return encode_rows(rows, model.processor)
+
+
+def prepare(
+    name: str, unit: str, records: dict[str, list[dict[str, Any]]], model: CausalQwenForCausalLM, folder: Path
+) -> Parts:
+    """Read the records (train, validation, test) of a table with `model`, or take what was read from `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clock, tables = folder / "seconds.json", {}
+    seconds: dict[str, float] = json.loads(clock.read_text(encoding="utf-8")) if clock.exists() else {}
+
+    def took(what: str, started: float, rows: int) -> None:
+        seconds[what] = (time.perf_counter() - started) / rows
+        write_text(clock, json.dumps(seconds) + "\n")
+
+    for part in ("train", "validation", "test"):
+        prompts = [record["prompt"] for record in records[part]]
+        examples = examples_of(model, prompts, [record["value"] for record in records[part]])
+        known, started = set(folder.glob("features-*")), time.perf_counter()
+        store = FactStore.build(model, examples, folder, title=f"{name}, {part}")
+        if store.folder not in known:
+            took("facts", started, len(examples))
+        tables[part] = replace(number_table(model, examples, store), prompts=prompts)
+    if "prompt" not in seconds:
+        some, started = prompts[: 2 * _BATCH], time.perf_counter()
+        model.predict_number(some, batch_size=_BATCH)
+        took("prompt", started, len(some))
+    facts_seconds = seconds.get("facts", seconds["prompt"])  # a run stopped before it was written down
+    return Parts(name, unit, **tables, facts=folder, facts_seconds=facts_seconds, prompt_seconds=seconds["prompt"])

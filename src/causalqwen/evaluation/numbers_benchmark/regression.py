@@ -1,0 +1,147 @@
+"""Rivals that are regressions on frozen features or on the characters of the text. All read the target through t."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeRegressor
+from torch import Tensor, nn
+
+from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
+from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank
+from causalqwen.evaluation.rivals import (
+    Forecast,
+    NumberTable,
+    Predictor,
+    character_grams,
+    fit_ridge,
+    from_axis,
+    on_axis,
+)
+from causalqwen.losses import quantile_loss
+from causalqwen.numbers import CRPS_LEVELS
+
+BOOSTED_LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+def fit_training_quantiles(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+    """The quantiles of the training values, for everybody."""
+    quantiles = np.quantile(train.values, CRPS_LEVELS.numpy())
+    return lambda table: Forecast(np.broadcast_to(quantiles, (len(table), len(quantiles))))
+
+
+def fit_spread_ridge(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+    """`fit_ridge` of t(value)."""
+    return fit_ridge(train, validation, seed, spread_transform(train.values))
+
+
+def fit_mlp(
+    train: NumberTable, validation: NumberTable, seed: int, *, epochs: int = 200, patience: int = 20
+) -> Predictor:
+    """A perceptron of the value branch's size on the standardized features, with the pinball loss of all 199 levels.
+
+    It starts at the training quantiles and is stopped by the validation rows; its quantiles are sorted.
+    """
+    transform, generator = spread_transform(train.values), torch.Generator().manual_seed(seed)
+    scaler = StandardScaler().fit(train.features)
+    x, x_held = (torch.tensor(scaler.transform(part.features), dtype=torch.float32) for part in (train, validation))
+    y, y_held = (torch.tensor(on_axis(transform, part.values), dtype=torch.float32) for part in (train, validation))
+    levels = CRPS_LEVELS.float()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        net = nn.Sequential(
+            nn.Linear(x.shape[1], 512), nn.GELU(), nn.Dropout(0.3), nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.3),
+            nn.Linear(512, len(levels)),
+        )  # fmt: skip
+        last: Any = net[-1]
+        nn.init.zeros_(last.weight)
+        last.bias.data.copy_(torch.quantile(y, levels))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1)
+        best, waited, kept = float("inf"), 0, net.state_dict()
+        for _ in range(epochs):
+            net.train()
+            for rows in torch.randperm(len(y), generator=generator).split(64):
+                optimizer.zero_grad()
+                quantile_loss(y[rows, None], net(x[rows]), levels).mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                loss = quantile_loss(y_held[:, None], net.eval()(x_held).sort(-1).values, levels).mean().item()
+            waited = 0 if loss < best else waited + 1
+            if not waited:
+                best, kept = loss, {name: tensor.clone() for name, tensor in net.state_dict().items()}
+            if waited == patience:
+                break
+    net.load_state_dict(kept)
+
+    @torch.no_grad()
+    def predict(table: NumberTable) -> Forecast:
+        features: Tensor = torch.tensor(scaler.transform(table.features), dtype=torch.float32)
+        return Forecast(from_axis(transform, net.eval()(features).sort(-1).values.double().numpy()))
+
+    return predict
+
+
+def fit_quantile_boosting(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+    """Gradient boosting on `character_grams`, one model for each of nine levels, each made conformal on the validation rows
+    (moved by the split-conformal quantile of its residuals there); linear between them, and constant beyond."""
+    transform, (x, read) = spread_transform(train.values), character_grams(train.prompts)
+    y, y_held = (on_axis(transform, part.values) for part in (train, validation))
+    x_held = read(validation.prompts)
+    models, shifts = [], []
+    for level in BOOSTED_LEVELS:
+        model = HistGradientBoostingRegressor(
+            loss="quantile", quantile=level, max_iter=150, learning_rate=0.05, random_state=seed
+        ).fit(x, y)
+        residuals = np.sort(y_held - model.predict(x_held))
+        models.append(model)
+        shifts.append(residuals[conformal_rank(len(residuals), level)])
+
+    def predict(table: NumberTable) -> Forecast:
+        x_new = read(table.prompts)
+        found = np.stack([model.predict(x_new) + shift for model, shift in zip(models, shifts, strict=True)], axis=1)
+        found = np.sort(found, axis=1)
+        quantiles = np.stack([np.interp(CRPS_LEVELS.numpy(), BOOSTED_LEVELS, row) for row in found])
+        return Forecast(from_axis(transform, quantiles))
+
+    return predict
+
+
+def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: str) -> Predictor:
+    """NGBoost (`Normal`, `Laplace` or `Cauchy`) on 32 principal components of the features, stopped by the validation rows.
+
+    ImportError where `ngboost` is not installed.
+    """
+    try:
+        import ngboost
+        from ngboost import distns
+    except ImportError as error:
+        raise ImportError("this rival is the package `ngboost`: pip install 'causalqwen[benchmark]'") from error
+    transform = spread_transform(train.values)
+    components = PCA(min(32, len(train) - 1, train.features.shape[1]), random_state=seed)
+    reader = make_pipeline(StandardScaler(), components, StandardScaler())
+    x = reader.fit_transform(train.features.astype(np.float64))
+    x_held = reader.transform(validation.features.astype(np.float64))
+    model = ngboost.NGBRegressor(
+        Dist=getattr(distns, law),
+        Base=DecisionTreeRegressor(max_depth=3, random_state=seed),  # its default has no seed
+        n_estimators=500,
+        learning_rate=0.02,
+        verbose=False,
+        random_state=seed,
+    )
+    held = {"X_val": x_held, "Y_val": on_axis(transform, validation.values), "early_stopping_rounds": 30}
+    model.fit(x, on_axis(transform, train.values), **held)
+
+    def predict(table: NumberTable) -> Forecast:
+        found = model.pred_dist(reader.transform(table.features.astype(np.float64)), max_iter=model.best_val_loss_itr)
+        axis = np.stack([found.dist.ppf(level) for level in CRPS_LEVELS.tolist()], axis=1)
+        jacobian = transform.log_jacobian(torch.from_numpy(table.values)).numpy()
+        return Forecast(
+            from_axis(transform, axis), log_prob=found.dist.logpdf(on_axis(transform, table.values)) + jacobian
+        )
+
+    return predict

