@@ -15,7 +15,7 @@ from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings, train
 from causalqwen.training.stages import WORK
 
-TRANSFORMS = ("affine", "symlog")
+TRANSFORMS = ("affine", "symlog", "quantile")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Graft:
         return lambda table: forecast(model, table)
 
     def trained(self, training: NumberTable, validation: NumberTable, seed: int) -> CausalQwenForCausalLM:
-        """The model with that transform of `TRANSFORMS` whose log score on the validation rows is best."""
+        """The model with that transform of `TRANSFORMS` whose CRPS on the validation rows is least. (Log scores do not compare:
+        an atom has a probability, not a density.)"""
         models = (self._trained(kind, training, validation, seed) for kind in TRANSFORMS)
-        return max(models, key=lambda pair: pair[0])[1]
+        return min(models, key=lambda pair: pair[0])[1]
 
     def _trained(
         self, kind: str, training: NumberTable, validation: NumberTable, seed: int
@@ -54,7 +55,7 @@ class Graft:
             for kept in self.facts.resolve().glob("features-*"):
                 (work / kept.name).symlink_to(kept)
             metrics = train(model, learned, held, work.parent, settings)
-        return metrics["log_score"], model
+        return metrics["quantile_crps"], model
 
 
 def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
@@ -78,7 +79,7 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     loc, scale = (column.unsqueeze(-1) for column in located(model, table))
     log_prob = law.log_prob(loc[:, 0], scale[:, 0], torch.from_numpy(table.values))
     quantiles, raw = (law.quantile(loc, scale, CRPS_LEVELS, raw=raw).numpy() for raw in (False, True))
-    notes = {"symlog": float(not law.transform.is_affine)}
+    notes = {kind: float(law.transform.kind == kind) for kind in TRANSFORMS}
     return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)
 
 

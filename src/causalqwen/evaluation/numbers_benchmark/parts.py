@@ -58,12 +58,13 @@ def spread_transform(values: Any) -> ValueTransform:
 
 
 def examples_of(model: CausalQwenForCausalLM, prompts: Sequence[str], values: Sequence[float]) -> list[Example]:
-    """Prompt rows, encoded."""
+    """Prompt rows, encoded, of which the value alone is learned: what is kept of them is one position each."""
     rows = [
         Row("prompt", f"row {index}", {"prompt": prompt, "value": float(value)})
         for index, (prompt, value) in enumerate(zip(prompts, values, strict=True), start=1)
     ]
-    return encode_rows(rows, model.processor)
+    examples = encode_rows(rows, model.processor)
+    return [replace(example, learned=[False] * (len(example) - 1) + [True]) for example in examples]
 
 
 def prepare(
