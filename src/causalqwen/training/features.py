@@ -306,6 +306,7 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
         "format": FORMAT,
         "num_token_id": config.num_token_id,
         "free_token_ids": config.free_token_ids,
+        "number_context": config.number_context,
         "score_scale": config.score_scale,
         "family": config.vocabulary_family,
         "score_noise": config.score_noise,
