@@ -54,7 +54,7 @@ class CausalGenerationMixin(GenerationMixin):
             numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
             causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset.
             tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
-                number is one token: no stop string ends inside one.
+                number is one token: no stop string ends inside one, unless its digits stand in the context.
 
         Returns:
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`

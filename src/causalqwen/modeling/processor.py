@@ -9,6 +9,7 @@ the first token that reaches into one: a token that holds the end of a word too 
 """
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -329,15 +330,16 @@ class CausalQwenProcessor(ProcessorMixin):
     ) -> tuple[list[int], list[int]]:
         """Ids without each `<NUM>` whose digits follow, and which of `places` are left.
 
-        What follows is digits unless it is a special token. At the end of ids they may be cut short: then they go, and
-        `<NUM>`, which has the whole value, stays.
+        What follows is digits unless it is a special token. The last ones may be cut short: then they go, and `<NUM>`, which
+        has the whole value, stays.
         """
-        last = places[-1]
+        special, last = set(self.tokenizer.all_special_ids), places[-1]
         if values is not None:
-            begun, whole = ids[last + 1 :], self.digits(ids[:last], values[last])
+            begun = list(itertools.takewhile(lambda token: token not in special, ids[last + 1 :]))
+            whole = self.digits(ids[:last], values[last])
             if begun and len(begun) < len(whole) and begun == whole[: len(begun)]:
-                ids = ids[: last + 1]
-        kept, alone, special = [], [], set(self.tokenizer.all_special_ids)
+                ids = ids[: last + 1] + ids[last + 1 + len(begun) :]
+        kept, alone = [], []
         behind_is_text, index = False, len(places)
         for token in reversed(ids):
             if token == self.num_token_id:
