@@ -249,6 +249,16 @@ def test_what_was_generated_is_read_as_it_was_written(tiny_tokenizer):
     assert chosen > 3
 
 
+def test_a_static_cache_writes_the_same(talker):
+    """Its masks are made before the forward pass."""
+    inputs = encode(talker, PROMPTS)
+    one, other = (
+        talker.generate(**inputs, max_new_tokens=16, cache_implementation=cache, disable_compile=True)
+        for cache in (None, "static")
+    )
+    assert torch.equal(one, other) and (one[:, -16:] == talker.config.num_token_id).any()
+
+
 def test_a_number_that_ends_a_prompt_is_written_out_first(talker):
     ids = [*talker.processor("It is")["input_ids"], talker.config.num_token_id]
     values = torch.tensor([[0.0] * (len(ids) - 1) + [351.5]], dtype=torch.float64)

@@ -160,13 +160,11 @@ class CausalQwenForCausalLM(
         """Attention mask and position_ids as the backbone gets them: as they are, but for a context that hides `<NUM>`.
 
         There the mask is 0 at each `<NUM>` of input_ids, and position_ids follow from it. Beside a cache the mask [B, L] must
-        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask [B, 1, S, L] is taken as it is.
+        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention
+        already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
         """
-        if (
-            not self.config.hides_numbers
-            or input_ids is None
-            or (attention_mask is not None and attention_mask.dim() > 2)
-        ):
+        made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
+        if not self.config.hides_numbers or input_ids is None or made:
             return attention_mask, position_ids
         if attention_mask is None and past_key_values is not None and past_key_values.get_seq_length():
             raise ValueError("number_context='digits' needs attention_mask beside a cache, 0 at each <NUM> in it")
