@@ -1,4 +1,4 @@
-"""Value, digits, or both: what should the context hold of a number, before a frozen backbone? (reading 3 minutes, copying 12)
+"""Value, digits, or both: what should the context hold of a number, before a frozen backbone? (reading: 2 minutes)
 
 Reading: mean nats of the backbone's softmax on the token right after a number and on all tokens that are no part of one, in a
 speech of 2012 and in boiling-point sentences. No training. Copying: questions whose context holds the answer, 400 to learn
