@@ -179,6 +179,9 @@ def refuse_settings(config: VllmConfig) -> None:
     parallel, kind = config.parallel_config, config.model_config.hf_config.text_config.model_type
     wrong = {
         f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
+        "number_context: a number is one token here, graft with number_context='value'": (
+            config.model_config.hf_config.writes_digits
+        ),
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
         "prefix caching knows tokens but not the values of numbers: set enable_prefix_caching=False": (

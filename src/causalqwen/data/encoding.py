@@ -60,6 +60,7 @@ def encode_rows(
     """Examples of rows, in their order. A prompt row becomes its prompt followed by `<NUM>` with its value, and so does a
     question with a number for its answer; numbers in the prompt are read, not learned. Of a question with an answer in words,
     only the answer is learned; of several answers the first, and where another parts from it, that one's token is right too.
+    Digits in the context (`modeling.context`) are read, not learned.
 
     Args:
         assistant_only: of messages, learn only what the assistant says (transformers' `assistant_only_loss`).
@@ -75,6 +76,7 @@ def encode_rows(
             encoded = processor(row.text(processor), prompt=row.asks_number)
             learned = _learned(row, encoded["input_ids"], processor, assistant_only)
             also_right = _also_right(row, encoded, learned, processor)
+            learned = _without_digits(learned, encoded.digits[0])
         except ValueError as error:
             raise RowError(f"{row.place}, field {row.kind}: {error}") from None
         ids, values = list(encoded["input_ids"]), list(encoded["numeric_values"])
@@ -82,6 +84,7 @@ def encode_rows(
         if row.asks_number and row.value is not None:
             ids.append(processor.num_token_id)
             values.append(row.value)
+            learned = learned and [*learned, True]
         if not ids:
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
@@ -100,6 +103,13 @@ def _learned(row: Row, ids: Sequence[int], processor: CausalQwenProcessor, assis
         first, last = (_shared(ids, processor(text)["input_ids"]) for text in (before, through))
         learned[first:last] = [True] * (last - first)
     return learned
+
+
+def _without_digits(learned: list[bool] | None, digits: list[bool]) -> list[bool] | None:
+    """The same without digits behind a `<NUM>`: it has been learned as a value already."""
+    if not any(digits):
+        return learned
+    return [one and not digit for one, digit in zip(learned or [True] * len(digits), digits, strict=True)]
 
 
 def _shared(ids: Sequence[Any], others: Sequence[Any]) -> int:

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import CONFIG_MAPPING
 
+from causalqwen.modeling.context import NumberContext, check_context, hides_numbers, writes_digits
+
 STARTS: dict[str, dict[str, Any]] = {
     # Every decision is the backbone's. Noise, scale and threshold are read off the backbone when it is grafted:
     # see `modeling.grafting.faithful_start`.
@@ -78,6 +80,8 @@ class CausalQwenConfig(PreTrainedConfig):
             deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
+        number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
+            backbone does not see, and the number as it is written; "both". See `modeling.context`.
         number_embedding: "added", embed(x) + phi(v), or "multiplied", embed(x) sigmoid(v w + b): see `NumericEmbedding`.
         initial_direction: length of the direction w of numbers at the start, on average: its coordinates are normal with
             this over the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
@@ -124,6 +128,7 @@ class CausalQwenConfig(PreTrainedConfig):
     initial_scale: float = 1.0
     initial_noise: float = 1.0
     initial_threshold: float = 0.0
+    number_context: NumberContext = "value"
     number_embedding: Literal["added", "multiplied"] = "added"
     initial_direction: float = 1.0
     normalize_direction: bool = False
@@ -169,8 +174,24 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"unknown start {self.start!r}; known starts: {', '.join(STARTS)}")
         if self.max_scale is not None and not self.max_scale > self.initial_scale:
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
+        check_context(self.number_context)
         if not 0 <= self.gate_alpha <= 1:
             raise ValueError(f"gate_alpha must lie in [0, 1], got {self.gate_alpha}")
+
+    @property
+    def hides_numbers(self) -> bool:
+        """Whether the backbone does not see `<NUM>`."""
+        return hides_numbers(self.number_context)
+
+    @property
+    def writes_digits(self) -> bool:
+        """Whether a number's digits stand behind its `<NUM>`."""
+        return writes_digits(self.number_context)
+
+    def refuse_digits(self, what: str) -> None:
+        """ValueError where `what` is asked for, which is there for numbers that are one token only."""
+        if self.writes_digits:
+            raise ValueError(f"{what} needs number_context='value', but this model has {self.number_context!r}")
 
     @property
     def num_token_appended(self) -> bool:

@@ -13,7 +13,8 @@ from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcess
 from transformers.generation import GenerationMode
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding
-from causalqwen.modeling.loop import MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog
+from causalqwen.modeling.context import without
+from causalqwen.modeling.loop import MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 
 _SAMPLING_ARGUMENTS = (
@@ -52,12 +53,13 @@ class CausalGenerationMixin(GenerationMixin):
             numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
             causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset.
             tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
-                number is one token: no stop string ends inside one.
+                number is one token: no stop string ends inside one, unless its digits stand in the context.
 
         Returns:
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
-            finer than those that the model was trained on.
+            finer than those that the model was trained on. Where digits stand in the context (`config.number_context`),
+            those of a value are the tokens behind its `<NUM>`.
 
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
@@ -133,6 +135,9 @@ class CausalGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
+        if self.config.hides_numbers:
+            seen, kwargs["position_ids"] = without(input_ids == self.config.num_token_id, attention_mask)
+            attention_mask = attention_mask.copy_(seen)  # in place: the steps that follow count on it
         if value_log is not None and value_log.last >= 0 and not value_log.at_once:
             # Behind the last token of the text there may be drafts, which hold no number.
             found = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
@@ -207,6 +212,9 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         plan, bound = model_kwargs.pop("causal_decoding", None), None
+        if self.config.hides_numbers:
+            hidden = input_ids == self.config.num_token_id
+            model_kwargs["attention_mask"], _ = without(hidden, model_kwargs.get("attention_mask"))
         if plan is not None:
             every_score = any(not isinstance(processor, MaskFreeRows) for processor in logits_processor)
             copies = generation_config.num_return_sequences or 1
@@ -217,6 +225,10 @@ class CausalGenerationMixin(GenerationMixin):
         log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
         if hasattr(streamer, "follow"):
             streamer.follow(log)
+        prompt_values = model_kwargs["numeric_values"]
+        if self.config.writes_digits:
+            digits = WriteDigits(self.config.num_token_id, prompt_values, log, self.processor.digits)
+            logits_processor = LogitsProcessorList([*logits_processor, digits])
         race = None
         if generation_config.do_sample and (plan is not None or self.config.num_token_appended):
             generation_config = copy.copy(generation_config)
@@ -224,7 +236,6 @@ class CausalGenerationMixin(GenerationMixin):
             if plan is None:
                 race = RaceSampler()
                 logits_processor = LogitsProcessorList([*logits_processor, race])
-        prompt_values = model_kwargs["numeric_values"]
         result = super()._sample(
             input_ids,
             logits_processor,
@@ -248,6 +259,7 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """transformers' loop. A draft is checked under the plan itself: draws belong to positions, not to steps."""
+        self.config.refuse_digits("drafting from the text")
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if model_kwargs.get("assistant_model") is not None:
             raise ValueError(
@@ -284,6 +296,7 @@ class CausalGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
+        self.config.refuse_digits("beam search")
         if not model_kwargs.get("use_cache", True):
             raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
         log = self._start_values(input_ids, model_kwargs, at_once=True)

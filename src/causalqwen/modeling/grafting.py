@@ -103,7 +103,7 @@ class GraftingMixin:
             narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
         model.to(backbone.device)
         model.generation_config = backbone.generation_config
-        model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0])
+        model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)
         start_number_rows(model, tokenizer)
         if start == "faithful":
             start_draw_unit(model)

@@ -83,6 +83,36 @@ class ValueLog:
         return sorted(self._kept)
 
 
+class WriteDigits(LogitsProcessor):
+    """Behind each `<NUM>` that was chosen, or that ends a prompt, the tokens of its value, whatever was predicted.
+
+    Args:
+        prompt_values: float64 [B, L] of the prompts. log: the values behind them.
+        digits: the tokens that write a value behind some ids.
+    """
+
+    def __init__(
+        self, num_token_id: int, prompt_values: Tensor, log: ValueLog, digits: Callable[[list[int], float], list[int]]
+    ) -> None:
+        self.num_token_id, self.prompt_values, self.log, self.digits = num_token_id, prompt_values, log, digits
+        self._waiting: dict[int, list[int]] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        last = input_ids.shape[1] - 1
+        for row in (input_ids[:, last] == self.num_token_id).nonzero().squeeze(-1).tolist():
+            values = self.prompt_values[:, last] if last < self.prompt_values.shape[1] else self.log[last]
+            self._waiting[row] = self.digits(input_ids[row, :last].tolist(), values[row].item())
+        if self._waiting:
+            scores = scores.clone()
+        for row in list(self._waiting):
+            token, *rest = self._waiting.pop(row)
+            scores[row] = -torch.inf
+            scores[row, token] = 0.0
+            if rest:
+                self._waiting[row] = rest
+        return scores
+
+
 class NumberFreeDrafts:
     """A candidate generator of transformers whose drafts end before a `<NUM>`: its value is not known in advance."""
 

@@ -13,6 +13,7 @@ from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, 
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.context import without
 from causalqwen.modeling.domains import DomainsMixin
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
@@ -144,14 +145,43 @@ class CausalQwenForCausalLM(
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H]."""
+        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
+
+        What it sees is said by `seen`.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        past = kwargs.get("past_key_values")
+        attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), past)
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         return self.backbone.base_model(
             inputs_embeds=inputs_embeds, attention_mask=attention_mask, return_dict=True, **kwargs
         )
+
+    def seen(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Attention mask and position_ids as the backbone gets them: as they are, but for a context that hides `<NUM>`.
+
+        There the mask is 0 at each `<NUM>` of input_ids, and position_ids follow from it. Beside a cache the mask [B, L] must
+        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention
+        already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
+        """
+        made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
+        if not self.config.hides_numbers or input_ids is None or made:
+            return attention_mask, position_ids
+        if attention_mask is None and past_key_values is not None and past_key_values.get_seq_length():
+            raise ValueError("number_context='digits' needs attention_mask beside a cache, 0 at each <NUM> in it")
+        hidden = input_ids == self.config.num_token_id
+        if not bool(hidden.any()):
+            return attention_mask, position_ids
+        attention_mask, position_ids = without(hidden, attention_mask)
+        return attention_mask, position_ids[:, -input_ids.shape[1] :]
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -193,9 +223,10 @@ class CausalQwenForCausalLM(
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
                 divided by; this batch's own by default.
         """
+        seen, position_ids = self.seen(input_ids, attention_mask, position_ids, past_key_values)
         outputs = self.features(
             input_ids,
-            attention_mask,
+            seen,
             numeric_values,
             inputs_embeds,
             position_ids=position_ids,
@@ -214,7 +245,7 @@ class CausalQwenForCausalLM(
             size = self.config.causal_size
             causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
         if causal_decoding is not None:
-            positions = token_positions(features, attention_mask, position_ids, past_key_values)[:, kept]
+            positions = token_positions(features, seen, position_ids, past_key_values)[:, kept]
         if scores_only:
             result = self.scores(features[:, kept], causal_decoding, positions)
         else:

@@ -3,9 +3,13 @@
 A number becomes one token `<NUM>` and a float64 value. Inside, each number's place is marked by a slot, an added token
 that no text can hold by accident, in a copy of the tokenizer; the tokenizer then splits the rest of the text exactly as
 it always does around an added token. The string "<NUM>" typed by a user is ordinary text.
+
+Where digits stand in the context (`modeling.context`), the text is split as if it held no number, and `<NUM>` is put before
+the first token that reaches into one: a token that holds the end of a word too ("(-") counts as the number's.
 """
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +19,16 @@ from torch import Tensor
 from transformers import AutoConfig, BatchEncoding, PreTrainedTokenizerBase, ProcessorMixin
 
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
-from causalqwen.numbers import FIRST_RULES, NumberRules, NumberSpan, NumberStyle, find_numbers, format_number, spaced
+from causalqwen.modeling.context import NumberContext, check_context, writes_digits
+from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
 
 NUM_TOKEN = "<NUM>"
 """How `<NUM>` is shown in listings of tokens and where its value is not known."""
+
+_CONTEXT = 8  # tokens that decide how a number behind them is written
 
 
 class NumericEncoding(BatchEncoding):
@@ -30,9 +37,12 @@ class NumericEncoding(BatchEncoding):
     `number_texts[i]` lists the written forms of row i's numbers, left to right, with the space that `<NUM>` absorbed.
     `processor.decode` and `processor.batch_decode` take it (or find it on `numeric_values`, or on a row of it), so that
     decoding gives the very text back.
+
+    `digits[i]` says which tokens of row i, its padding left aside, are digits behind a `<NUM>`: they are read, not predicted.
     """
 
     number_texts: list[list[str]]
+    digits: list[list[bool]]
 
 
 class TokenizedText(tuple[list[str], list[float]]):
@@ -60,6 +70,7 @@ class CausalQwenProcessor(ProcessorMixin):
         chat_template: as in transformers.
         number_rules: which numbers of a text are read; kept with a checkpoint. One that has none was trained with
             `FIRST_RULES` and goes on with them.
+        number_context: what stands in the context for a number, see `modeling.context`; that of the model's configuration.
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class CausalQwenProcessor(ProcessorMixin):
         num_token_id: int | None = None,
         chat_template: str | None = None,
         number_rules: NumberRules | dict[str, Any] | None = None,
+        number_context: NumberContext = "value",
         **kwargs: Any,
     ) -> None:
         if not tokenizer.is_fast:
@@ -77,6 +89,8 @@ class CausalQwenProcessor(ProcessorMixin):
         super().__init__(tokenizer, chat_template=chat_template or getattr(tokenizer, "chat_template", None))
         self.num_token_id = len(tokenizer) if num_token_id is None else num_token_id
         self.number_rules = NumberRules.of(number_rules)
+        check_context(number_context)
+        self.number_context = number_context
         self._slotted: PreTrainedTokenizerBase | None = None
 
     @property
@@ -150,16 +164,46 @@ class CausalQwenProcessor(ProcessorMixin):
             raise ValueError("the processor takes a string or a list of strings")
         if prompt:
             texts = [item[:-1] if item.endswith(" ") else item for item in texts]
-        marked, values, written = [], [], []
+        spans = []
         for row, item in enumerate(texts):
             try:
-                marked_text, of_row, texts_of_row = self._mark(item, find_numbers(item, self.number_rules))
+                spans.append(self._spans(item))
             except ValueError as error:
                 raise ValueError(f"text {row}: {error}" if not single else str(error)) from None
-            marked.append(marked_text)
-            values.append(of_row)
-            written.append(texts_of_row)
+        encode = self._beside_digits if writes_digits(self.number_context) else self._in_slots
+        data, numeric_values, number_texts, digits = encode(texts, spans, **kwargs)
+        for values, written in zip(numeric_values, number_texts, strict=True):
+            values.number_texts = [written]
+        data["numeric_values"] = numeric_values
+        if return_tensors == "pt":
+            data = {key: _as_tensor(key, rows) for key, rows in data.items()}
+            data["numeric_values"].number_texts = number_texts
+        elif single:
+            data = {key: rows[0] for key, rows in data.items()}
+        result = NumericEncoding(data)
+        result.number_texts, result.digits = number_texts, digits
+        return result
 
+    def _spans(self, text: str) -> list[tuple[int, int, float]]:
+        """Start, end and value of each number of a text, with the space that it absorbs."""
+        found = find_numbers(text, self.number_rules)
+        if SLOT in text:
+            raise ValueError(
+                "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
+            )
+        spans: list[tuple[int, int, float]] = []
+        for span in found:
+            absorbs = span.start > (spans[-1][1] if spans else 0) and text[span.start - 1] == " "
+            spans.append((span.start - absorbs, span.end, span.value))
+        return spans
+
+    def _in_slots(self, texts: Sequence[str], spans: list, **kwargs: Any) -> tuple[dict, list, list, list]:
+        """Each number one token: columns, values, written forms of the numbers, and no digits."""
+        marked = []
+        for text, of_row in zip(texts, spans, strict=True):
+            starts, ends = [start for start, _, _ in of_row], [end for _, end, _ in of_row]
+            parts = zip([0, *ends], [*starts, len(text)], strict=True)
+            marked.append(SLOT.join(text[start:end] for start, end in parts))
         encoded = self.slotted_tokenizer(marked, **kwargs)
         slot_id = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
         side = kwargs.get("truncation_side") or self.slotted_tokenizer.truncation_side
@@ -167,39 +211,56 @@ class CausalQwenProcessor(ProcessorMixin):
         for row, ids in enumerate(encoded["input_ids"]):
             count = ids.count(slot_id)
             # Truncation drops numbers from the end that it cuts.
-            kept = slice(len(values[row]) - count, None) if side == "left" else slice(count)
-            upcoming = iter(values[row][kept])
+            kept = spans[row][len(spans[row]) - count :] if side == "left" else spans[row][:count]
+            upcoming = (value for _, _, value in kept)
             numeric_values.append(_Values([next(upcoming) if token == slot_id else 0.0 for token in ids]))
             if count and slot_id != self.num_token_id:
                 encoded["input_ids"][row] = [self.num_token_id if token == slot_id else token for token in ids]
-            number_texts.append(written[row][kept])
-            numeric_values[-1].number_texts = [number_texts[-1]]
-        data = {key: encoded[key] for key in encoded if key != "token_type_ids"} | {"numeric_values": numeric_values}
-        if return_tensors == "pt":
-            data = {key: _as_tensor(key, rows) for key, rows in data.items()}
-            data["numeric_values"].number_texts = number_texts
-        elif single:
-            data = {key: rows[0] for key, rows in data.items()}
-        result = NumericEncoding(data)
-        result.number_texts = number_texts
-        return result
+            number_texts.append([texts[row][start:end] for start, end, _ in kept])
+        data = {key: encoded[key] for key in encoded if key != "token_type_ids"}
+        return data, numeric_values, number_texts, [[False] * len(ids) for ids in encoded["input_ids"]]
 
-    @staticmethod
-    def _mark(text: str, spans: list[NumberSpan]) -> tuple[str, list[float], list[str]]:
-        """The text with a slot for each number, the values, and the written forms with the space they absorbed."""
-        if SLOT in text:
-            raise ValueError(
-                "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
+    def _beside_digits(
+        self,
+        texts: Sequence[str],
+        spans: list,
+        *,
+        truncation: bool | str = False,
+        max_length: int | None = None,
+        truncation_side: str | None = None,
+        padding: bool | str = False,
+        padding_side: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[dict, list, list, list]:
+        """As `_in_slots`, each number a `<NUM>` and the tokens that it has in the text."""
+        plain = self.tokenizer(texts, **kwargs | {"return_offsets_mapping": True})
+        limit = (max_length or self.tokenizer.model_max_length) if truncation else None
+        from_left = (truncation_side or self.tokenizer.truncation_side) == "left"
+        input_ids, numeric_values, number_texts, digits = [], [], [], []
+        for text, of_row, ids, offsets in zip(texts, spans, plain["input_ids"], plain["offset_mapping"], strict=True):
+            tokens = _announced(ids, offsets, of_row, self.num_token_id)
+            if limit is not None and len(tokens) > limit:
+                tokens = tokens[-limit:] if from_left else tokens[:limit]
+            kept = {number for _, number, _ in tokens}
+            input_ids.append([token for token, _, _ in tokens])
+            numeric_values.append(_Values([0.0 if n is None else of_row[n][2] for _, n, _ in tokens]))
+            number_texts.append([text[start:end] for n, (start, end, _) in enumerate(of_row) if n in kept])
+            digits.append([written for _, _, written in tokens])
+        data = dict(
+            self.tokenizer.pad(
+                {"input_ids": input_ids},
+                padding=padding,
+                max_length=max_length,
+                padding_side=padding_side,
+                pad_to_multiple_of=pad_to_multiple_of,
             )
-        parts, values, written, end = [], [], [], 0
-        for span in spans:
-            start = span.start - 1 if span.start > end and text[span.start - 1] == " " else span.start
-            parts += [text[end:start], SLOT]
-            values.append(span.value)
-            written.append(text[start : span.end])
-            end = span.end
-        parts.append(text[end:])
-        return "".join(parts), values, written
+        )
+        on_left = (padding_side or self.tokenizer.padding_side) == "left"
+        for values, ids in zip(numeric_values, data["input_ids"], strict=True):
+            room = [0.0] * (len(ids) - len(values))
+            values[:] = room + values if on_left else values + room
+        return data, numeric_values, number_texts, digits
 
     def tokenize(self, text: str) -> "TokenizedText":
         """Tokens as strings, `<NUM>` for a number, and their values, kinds and units, without special tokens."""
@@ -242,23 +303,63 @@ class CausalQwenProcessor(ProcessorMixin):
         values = numeric_values.tolist() if isinstance(numeric_values, Tensor) else numeric_values
         if values is not None and len(values) != len(ids):
             raise ValueError(f"{len(values)} values for {len(ids)} tokens")
-        numbers = [None if values is None else values[i] for i, token in enumerate(ids) if token == self.num_token_id]
+        places = [place for place, token in enumerate(ids) if token == self.num_token_id]
+        numbers = [(None if values is None else values[place], index) for index, place in enumerate(places)]
+        if places and writes_digits(self.number_context):
+            ids, alone = self._without_announced(ids, places, values)
+            numbers = [numbers[index] for index in alone]
         slot_id = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
         ids = [slot_id if token == self.num_token_id else token for token in ids]
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         marked = str(self.slotted_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **kwargs))
         text, *pieces = marked.split(SLOT)
         known = list(number_texts or [])
-        for index, piece in enumerate(pieces):
-            value = numbers[index] if index < len(numbers) else None
+        for place, piece in enumerate(pieces):
+            value, index = numbers[place] if place < len(numbers) else (None, 0)
             if value is None:
                 text += NUM_TOKEN
             elif index < len(known):
                 text += known[index]
             else:
-                text += (" " if spaced(text) else "") + self.write_number(value)
+                text += self._spaced_number(text, value)
             text += piece
         return text
+
+    def _without_announced(
+        self, ids: list[int], places: list[int], values: Sequence[float] | None
+    ) -> tuple[list[int], list[int]]:
+        """Ids without each `<NUM>` whose digits follow, and which of `places` are left.
+
+        What follows is digits unless it is a special token. The last ones may be cut short: then they go, and `<NUM>`, which
+        has the whole value, stays.
+        """
+        special, last = set(self.tokenizer.all_special_ids), places[-1]
+        if values is not None:
+            begun = list(itertools.takewhile(lambda token: token not in special, ids[last + 1 :]))
+            whole = self.digits(ids[:last], values[last])
+            if begun and len(begun) < len(whole) and begun == whole[: len(begun)]:
+                ids = ids[: last + 1] + ids[last + 1 + len(begun) :]
+        kept, alone = [], []
+        behind_is_text, index = False, len(places)
+        for token in reversed(ids):
+            if token == self.num_token_id:
+                index -= 1
+                if behind_is_text:
+                    continue
+                alone.append(index)
+            else:
+                behind_is_text = token not in special
+            kept.append(token)
+        return kept[::-1], alone[::-1]
+
+    def digits(self, before: Sequence[int], value: float) -> list[int]:
+        """The tokens that write `value` behind the ids `before`, its space among them."""
+        text = self.decode(list(before[-_CONTEXT:]))
+        marked = SLOT + self._spaced_number(text, value)
+        return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
+
+    def _spaced_number(self, before: str, value: float) -> str:
+        return (" " if spaced(before) else "") + self.write_number(value)
 
     def write_number(self, value: float) -> str:
         """The shortest text that these rules read as `value`."""
@@ -276,6 +377,21 @@ class CausalQwenProcessor(ProcessorMixin):
             self.decode(ids, numeric_values=of_row, number_texts=written, **kwargs)
             for ids, of_row, written in zip(token_ids, values, texts, strict=True)
         ]
+
+
+def _announced(
+    ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, float]], num_token_id: int
+) -> list[tuple[int, int | None, bool]]:
+    """Plain ids with `<NUM>` before the first token of each span: id, index of the number on `<NUM>`, whether it is a digit."""
+    found: list[tuple[int, int | None, bool]] = []
+    number, end = 0, 0
+    for token, (low, high) in zip(ids, offsets, strict=True):
+        while number < len(spans) and high > spans[number][0]:
+            found.append((num_token_id, number, False))
+            end = spans[number][1]
+            number += 1
+        found.append((token, None, high > 0 and low < end))  # what a tokenizer adds itself lies at (0, 0)
+    return found
 
 
 class _Values(list):

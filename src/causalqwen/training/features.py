@@ -347,6 +347,8 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
         "domain": config.domain and config.domains[config.domain] | {"name": config.domain},
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }
+    if config.hides_numbers:
+        settings["hides_numbers"] = True
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(_TRAINED):

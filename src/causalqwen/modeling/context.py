@@ -1,0 +1,44 @@
+"""What the context holds of a number (theory 2.1).
+
+- "value": one token `<NUM>` with its value, as the documents have it.
+- "digits": `<NUM>`, and behind it the number as it is written, in the tokens of the plain text. `<NUM>` announces the number
+  and carries its value as a label; the backbone does not see it (attention mask 0, no position of its own), so that it reads
+  exactly the plain text.
+- "both": `<NUM>` with its value is seen, and the number as it is written follows.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+NumberContext = Literal["value", "digits", "both"]
+
+
+def check_context(context: str) -> None:
+    """ValueError for a context that there is not."""
+    if context not in get_args(NumberContext):
+        raise ValueError(f"unknown number_context {context!r}; use one of {', '.join(get_args(NumberContext))}")
+
+
+def writes_digits(context: str) -> bool:
+    """Whether a number's digits stand behind its `<NUM>`."""
+    return context != "value"
+
+
+def hides_numbers(context: str) -> bool:
+    """Whether the backbone does not see `<NUM>`."""
+    return context == "digits"
+
+
+def without(hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention mask [B, L] and position_ids int64 [B, L] of a context in which some tokens are not seen.
+
+    position_ids count the tokens that are seen; one that is not has the position of the last that is, 0 before the first.
+
+    Args:
+        hidden: bool [B, S], of the last S tokens. attention_mask: [B, L], L >= S; None for L = S and no padding.
+    """
+    mask = torch.ones_like(hidden, dtype=torch.int64) if attention_mask is None else attention_mask.clone()
+    mask[:, mask.shape[1] - hidden.shape[1] :].masked_fill_(hidden, 0)
+    return mask, (mask.long().cumsum(-1) - 1).clamp(min=0)

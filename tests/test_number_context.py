@@ -1,0 +1,351 @@
+"""What the context holds of a number: its value, its digits, or both."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+
+from causalqwen import (
+    CausalDecoding,
+    CausalQwenForCausalLM,
+    CausalQwenProcessor,
+    Individual,
+    Intervention,
+    NumberTextStreamer,
+    Observation,
+)
+from causalqwen.data import Row, encode_rows, synthetic
+from causalqwen.data.encoding import collate
+from causalqwen.data.texts import speech_paragraphs
+from causalqwen.numbers import KINDS, NumberRules, find_numbers
+from causalqwen.training import TrainSettings, ValueStage, train
+from conftest import FAMILIES, graft_tiny
+from test_generation import PROMPTS, eager, encode
+
+CONTEXTS = ["value", "digits", "both"]
+TEXTS = [
+    "It is 5 and then -3.5 of the 1,000 people",
+    "7",
+    "12 stands first, and 1,272.50 last: (-8)",
+    "价格是99.9元 或 三百二十",
+    "no number",
+    "",
+    "<|im_start|>user\n42<|im_end|>\n3-4 km",
+]
+
+
+@pytest.fixture(scope="module", params=CONTEXTS)
+def processor(request, tiny_tokenizer) -> CausalQwenProcessor:
+    return CausalQwenProcessor(tiny_tokenizer, number_context=request.param)
+
+
+@pytest.fixture(params=CONTEXTS[1:])
+def talker(request, tiny_tokenizer) -> CausalQwenForCausalLM:
+    """A tiny model that often decides for `<NUM>`, and writes digits behind it."""
+    return eager(graft_tiny("llama", tiny_tokenizer, number_context=request.param))
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_digits_are_read_exactly_as_the_bare_backbone_reads_the_text(family, tiny_tokenizer):
+    model = graft_tiny(family, tiny_tokenizer, number_context="digits").double()
+    texts = [text for text in TEXTS if text]
+    batch = model.processor(texts, padding=True, padding_side="left", return_tensors="pt")
+    padded = model.features(**batch).last_hidden_state
+    with_plan = model(**batch, causal_decoding=CausalDecoding(individual="token", seed=3)).loc_Y
+    for row, text in enumerate(texts):
+        plain = tiny_tokenizer(text, return_tensors="pt")["input_ids"]
+        theirs = model.backbone.base_model(input_ids=plain).last_hidden_state[0]
+        inputs = model.processor(text, return_tensors="pt")
+        ids = inputs["input_ids"][0]
+        words = ids != model.config.num_token_id
+        assert ids[words].tolist() == plain[0].tolist() and (~words).sum() == len(find_numbers(text))
+        torch.testing.assert_close(model.features(**inputs).last_hidden_state[0, words], theirs, rtol=0, atol=1e-9)
+        torch.testing.assert_close(padded[row, -len(ids) :][words], theirs, rtol=0, atol=1e-9)
+        if row in (0, 2):  # draws belong to places in the plain text, however long the row is
+            alone = model(**inputs, causal_decoding=CausalDecoding(individual="token", seed=3)).loc_Y
+            torch.testing.assert_close(with_plan[row, -len(ids) :][words], alone[0, words], rtol=0, atol=1e-6)
+
+
+def test_only_digits_hide_num(tiny_tokenizer):
+    """`both` shows the value to the backbone, `digits` does not, whatever the value is."""
+    inputs = CausalQwenProcessor(tiny_tokenizer, number_context="both")("It is 5 and", return_tensors="pt")
+    other = dict(inputs) | {"numeric_values": inputs["numeric_values"] * 1000}
+    for context, same in (("digits", True), ("both", False)):
+        model = graft_tiny("qwen2", tiny_tokenizer, number_context=context)
+        first, second = (model.features(**one).last_hidden_state[0, -1] for one in (inputs, other))
+        assert torch.equal(first, second) == same
+
+
+def test_digits_stand_behind_num_and_only_it_has_a_value(processor):
+    encoded = processor("It is 5 or 1,272.50 K")
+    ids, values = encoded["input_ids"], list(encoded["numeric_values"])
+    places = [place for place, token in enumerate(ids) if token == processor.num_token_id]
+    assert [values[place] for place in places] == [5.0, 1272.5] and sum(value != 0 for value in values) == 2
+    behind = "".join(processor.tokenizer.convert_ids_to_tokens(ids[places[1] + 1 :]))
+    assert behind.startswith("ĠK" if processor.number_context == "value" else "Ġ1,272.50")
+    written = [token for token, digit in zip(ids, encoded.digits[0], strict=True) if digit]
+    assert processor.tokenizer.decode(written) == ("" if processor.number_context == "value" else " 5 1,272.50")
+    tokens, shown = processor.tokenize("It is 5")
+    assert tokens[:3] == processor.tokenizer.tokenize("It is")[:3] and shown[tokens.index("<NUM>")] == 5.0
+
+
+def test_num_comes_before_a_token_that_reaches_into_its_number():
+    """The token "(-" begins before the number; `<NUM>` is predicted before any of its signs is seen."""
+    processor = CausalQwenProcessor.from_pretrained("smollm2-135m", number_context="digits")
+    encoded = processor("we lost (-5) of them")
+    shown = processor.tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    place = encoded["input_ids"].index(processor.num_token_id)
+    assert shown[place + 1 : place + 3] == ["Ġ(-", "5"] and encoded.digits[0][place : place + 4] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert processor.decode(encoded) == "we lost (-5) of them"
+
+
+def test_tokens_that_the_tokenizer_adds_are_no_digits(tiny_tokenizer):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    end = [("<|endoftext|>", 0), ("<|im_start|>", 1)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|endoftext|>", special_tokens=end
+    )
+    processor = CausalQwenProcessor(tokenizer, number_context="digits")
+    encoded = processor("5 or 6")
+    ids, digits = encoded["input_ids"], encoded.digits[0]
+    assert ids[:2] == [1, processor.num_token_id] and ids[-1] == 0 and not digits[0] and not digits[-1] and digits[2]
+    assert processor.decode(encoded, skip_special_tokens=True) == "5 or 6"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_and_cuts_keep_tokens_and_values_together(processor, side):
+    texts = ["1 one 2 two 3 three 44.5", "none", "x 5"]
+    batch = processor(texts, padding=True, padding_side=side, return_tensors="pt")
+    for row, text in enumerate(texts):
+        alone, kept = processor(text), batch["attention_mask"][row].bool()
+        assert batch["input_ids"][row, kept].tolist() == alone["input_ids"]
+        assert batch["numeric_values"][row, kept].tolist() == list(alone["numeric_values"])
+    assert processor.batch_decode(batch) == texts
+    whole = processor(texts[0])
+    processor.slotted_tokenizer.truncation_side = processor.tokenizer.truncation_side = side
+    try:
+        cut = processor(texts, truncation=True, max_length=6, padding="max_length")
+    finally:
+        processor.slotted_tokenizer.truncation_side = processor.tokenizer.truncation_side = "right"
+    window = slice(-6, None) if side == "left" else slice(6)
+    assert cut["input_ids"][0] == whole["input_ids"][window]
+    assert list(cut["numeric_values"][0]) == list(whole["numeric_values"])[window]
+    assert {len(ids) for ids in cut["input_ids"]} == {len(values) for values in cut["numeric_values"]} == {6}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=40) | st.text("0123456789.,-+eE%: aK(年价三百万½/", max_size=30))
+def test_any_text_survives_the_round_trip(processor, text):
+    for rules in (NumberRules(), NumberRules(kinds=KINDS)):
+        processor.number_rules = rules
+        try:
+            encoded = processor(text)
+        except ValueError:
+            return  # beyond float64, or a noncharacter
+        plain = processor.tokenizer.decode(processor.tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False)
+        if plain == text:
+            assert processor.decode(encoded) == text
+            assert encoded["input_ids"].count(processor.num_token_id) == len(find_numbers(text, rules))
+        if processor.number_context != "value":
+            words = [token for token in encoded["input_ids"] if token != processor.num_token_id]
+            assert words == processor.tokenizer(text)["input_ids"]
+            assert processor.decode(encoded["input_ids"], encoded["numeric_values"]) == plain
+
+
+def test_real_sentences_survive_the_round_trip(processor):
+    texts = [text for year in (1941, 2012) for text in speech_paragraphs(year)]
+    encoded = processor(texts)
+    assert processor.batch_decode(encoded) == texts and sum(map(len, encoded.number_texts)) > 30
+
+
+def test_digits_are_no_labels_and_a_prompt_ends_with_num(processor):
+    rows = [
+        Row("text", "x", {"text": "It is 5 now"}),
+        Row("prompt", "x", {"prompt": "Of 20 it is", "value": 7.0}),
+        Row("question", "x", {"question": "How many?", "answer": "some 30 of them"}),
+    ]
+    examples = encode_rows(rows, processor)
+    batch = collate(examples, 2)
+    num, decode = processor.num_token_id, processor.tokenizer.decode
+    labels = [[token for token in row if token not in (-100, num)] for row in batch["labels"].tolist()]
+    if processor.number_context == "value":
+        whole = [examples[row].input_ids[1:] for row in (0, 1)]
+        assert labels[:2] == [[token for token in ids if token != num] for ids in whole]
+    assert decode(labels[0]).endswith("s now") and decode(labels[1]).endswith(" it is")
+    assert "0" not in decode(labels[1]) and decode(labels[2]) == " some of them"
+    assert (batch["labels"] == num).sum(1).tolist() == [1, 2, 1]
+    known = [[value for value in row if math.isfinite(value) and value] for row in batch["numeric_labels"].tolist()]
+    assert known == [[5.0], [7.0], [30.0]] and examples[1].input_ids[-1] == num
+    assert [example.positions for example in examples] == (batch["labels"] != -100).sum(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("context", "preset"), [("digits", "causal"), ("digits", "softmax"), ("digits", None), ("both", "persona")]
+)
+def test_generated_numbers_are_followed_by_their_digits(tiny_tokenizer, context, preset):
+    talker = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    processor, num = talker.processor, talker.config.num_token_id
+    plan = {} if preset is None else {"causal_decoding": CausalDecoding.preset(preset, seed=5)}
+    inputs = encode(talker, PROMPTS)
+    out = talker.generate(**inputs, **plan, max_new_tokens=30, return_dict_in_generate=True)
+    texts = processor.batch_decode(out.sequences, out.numeric_values, skip_special_tokens=True)
+    start, found = inputs["input_ids"].shape[1], 0
+    for ids, values, text in zip(out.sequences.tolist(), out.numeric_values.tolist(), texts, strict=True):
+        assert all((value == 0) or token == num for token, value in zip(ids, values, strict=True))
+        for place in [place for place in range(start, len(ids)) if ids[place] == num]:
+            whole = processor.digits(ids[:place], values[place])
+            room = len(ids) - place - 1
+            assert ids[place + 1 : place + 1 + len(whole)] == whole[:room]
+            # Read back by the grammar: the same value.
+            form = processor.tokenizer.decode(whole)
+            assert [span.value for span in find_numbers(f"is {form.strip()}")] == [values[place]]
+            assert text.count(form) >= 1
+            found += len(whole) <= room
+        shown = processor.tokenizer.decode([token for token in ids if token != num], skip_special_tokens=True)
+        assert text.startswith(shown)  # and each once: a number that was cut short is finished
+    assert found > 3
+
+
+def test_a_row_alone_writes_what_it_writes_in_a_batch_and_without_a_cache(talker):
+    talker.config.value_digits = 3  # the last of six digits may round either way in float32
+    plan = CausalDecoding.preset("causal", seed=[11, 12, 13])
+    together = talker.generate(**encode(talker, PROMPTS), causal_decoding=plan, max_new_tokens=24)
+    length, numbers = together.sequences.shape[1] - 24, 0
+    for row, cache in ((0, False), (1, True), (2, True)):
+        one = CausalDecoding.preset("causal", seed=11 + row)
+        inputs = encode(talker, PROMPTS[row : row + 1])
+        alone = talker.generate(**inputs, causal_decoding=one, max_new_tokens=24, use_cache=cache)
+        assert torch.equal(alone.sequences[0, -24:], together.sequences[row, length:])
+        torch.testing.assert_close(alone.numeric_values[0, -24:], together.numeric_values[row, length:])
+        numbers += (alone.sequences[0, -24:] == talker.config.num_token_id).sum().item()
+    assert numbers > 3
+
+
+def test_what_was_generated_is_read_as_it_was_written(tiny_tokenizer):
+    """In `digits`, greedy search on the plain text chooses what `generate` chose, number by number."""
+    model = eager(graft_tiny("qwen2", tiny_tokenizer, number_context="digits"))
+    out = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=24, return_dict_in_generate=True)
+    ids, num = out.sequences[0], model.config.num_token_id
+    start = len(model.processor(PROMPTS[0])["input_ids"])
+    assert (ids[start:] == num).sum() > 1
+    chosen = 0
+    place = start
+    while place < len(ids):
+        plain = ids[:place][ids[:place] != num]
+        z = model.backbone.base_model(input_ids=plain[None]).last_hidden_state
+        assert model.heads(z[:, -1:]).logits[0, 0].argmax() == ids[place]
+        chosen += 1
+        skip = len(model.processor.digits(ids[:place].tolist(), out.numeric_values[0, place].item()))
+        place += 1 + (skip if ids[place] == num else 0)
+    assert chosen > 3
+
+
+def test_a_static_cache_writes_the_same(talker):
+    """Its masks are made before the forward pass."""
+    inputs = encode(talker, PROMPTS)
+    one, other = (
+        talker.generate(**inputs, max_new_tokens=16, cache_implementation=cache, disable_compile=True)
+        for cache in (None, "static")
+    )
+    assert torch.equal(one, other) and (one[:, -16:] == talker.config.num_token_id).any()
+
+
+def test_a_number_that_ends_a_prompt_is_written_out_first(talker):
+    ids = [*talker.processor("It is")["input_ids"], talker.config.num_token_id]
+    values = torch.tensor([[0.0] * (len(ids) - 1) + [351.5]], dtype=torch.float64)
+    out = talker.generate(torch.tensor([ids]), numeric_values=values, max_new_tokens=8)
+    assert talker.processor.tokenizer.decode(out[0, len(ids) :]).startswith(" 351.5")
+
+
+def test_a_number_that_was_cut_short_is_written_whole(processor):
+    ids = processor("It is 351.25")["input_ids"]
+    values = [351.25 if token == processor.num_token_id else 0.0 for token in ids]
+    place = ids.index(processor.num_token_id)
+    for end in range(place + 1, len(ids) + 1):
+        padded = [*ids[:end], 2, 2]
+        assert processor.decode(ids[:end], values[:end]) == "It is 351.25"
+        assert processor.decode(padded, [*values[:end], 0.0, 0.0], skip_special_tokens=True) == "It is 351.25"
+
+
+def test_streamed_text_is_the_decoded_text(talker, capsys):
+    streamer = NumberTextStreamer(talker.processor)
+    out = talker.generate(
+        **encode(talker, PROMPTS[:1]), max_new_tokens=30, streamer=streamer, return_dict_in_generate=True
+    )
+    assert capsys.readouterr().out.strip("\n") == talker.processor.decode(out.sequences[0], out.numeric_values[0])
+
+
+def test_the_setting_is_saved_and_comes_back(talker, tmp_path):
+    talker.save_pretrained(tmp_path)
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.number_context == loaded.processor.number_context == talker.config.number_context
+    inputs = encode(talker, PROMPTS[:1])
+    assert torch.equal(loaded(**inputs).logits, talker(**inputs).logits)
+    assert CausalQwenProcessor(talker.processor.tokenizer).number_context == "value"
+
+
+def test_predictions_are_those_of_the_plain_text(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
+    prompts = ["Of 20 people it is ", "They", "It was 1,000 and -5 and 7.25, so"]
+    for prompt, found in zip(prompts, model.predict_number(prompts), strict=True):
+        plain = tiny_tokenizer(prompt.rstrip(), return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            (expected,) = model.predict_values(model.backbone.base_model(input_ids=plain).last_hidden_state[:, -1])
+        assert found.loc == pytest.approx(expected.loc, abs=1e-4)
+
+
+def test_values_are_trained(tiny_tokenizer, tmp_path):
+    """Stage 1 on questions whose context holds the answer."""
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
+    rows = [Row("question", f"row {i}", fields) for i, fields in enumerate(synthetic.questions(24))]
+    examples = encode_rows(rows, model.processor)
+    metrics = train(
+        model, examples, examples[:8], tmp_path / "run", TrainSettings(values=ValueStage(epochs=2), evaluations=1)
+    )
+    assert math.isfinite(metrics["quantile_crps"]) and model.config.value_range is not None
+
+
+def test_what_reads_numbers_as_values_alone_is_refused(talker):
+    talker.config.value_range = [0.0, 100.0]  # as training leaves it: numbers are read
+    inputs = encode(talker, PROMPTS[:1])
+    said, forced = Observation(" a long way.", prompt="We have come"), Intervention(tokens={1: " but"})
+    who = Individual.from_seed(1, talker.config.causal_size)
+    refused = [
+        lambda: talker.generate(**inputs, num_beams=2, max_new_tokens=3),
+        lambda: talker.generate(**inputs, prompt_lookup_num_tokens=2, max_new_tokens=3),
+        lambda: talker.abduct("My friends, we are 5."),
+        lambda: talker.counterfactual_samples(said, forced, individual=who, noise="redraw"),
+    ]
+    for ask in refused:
+        with pytest.raises(ValueError, match="number_context='value'"):
+            ask()
+    assert talker.abduct("My friends, we are here.").evidence[0].tokens > 2  # no number, nothing to refuse
+
+
+def test_a_server_and_unknown_contexts_are_refused(talker, tiny_tokenizer):
+    pytest.importorskip("fastapi")
+    from causalqwen.serving import ServerSettings, create_app
+
+    with pytest.raises(ValueError, match="the server needs number_context='value'"):
+        create_app(talker, ServerSettings())
+    with pytest.raises(ValueError, match="unknown number_context 'words'; use one of value, digits, both"):
+        graft_tiny("llama", tiny_tokenizer, number_context="words")
+    with pytest.raises(ValueError, match="unknown number_context"):
+        CausalQwenProcessor(tiny_tokenizer, number_context="words")
+
+
+def test_a_cache_without_a_mask_is_refused(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
+    inputs = encode(model, PROMPTS[:1])
+    past = model(**inputs, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="attention_mask beside a cache"):
+        model(inputs["input_ids"][:, :1], past_key_values=past)
