@@ -7,10 +7,11 @@ from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
 from causalqwen.modeling.embedding import NumericEmbedding
+from causalqwen.modeling.encoded import NumericEncoding
 from causalqwen.modeling.model import CausalQwenForCausalLM
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 from causalqwen.modeling.prediction import NumberPrediction
-from causalqwen.modeling.processor import CausalQwenProcessor, NumericEncoding
+from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
 from causalqwen.modeling.worlds import Intervention, World

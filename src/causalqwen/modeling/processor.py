@@ -13,13 +13,21 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoConfig, BatchEncoding, PreTrainedTokenizerBase, ProcessorMixin
 
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.context import NumberContext, check_context, writes_digits
+from causalqwen.modeling.encoded import (
+    NumericEncoding,
+    TokenizedText,
+    Values,
+    announced,
+    as_tensor,
+    number_texts_of,
+    rows_of,
+)
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 
 SLOT = "\ufdd0NUM\ufdd1"
@@ -29,36 +37,6 @@ NUM_TOKEN = "<NUM>"
 """How `<NUM>` is shown in listings of tokens and where its value is not known."""
 
 _CONTEXT = 8  # tokens that decide how a number behind them is written
-
-
-class NumericEncoding(BatchEncoding):
-    """transformers' `BatchEncoding`, and `number_texts`: how each number of each text was written.
-
-    `number_texts[i]` lists the written forms of row i's numbers, left to right, with the space that `<NUM>` absorbed.
-    `processor.decode` and `processor.batch_decode` take it (or find it on `numeric_values`, or on a row of it), so that
-    decoding gives the very text back.
-
-    `digits[i]` says which tokens of row i, its padding left aside, are digits behind a `<NUM>`: they are read, not predicted.
-    """
-
-    number_texts: list[list[str]]
-    digits: list[list[bool]]
-
-
-class TokenizedText(tuple[list[str], list[float]]):
-    """Tokens and values of a text as the model reads it; printed as a table.
-
-    tokens: `<NUM>` for a number. values: 0.0 off `<NUM>`. kinds, units: as of `NumberSpan`, "" off `<NUM>`.
-    """
-
-    kinds: list[str]
-    units: list[str]
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{token:<16}{format_number(value) if kind else '':<16}{kind:<12}{unit}".rstrip()
-            for token, value, kind, unit in zip(*self, self.kinds, self.units, strict=True)
-        )
 
 
 class CausalQwenProcessor(ProcessorMixin):
@@ -176,7 +154,7 @@ class CausalQwenProcessor(ProcessorMixin):
             values.number_texts = [written]
         data["numeric_values"] = numeric_values
         if return_tensors == "pt":
-            data = {key: _as_tensor(key, rows) for key, rows in data.items()}
+            data = {key: as_tensor(key, rows) for key, rows in data.items()}
             data["numeric_values"].number_texts = number_texts
         elif single:
             data = {key: rows[0] for key, rows in data.items()}
@@ -213,7 +191,7 @@ class CausalQwenProcessor(ProcessorMixin):
             # Truncation drops numbers from the end that it cuts.
             kept = spans[row][len(spans[row]) - count :] if side == "left" else spans[row][:count]
             upcoming = (value for _, _, value in kept)
-            numeric_values.append(_Values([next(upcoming) if token == slot_id else 0.0 for token in ids]))
+            numeric_values.append(Values([next(upcoming) if token == slot_id else 0.0 for token in ids]))
             if count and slot_id != self.num_token_id:
                 encoded["input_ids"][row] = [self.num_token_id if token == slot_id else token for token in ids]
             number_texts.append([texts[row][start:end] for start, end, _ in kept])
@@ -239,12 +217,12 @@ class CausalQwenProcessor(ProcessorMixin):
         from_left = (truncation_side or self.tokenizer.truncation_side) == "left"
         input_ids, numeric_values, number_texts, digits = [], [], [], []
         for text, of_row, ids, offsets in zip(texts, spans, plain["input_ids"], plain["offset_mapping"], strict=True):
-            tokens = _announced(ids, offsets, of_row, self.num_token_id)
+            tokens = announced(ids, offsets, of_row, self.num_token_id)
             if limit is not None and len(tokens) > limit:
                 tokens = tokens[-limit:] if from_left else tokens[:limit]
             kept = {number for _, number, _ in tokens}
             input_ids.append([token for token, _, _ in tokens])
-            numeric_values.append(_Values([0.0 if n is None else of_row[n][2] for _, n, _ in tokens]))
+            numeric_values.append(Values([0.0 if n is None else of_row[n][2] for _, n, _ in tokens]))
             number_texts.append([text[start:end] for n, (start, end, _) in enumerate(of_row) if n in kept])
             digits.append([written for _, _, written in tokens])
         data = dict(
@@ -298,7 +276,7 @@ class CausalQwenProcessor(ProcessorMixin):
         if isinstance(token_ids, BatchEncoding):
             return self.batch_decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)[0]
         if number_texts is None:
-            number_texts = _number_texts_of(numeric_values)
+            number_texts = number_texts_of(numeric_values)
         ids = token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids)
         values = numeric_values.tolist() if isinstance(numeric_values, Tensor) else numeric_values
         if values is not None and len(values) != len(ids):
@@ -369,7 +347,7 @@ class CausalQwenProcessor(ProcessorMixin):
         """`decode` of several sequences: ids [B, L] and values [B, L], or one `NumericEncoding`."""
         number_texts = None
         if isinstance(token_ids, BatchEncoding):
-            token_ids, numeric_values, number_texts = _rows_of(token_ids)
+            token_ids, numeric_values, number_texts = rows_of(token_ids)
         rows = len(token_ids)
         values = [None] * rows if numeric_values is None else numeric_values
         texts = [None] * rows if number_texts is None else number_texts
@@ -377,54 +355,3 @@ class CausalQwenProcessor(ProcessorMixin):
             self.decode(ids, numeric_values=of_row, number_texts=written, **kwargs)
             for ids, of_row, written in zip(token_ids, values, texts, strict=True)
         ]
-
-
-def _announced(
-    ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, float]], num_token_id: int
-) -> list[tuple[int, int | None, bool]]:
-    """Plain ids with `<NUM>` before the first token of each span: id, index of the number on `<NUM>`, whether it is a digit."""
-    found: list[tuple[int, int | None, bool]] = []
-    number, end = 0, 0
-    for token, (low, high) in zip(ids, offsets, strict=True):
-        while number < len(spans) and high > spans[number][0]:
-            found.append((num_token_id, number, False))
-            end = spans[number][1]
-            number += 1
-        found.append((token, None, high > 0 and low < end))  # what a tokenizer adds itself lies at (0, 0)
-    return found
-
-
-class _Values(list):
-    """Values of one text, with `number_texts` beside them."""
-
-    number_texts: list[list[str]]
-
-
-def _as_tensor(key: str, rows: list) -> Tensor:
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError("the texts have different numbers of tokens: pass padding=True to stack them")
-    return torch.tensor(rows, dtype=torch.float64 if key == "numeric_values" else torch.int64)
-
-
-def _number_texts_of(values: Any) -> list[str] | None:
-    """The written forms that came with values: on the list or tensor itself, or on the tensor that it is a row of."""
-    found = getattr(values, "number_texts", None)
-    if found is not None:
-        return found[0] if len(found) == 1 else None
-    whole = getattr(values, "_base", None)
-    found = getattr(whole, "number_texts", None)
-    if found is None or values.dim() != 1 or values.shape[0] != whole.shape[-1]:
-        return None
-    return found[values.storage_offset() // whole.stride(0)]
-
-
-def _rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[str]]]:
-    """Ids, values and written forms of an encoding's rows, without their padding."""
-    ids, mask, values = encoding["input_ids"], encoding["attention_mask"], encoding["numeric_values"]
-    if isinstance(ids, Tensor):
-        ids, mask, values = ids.tolist(), mask.tolist(), values.tolist()
-    elif not ids or not isinstance(ids[0], list):
-        ids, mask, values = [ids], [mask], [values]
-    real = [[index for index, one in enumerate(row) if one] for row in mask]
-    pick = [[[row[i] for i in keep] for row, keep in zip(rows, real, strict=True)] for rows in (ids, values)]
-    return pick[0], pick[1], encoding.number_texts

@@ -1,0 +1,92 @@
+"""What the processor gives and takes: tokens with the values, and the written forms, of the numbers among them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchEncoding
+
+from causalqwen.numbers import format_number
+
+
+class NumericEncoding(BatchEncoding):
+    """transformers' `BatchEncoding`, and `number_texts`: how each number of each text was written.
+
+    `number_texts[i]` lists the written forms of row i's numbers, left to right, with the space that `<NUM>` absorbed.
+    `processor.decode` and `processor.batch_decode` take it (or find it on `numeric_values`, or on a row of it), so that
+    decoding gives the very text back.
+
+    `digits[i]` says which tokens of row i, its padding left aside, are digits behind a `<NUM>`: they are read, not predicted.
+    """
+
+    number_texts: list[list[str]]
+    digits: list[list[bool]]
+
+
+class TokenizedText(tuple[list[str], list[float]]):
+    """Tokens and values of a text as the model reads it; printed as a table.
+
+    tokens: `<NUM>` for a number. values: 0.0 off `<NUM>`. kinds, units: as of `NumberSpan`, "" off `<NUM>`.
+    """
+
+    kinds: list[str]
+    units: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{token:<16}{format_number(value) if kind else '':<16}{kind:<12}{unit}".rstrip()
+            for token, value, kind, unit in zip(*self, self.kinds, self.units, strict=True)
+        )
+
+
+def announced(
+    ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, float]], num_token_id: int
+) -> list[tuple[int, int | None, bool]]:
+    """Plain ids with `<NUM>` before the first token of each span: id, index of the number on `<NUM>`, whether it is a digit."""
+    found: list[tuple[int, int | None, bool]] = []
+    number, end = 0, 0
+    for token, (low, high) in zip(ids, offsets, strict=True):
+        while number < len(spans) and high > spans[number][0]:
+            found.append((num_token_id, number, False))
+            end = spans[number][1]
+            number += 1
+        found.append((token, None, high > 0 and low < end))  # what a tokenizer adds itself lies at (0, 0)
+    return found
+
+
+class Values(list):
+    """Values of one text, with `number_texts` beside them."""
+
+    number_texts: list[list[str]]
+
+
+def as_tensor(key: str, rows: list) -> Tensor:
+    """Rows of one column, stacked; ValueError where their lengths differ."""
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("the texts have different numbers of tokens: pass padding=True to stack them")
+    return torch.tensor(rows, dtype=torch.float64 if key == "numeric_values" else torch.int64)
+
+
+def number_texts_of(values: Any) -> list[str] | None:
+    """The written forms that came with values: on the list or tensor itself, or on the tensor that it is a row of."""
+    found = getattr(values, "number_texts", None)
+    if found is not None:
+        return found[0] if len(found) == 1 else None
+    whole = getattr(values, "_base", None)
+    found = getattr(whole, "number_texts", None)
+    if found is None or values.dim() != 1 or values.shape[0] != whole.shape[-1]:
+        return None
+    return found[values.storage_offset() // whole.stride(0)]
+
+
+def rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[str]]]:
+    """Ids, values and written forms of an encoding's rows, without their padding."""
+    ids, mask, values = encoding["input_ids"], encoding["attention_mask"], encoding["numeric_values"]
+    if isinstance(ids, Tensor):
+        ids, mask, values = ids.tolist(), mask.tolist(), values.tolist()
+    elif not ids or not isinstance(ids[0], list):
+        ids, mask, values = [ids], [mask], [values]
+    real = [[index for index, one in enumerate(row) if one] for row in mask]
+    pick = [[[row[i] for i in keep] for row, keep in zip(rows, real, strict=True)] for rows in (ids, values)]
+    return pick[0], pick[1], encoding.number_texts
