@@ -58,7 +58,7 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
 
 check-full: backbone lint  ## all tests, the slow ones too
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb '.[benchmark]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark]'
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m ''
 
 lint: $(READY)  ## style and types
