@@ -17,7 +17,8 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
-from causalqwen.data.boiling_points import boiling_points, sentence, split_by_compound
+from causalqwen.data.boiling_points import boiling_points, sentence
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import BEST_CRPS, questions
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import find_numbers
@@ -47,7 +48,7 @@ def nats(model: CausalQwenForCausalLM, text: str) -> tuple[list[float], list[flo
 def reading() -> None:
     texts = {
         "speech": [p for p in speech_paragraphs(2012) if find_numbers(p)],
-        "sentences": [sentence(r) for r in split_by_compound(boiling_points(), {"some": 60})["some"]],
+        "sentences": [sentence(r) for r in split_by_entity(boiling_points(), {"some": 60})["some"]],
     }
     print(f"{'context':10}" + "".join(f"{name + ', ' + of:>24}" for name in texts for of in ("after", "all words")))
     for context in CONTEXTS:

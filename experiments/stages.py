@@ -17,8 +17,9 @@ import torch
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import encode_rows
-from causalqwen.data.boiling_points import boiling_points, sentence, split_by_compound
+from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.rows import check_row
+from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions, statements
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speech_paragraphs
 from causalqwen.training import TrainSettings, score_tokens, stream_facts, train
@@ -29,7 +30,7 @@ SIZES = {"train": 400, "validation": 100, "test": 150}
 def tables() -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Kind -> part -> rows."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    compounds = split_by_compound(boiling_points(), SIZES)
+    compounds = split_by_entity(boiling_points(), SIZES)
     found["boiling points"] = {
         part: [{"text": sentence(one)} for one in of_part] for part, of_part in compounds.items()
     }

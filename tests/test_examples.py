@@ -14,6 +14,7 @@ from causalqwen.evaluation import predict_rows
 from conftest import graft_tiny, make_backbone
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+EXPERIMENTS = sorted((EXAMPLES.parent / "experiments").glob("*.py"))
 
 
 @pytest.fixture
@@ -77,3 +78,13 @@ def test_workers_of_ray_predict_each_row_once(tiny_tokenizer, tmp_path):
     assert sorted(found) == list(range(40))
     for row in predict_rows(model, (parse_row(json.dumps(row), "x") for row in rows)):
         assert found[row["id"]]["median"] == pytest.approx(row["median"], rel=1e-5)
+
+
+@pytest.mark.parametrize("script", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_finds_all_that_it_imports(script):
+    try:
+        made = runpy.run_path(str(script), run_name="imported")
+    except ModuleNotFoundError as error:
+        assert not error.name.startswith("causalqwen")
+        pytest.skip(f"{error.name} is not installed")
+    assert callable(made["main"])

@@ -349,3 +349,24 @@ def test_a_cache_without_a_mask_is_refused(tiny_tokenizer):
     past = model(**inputs, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="attention_mask beside a cache"):
         model(inputs["input_ids"][:, :1], past_key_values=past)
+
+
+def test_a_step_beside_a_cache_is_that_of_one_pass(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
+    inputs = encode(model, ["It is 5 and then more"])
+    hidden = inputs["input_ids"] == model.config.num_token_id
+    assert hidden.any() and not hidden[:, -2:].any()
+    with torch.no_grad():
+        whole = model(**inputs).logits[:, -1]
+        first = {name: column[:, :-1] for name, column in inputs.items()}
+        past = model(**first, use_cache=True).past_key_values
+        mask = inputs["attention_mask"].masked_fill(hidden, 0)
+        step = model(inputs["input_ids"][:, -1:], attention_mask=mask, past_key_values=past).logits[:, -1]
+    torch.testing.assert_close(step, whole)
+
+
+def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path):
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path)
+    model = CausalQwenForCausalLM.from_pretrained(tmp_path, number_context="digits")
+    found = model.processor("It is 5.")
+    assert any(found.digits[0]) and model.processor.decode(found) == "It is 5."

@@ -287,6 +287,7 @@ BROKEN = ValueTransform("quantile", knots=((-2.0, -50.0), (-0.5, 0.25), (0.8, 7.
 def test_numbers_are_no_finer_than_those_of_the_data(value, place):
     found = round_significant(torch.tensor([value], dtype=torch.float64), 12, place).item()
     assert found == pytest.approx(value, abs=0.51 * 10.0**place) and found == round(found, -place)
+    assert found or math.copysign(1, found) == 1  # 0, not -0
 
 
 def test_the_finest_place_of_values_is_that_of_nearly_all():
@@ -358,6 +359,18 @@ def test_an_atom_has_the_probability_of_its_piece(place, family):
         (lower, upper), (inner, outer) = ends
         assert lower <= atom <= upper
         assert level == 0 or not inner <= atom <= outer
+
+
+def test_something_is_left_between_neighbouring_atoms():
+    grades = torch.arange(1.0, 6.0, dtype=torch.float64).repeat(40)
+    transform = ValueTransform.fit("quantile", grades)
+    axis = [at for at, _ in transform.knots]
+    assert axis == sorted(set(axis)) and len(axis) == 10
+    law, one = ValueLaw(transform), torch.ones(1, dtype=torch.float64)
+    assert law.log_prob(0 * one, one, 2.5 * one).isfinite().all()
+    known = sum(law.log_prob(0 * one, one, grade * one).exp() for grade in range(1, 6))
+    assert 0.98 < known.item() < 1
+    assert transform.inverse(torch.tensor([-1e300, 1e300])).tolist() == [1.0, 5.0]
 
 
 def test_symlog_is_the_documents_phi_without_its_direction():

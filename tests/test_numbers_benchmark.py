@@ -33,7 +33,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_parts_never_share_an_entity_and_stay_when_records_go():
+def test_parts_never_share_an_entity_whatever_the_order():
     records = [{"entity": f"of {i % 37}", "name": f"{i:03}"} for i in range(200)]
     parts = split_by_entity(records, {"train": 90, "validation": 30, "test": 50})
     entities = [{record["entity"] for record in part} for part in parts.values()]
@@ -301,8 +301,8 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
         assert set(rows) == {*methods, JOINT} and table["sizes"] == [48, 24, 24]
         for ours in ("causalqwen", JOINT):
             assert rows[ours]["crps_log"] < 0.5 * rows["constant"]["crps_log"]
-        assert rows["causalqwen"]["notes"]["symlog"] in (0.0, 1.0) and "log_score" in rows["causalqwen"]
-        assert 0 <= rows["lora-digits-ntl"]["notes"]["unparsable"] <= 1
+        assert sum(rows["causalqwen"]["notes"].values()) == 1 and "log_score" in rows["causalqwen"]
+        assert set(rows["lora-digits-ntl"]["notes"]) == {"unparsable"}
         assert rows["constant"]["over_constant"]["crps"]["mean"] == 1 and rows["causalqwen"]["predict_seconds"] > 0
         assert min(row["over_best"]["crps"]["low"] for row in rows.values()) <= 0
     about, arrays = read_result(made.file("red", "causalqwen", 0))

@@ -10,7 +10,7 @@ def split_by_entity(
 ) -> dict[str, list[dict[str, Any]]]:
     """Disjoint parts of about these sizes; records with one `entity` never fall into two parts.
 
-    The order is that of a hash of the entity, then of `name`, so that a part does not change when other records come or go.
+    The order is that of a hash of the entity, then of `name`, so that it does not depend on that of the records.
     ValueError where there are fewer records than asked for.
     """
     if len(records) < sum(sizes.values()):

@@ -17,7 +17,7 @@ class NumericEncoding(BatchEncoding):
     `processor.decode` and `processor.batch_decode` take it (or find it on `numeric_values`, or on a row of it), so that
     decoding gives the very text back.
 
-    `digits[i]` says which tokens of row i, its padding left aside, are digits behind a `<NUM>`: they are read, not predicted.
+    `digits[i]` says which tokens of row i are digits behind a `<NUM>`: they are read, not predicted.
     """
 
     number_texts: list[list[str]]

@@ -96,6 +96,7 @@ class CausalQwenForCausalLM(
         """The processor that belongs to this model; read from its folder when it is first asked for."""
         if self._processor is None:
             self._processor = CausalQwenProcessor.from_pretrained(self.name_or_path)
+            self._processor.number_context = self.config.number_context  # which may have been set anew on loading
         return self._processor
 
     @processor.setter
@@ -175,10 +176,11 @@ class CausalQwenForCausalLM(
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
         if not self.config.hides_numbers or input_ids is None or made:
             return attention_mask, position_ids
-        if attention_mask is None and past_key_values is not None and past_key_values.get_seq_length():
+        cached = past_key_values is not None and past_key_values.get_seq_length() > 0
+        if attention_mask is None and cached:
             raise ValueError("number_context='digits' needs attention_mask beside a cache, 0 at each <NUM> in it")
         hidden = input_ids == self.config.num_token_id
-        if not bool(hidden.any()):
+        if not cached and not bool(hidden.any()):
             return attention_mask, position_ids
         attention_mask, position_ids = without(hidden, attention_mask)
         return attention_mask, position_ids[:, -input_ids.shape[1] :]

@@ -80,9 +80,9 @@ class ValueLaw:
     def axis_log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Log density of the raw law at t(value), per unit of the axis; of an atom, the log of its probability."""
         low, high = self.transform.cell(value)
+        if self.transform.kind != "quantile":
+            return self.law.log_prob(low, loc, scale)
         density = self.law.log_prob(torch.where(high > low, 0.0, low), loc, scale)
-        if not bool((high > low).any()):
-            return density
         return torch.where(
             high > low, self.law.log_interval(low, torch.where(high > low, high, low + 1), loc, scale), density
         )

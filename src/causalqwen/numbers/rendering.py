@@ -125,4 +125,4 @@ def round_significant(values: Tensor, digits: int, place: int | None = None) -> 
     # Exact powers of ten multiply or divide (10^22 is the largest), so that 351.235 comes out as the float of that text.
     shift = (digits - 1 - magnitude).clamp(-300, 300 if place is None else -place)
     up, down = 10.0 ** shift.clamp(min=0), 10.0 ** (-shift).clamp(min=0)
-    return torch.round(values * up / down) * down / up
+    return torch.round(values * up / down) * down / up + 0.0  # not -0

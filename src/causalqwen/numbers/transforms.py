@@ -101,7 +101,8 @@ class ValueTransform:
         return low, torch.where((values == at[-1]) & (high > low), torch.inf, high)
 
     def forward(self, values: Tensor) -> Tensor:
-        """t(v), float64, elementwise; of an atom, the middle of its piece."""
+        """t(v), float64, elementwise; of an atom, the middle of its piece, which is what values that share an individual, or
+        that are evidence about one, are read as."""
         low, high = self.cell(values)
         if self.kind != "quantile":
             return low
@@ -112,7 +113,8 @@ class ValueTransform:
         """t^-1(x), float64, elementwise, clamped to what float64 can hold."""
         if self.kind == "quantile":
             at, values = (t.to(axis.device) for t in self._columns())
-            return _on_line(axis.to(torch.float64), at, values, right=True)
+            found = _on_line(axis.to(torch.float64).clamp(-1e150, 1e150), at, values, right=True)
+            return found.clamp(-torch.finfo(torch.float64).max, torch.finfo(torch.float64).max)
         axis = axis.to(torch.float64) * self.width + self.center
         if self.kind == "symlog":
             return torch.sign(axis) * torch.expm1(axis.abs().clamp(max=_LARGEST_LOG))
@@ -152,8 +154,10 @@ def _quantile_knots(values: Tensor) -> tuple[tuple[float, float], ...]:
     kept = torch.cat([chosen, atom.nonzero().flatten(), torch.tensor([0, len(distinct) - 1])]).unique()
     rank, value = [], []
     for place in kept.tolist():
-        ends = [below[place], below[place] + counts[place]] if atom[place] else [below[place] + counts[place] / 2]
-        rank += [float(end) / n for end in ends]
+        first, count = below[place].item(), counts[place].item()
+        # A quarter of a row at each end of an atom is left to what lies between it and the next one.
+        ends = [first + 0.25, first + count - 0.25] if atom[place] else [first + count / 2]
+        rank += [end / n for end in ends]
         value += [distinct[place].item()] * len(ends)
     edge = 0.5 / n
     axis = torch.special.ndtri(torch.tensor(rank, dtype=torch.float64).clamp(edge, 1 - edge)) / _UPPER_QUARTILE

@@ -133,7 +133,8 @@ def facts_of(
         decisions = decision_scores(scores, scales, thresholds, vocabulary_mask=None if without is None else used)
         best = decisions.max(-1)
         also = also_right[part]
-        of_also = (log_p - log_not_p).gather(-1, also.clamp(min=0)).masked_fill(also == NO_TARGET, 0.0)
+        log_p_also, log_not_also = (t.gather(-1, also.clamp(min=0)) for t in (log_p, log_not_p))
+        of_also = (log_p_also - log_not_also).masked_fill(also == NO_TARGET, 0.0)
         of_right = (log_p_target - log_not_target).masked_fill(numbers, 0.0) + of_also.sum(-1)
         made = {
             "features": upcast(features),

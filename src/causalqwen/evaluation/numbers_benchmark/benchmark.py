@@ -113,8 +113,9 @@ class Benchmark:
         made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"training": self.training} if method in (*GRAFTS, JOINT) else {}
-        made |= {"tables": list(self.tables)} if method == JOINT else {}
-        key = json.dumps([made, self.records(name)[1]], sort_keys=True)
+        made |= {"settings": DIGITS.get(method, GRAFTS.get(method))}
+        read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
+        key = json.dumps([made, read], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
 
     def records(self, name: str) -> tuple[str, Records]:

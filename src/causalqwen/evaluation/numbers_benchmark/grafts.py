@@ -31,18 +31,16 @@ class Graft:
     settings: dict[str, Any]
 
     def __call__(self, training: NumberTable, validation: NumberTable, seed: int) -> Predictor:
-        model = self.trained(training, validation, seed)
+        model = self.trained(training, [validation], seed)
         return lambda table: forecast(model, table)
 
-    def trained(self, training: NumberTable, validation: NumberTable, seed: int) -> CausalQwenForCausalLM:
-        """The model with that transform of `TRANSFORMS` whose CRPS on the validation rows is least. (Log scores do not compare:
-        an atom has a probability, not a density.)"""
-        models = (self._trained(kind, training, validation, seed) for kind in TRANSFORMS)
-        return min(models, key=lambda pair: pair[0])[1]
+    def trained(self, training: NumberTable, held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
+        """The model with that transform of `TRANSFORMS` whose `relative_crps` on the validation rows of each table is least on
+        average. (Log scores do not compare: an atom has a probability, not a density.)"""
+        models = (self._trained(kind, training, _joined(held), seed) for kind in TRANSFORMS)
+        return min(models, key=lambda model: sum(relative_crps(model, table) for table in held))
 
-    def _trained(
-        self, kind: str, training: NumberTable, validation: NumberTable, seed: int
-    ) -> tuple[float, CausalQwenForCausalLM]:
+    def _trained(self, kind: str, training: NumberTable, validation: NumberTable, seed: int) -> CausalQwenForCausalLM:
         model = self.make(**self.config)
         if model.value_branch is not None:
             torch.manual_seed(seed)
@@ -54,8 +52,15 @@ class Graft:
             work.mkdir(parents=True)
             for kept in self.facts.resolve().glob("features-*"):
                 (work / kept.name).symlink_to(kept)
-            metrics = train(model, learned, held, work.parent, settings)
-        return metrics["quantile_crps"], model
+            train(model, learned, held, work.parent, settings)
+        return model
+
+
+def relative_crps(model: CausalQwenForCausalLM, table: NumberTable) -> float:
+    """CRPS of the model's own law on a table over the mean distance of its values from their median."""
+    loc, scale = located(model, table)
+    crps = model.value_law.quantile_crps(loc, scale, torch.from_numpy(table.values)).mean().item()
+    return crps / max(float(np.abs(table.values - np.median(table.values)).mean()), 1e-300)
 
 
 def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
@@ -86,8 +91,8 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
 def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], seed: int) -> dict[str, Predictor]:
     """One model on the training rows of all tables at once (train, validation), recalibrated for each on its own validation
     rows; a predictor per table."""
-    learned, held = (_joined([pair[part] for pair in tables.values()]) for part in (0, 1))
-    model = graft.trained(learned, held, seed)
+    learned = _joined([training for training, _ in tables.values()])
+    model = graft.trained(learned, [validation for _, validation in tables.values()], seed)
 
     def predictor(validation: NumberTable) -> Predictor:
         def predict(table: NumberTable) -> Forecast:
