@@ -192,3 +192,18 @@ def test_nothing_names_one_machine():
     for path in [*SOURCES, *DOCS, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]:
         if path.name != "test_docs.py":
             assert not home.search(path.read_text(encoding="utf-8")), path
+
+
+def test_every_public_name_has_a_row_and_every_row_a_name():
+    rooms = [
+        importlib.import_module(f"causalqwen{room}") for room in ("", ".numbers", ".data", ".training", ".evaluation")
+    ]
+    known = {name for room in rooms for name in room.__all__}
+    listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
+    assert known <= set(listed), known - set(listed)
+    assert listed == re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.zh.md").read_text(encoding="utf-8"), re.M)
+    laws = importlib.import_module("causalqwen.distributions")
+    for name in listed:
+        first, *rest = name.split(".")
+        found = next(getattr(room, first) for room in (*rooms, laws) if hasattr(room, first))
+        assert not rest or hasattr(found, rest[0]), name

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding
-from causalqwen.data import collate, encode_rows, parse_row
+from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.training import (
     BackboneStage,
@@ -644,3 +644,15 @@ def test_zeros_are_an_atom_of_the_law(tiny_tokenizer, tmp_path):
     assert model.config.value_place == -2  # as the training values are given
     texts = model.generated_values(torch.linspace(-3, 3, 50))
     assert torch.equal(texts, (texts * 100).round() / 100) and bool((texts == 0).any())
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_direction_of_numbers_may_stay(model, tmp_path, trained):
+    start = model.numeric_embedding.direction.detach().clone()
+    rows = encode_rows(
+        [Row("prompt", f"row {i}", {"prompt": f"After {i}.5 comes", "value": float(i)}) for i in range(8)],
+        model.processor,
+    )
+    stage = LoraStage(epochs=1, batch_size=4, learning_rate=1e-2, direction=trained)
+    train(model, rows, [], tmp_path / "out", TrainSettings(values=None, lora=stage))
+    assert torch.equal(model.numeric_embedding.direction, start) != trained
