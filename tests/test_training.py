@@ -656,3 +656,16 @@ def test_the_direction_of_numbers_may_stay(model, tmp_path, trained):
     stage = LoraStage(epochs=1, batch_size=4, learning_rate=1e-2, direction=trained)
     train(model, rows, [], tmp_path / "out", TrainSettings(values=None, lora=stage))
     assert torch.equal(model.numeric_embedding.direction, start) != trained
+
+
+def test_long_gradients_are_scaled_down(model, tmp_path):
+    """Below AdamW's epsilon the length counts."""
+    moved = []
+    start = {name: p.detach().clone() for name, p in model.value_branch.named_parameters()}
+    for limit in (1.0, 1e-12):
+        model.value_branch.load_state_dict(start, strict=False)
+        stage = ValueStage(epochs=3, batch_size=4, weight_decay=0.0, standardize=False)
+        settings = TrainSettings(values=stage, max_grad_norm=limit, recalibrate=False)
+        train(model, examples(model, 8), [], tmp_path / str(limit), settings)
+        moved.append(sum((p.detach() - start[n]).abs().sum().item() for n, p in model.value_branch.named_parameters()))
+    assert 0 < moved[1] < 0.1 * moved[0]

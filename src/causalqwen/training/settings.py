@@ -148,6 +148,7 @@ class TrainSettings:
         values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
             backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
+        max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
             a checkpoint written, from which a killed run can be resumed.
         ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
@@ -164,6 +165,7 @@ class TrainSettings:
     lora: LoraStage | None = None
     backbone: BackboneStage | None = None
     recalibrate: bool = True
+    max_grad_norm: float = 1.0
     logging_steps: int = 20
     evaluations: int = 10
     ovr_impl: str = "auto"

@@ -270,6 +270,7 @@ def _run_stage(
         learning_rate=stage.learning_rate,
         weight_decay=stage.weight_decay,
         lr_scheduler_type="cosine",
+        max_grad_norm=settings.max_grad_norm,
         warmup_steps=stage.warmup,
         logging_steps=settings.logging_steps,
         eval_strategy="steps" if eval_examples else "no",
