@@ -225,10 +225,12 @@ class CausalQwenForCausalLM(
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
                 divided by; this batch's own by default.
         """
-        seen, position_ids = self.seen(input_ids, attention_mask, position_ids, past_key_values)
+        seen, places = attention_mask, position_ids
+        if causal_decoding is not None:
+            seen, places = self.seen(input_ids, attention_mask, position_ids, past_key_values)
         outputs = self.features(
             input_ids,
-            seen,
+            attention_mask,
             numeric_values,
             inputs_embeds,
             position_ids=position_ids,
@@ -247,7 +249,7 @@ class CausalQwenForCausalLM(
             size = self.config.causal_size
             causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
         if causal_decoding is not None:
-            positions = token_positions(features, seen, position_ids, past_key_values)[:, kept]
+            positions = token_positions(features, seen, places, past_key_values)[:, kept]
         if scores_only:
             result = self.scores(features[:, kept], causal_decoding, positions)
         else:

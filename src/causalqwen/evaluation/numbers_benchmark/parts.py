@@ -73,6 +73,7 @@ def prepare(
     """Read the records (train, validation, test) of a table with `model`, or take what was read from `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     clock, tables = folder / "seconds.json", {}
+    # By the folder of features, which another backbone does not share.
     seconds: dict[str, float] = json.loads(clock.read_text(encoding="utf-8")) if clock.exists() else {}
 
     def took(what: str, started: float, rows: int) -> None:
@@ -85,11 +86,12 @@ def prepare(
         known, started = set(folder.glob("features-*")), time.perf_counter()
         store = FactStore.build(model, examples, folder, title=f"{name}, {part}")
         if store.folder not in known:
-            took("facts", started, len(examples))
+            took(f"facts {store.folder.name}", started, len(examples))
         tables[part] = replace(number_table(model, examples, store), prompts=prompts)
-    if "prompt" not in seconds:
+    asking = f"prompt {store.folder.name}"
+    if asking not in seconds:
         some, started = prompts[: 2 * _BATCH], time.perf_counter()
         model.predict_number(some, batch_size=_BATCH)
-        took("prompt", started, len(some))
-    facts_seconds = seconds.get("facts", seconds["prompt"])  # a run stopped before it was written down
-    return Parts(name, unit, **tables, facts=folder, facts_seconds=facts_seconds, prompt_seconds=seconds["prompt"])
+        took(asking, started, len(some))
+    reading = seconds.get(f"facts {store.folder.name}", seconds[asking])  # a run stopped before it was written down
+    return Parts(name, unit, **tables, facts=folder, facts_seconds=reading, prompt_seconds=seconds[asking])
