@@ -361,6 +361,44 @@ def test_an_atom_has_the_probability_of_its_piece(place, family):
         assert level == 0 or not inner <= atom <= outer
 
 
+@pytest.mark.parametrize(("least", "greatest"), [(True, False), (False, True), (True, True), (False, False)])
+def test_the_loss_of_an_atom_is_that_of_one_point(least, greatest):
+    """CRPS on the axis against an axis from which the pieces that do not change the value are cut, and its gradients."""
+    spread = torch.linspace(5, 95, 300, dtype=torch.float64)
+    shared = [torch.full((200,), end) for end, there in ((0.0, least), (200.0, greatest)) if there]
+    values = torch.cat([spread, torch.full((150,), 50.25), *shared]).double()
+    transform = ValueTransform.fit("quantile", values)
+    grid = torch.linspace(-9, 9, 360_001, dtype=torch.float64)
+    moves = (transform.inverse(grid).diff() != 0).double() * (grid[1] - grid[0])
+    cut = torch.cat([torch.zeros(1, dtype=torch.float64), moves.cumsum(0)])
+
+    def place(axis):
+        return cut[torch.searchsorted(grid, axis.contiguous()).clamp(max=len(grid) - 1)]
+
+    law = ValueLaw(transform, "gaussian")
+    loc = torch.tensor([-2.0, 0.0, 1.0], dtype=torch.float64).repeat_interleave(4)
+    scale = torch.tensor([0.3, 1.5], dtype=torch.float64).repeat(6)
+    ends = [0.0 if least else 6.0, 200.0 if greatest else 94.0]
+    value = torch.tensor([ends[0], 20.0, 50.25, ends[1]], dtype=torch.float64).repeat(3)
+    slow = torch.zeros(12, dtype=torch.float64)
+    for level in range(1, 40):
+        p = torch.tensor(level / 40, dtype=torch.float64)
+        gap = place(transform.forward(value)) - place(loc + scale * torch.special.ndtri(p))
+        slow += 2 / 39 * torch.maximum(p * gap, (p - 1) * gap)
+    torch.testing.assert_close(law.axis_crps(loc, scale, value), slow, atol=2e-4, rtol=0)
+    loc.requires_grad_(True), scale.requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda *law_of: law.axis_crps(*law_of, value), (loc, scale))
+
+
+def test_without_atoms_the_loss_is_near_the_closed_crps():
+    law = ValueLaw(ValueTransform("affine", 300.0, 20.0), "gaussian")
+    loc, scale = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor([1.0, 0.5], dtype=torch.float64)
+    value = torch.tensor([310.0, 290.0], dtype=torch.float64)
+    closed = law.crps(loc, scale, value) / 20
+    torch.testing.assert_close(law.axis_crps(loc, scale, value), closed, rtol=0.06, atol=0)
+    torch.testing.assert_close(law.axis_losses(loc, scale, value, "nll"), -law.axis_log_prob(loc, scale, value))
+
+
 def test_something_is_left_between_neighbouring_atoms():
     grades = torch.arange(1.0, 6.0, dtype=torch.float64).repeat(40)
     transform = ValueTransform.fit("quantile", grades)

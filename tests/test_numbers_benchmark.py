@@ -301,7 +301,7 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
         assert set(rows) == {*methods, JOINT} and table["sizes"] == [48, 24, 24]
         for ours in ("causalqwen", JOINT):
             assert rows[ours]["crps_log"] < 0.5 * rows["constant"]["crps_log"]
-        assert sum(rows["causalqwen"]["notes"].values()) == 1 and "log_score" in rows["causalqwen"]
+        assert sum(rows["causalqwen"]["notes"].values()) == 2 and "log_score" in rows["causalqwen"]
         assert set(rows["lora-digits-ntl"]["notes"]) == {"unparsable"}
         assert rows["constant"]["over_constant"]["crps"]["mean"] == 1 and rows["causalqwen"]["predict_seconds"] > 0
         assert min(row["over_best"]["crps"]["low"] for row in rows.values()) <= 0

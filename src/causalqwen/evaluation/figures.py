@@ -88,7 +88,7 @@ def training_curves(records: Sequence[dict[str, Any]]) -> str:
     """Loss of the value head, and what was decided right, over the updates; from the records of `metrics.jsonl`."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4))
     panels = (
-        (axes[0], "value: negative log-likelihood", (("train/reg_loss_effective", _GREY, "training"),
+        (axes[0], "L_reg of values", (("train/reg_loss_effective", _GREY, "training"),
                                                     ("eval/reg_loss", _MAIN, "validation"))),
         (axes[1], "share of decisions", (("eval/accuracy", _MAIN, "right token"), ("eval/num_f1", _SECOND, "F1 of <NUM>"),
                                          ("eval/coverage_raw_0.9", _THIRD, "inside the raw 90% interval"))),

@@ -71,7 +71,8 @@ class CausalQwenConfig(PreTrainedConfig):
             (foundations 3.3.2), None for none.
         domains: settings of the domains' abduction networks by name; domain: which one is asked, None for the base's. See
             `DomainsMixin`.
-        value_branch: a residual on loc_U and scale_U that only the value head reads.
+        value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
+            that residual is the mean of; each is trained as if it were alone.
         score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
         score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
         threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
@@ -92,6 +93,7 @@ class CausalQwenConfig(PreTrainedConfig):
             recalibration fitted on validation rows, or None.
         value_digits: significant digits of a generated number. value_place: the power of ten that it is a multiple of, that
             of the training values (0: integers); None for any.
+        value_loss: what L_reg is made of: "nll" (overview 2.5), or "crps", in the same units of the axis (theory 3.11).
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         central_mass: the vocabulary reads e1 and e2 uniform on this central mass, times `ActionNetwork.draw_unit`, where a
             plan leaves `central_mass` open.
@@ -114,6 +116,7 @@ class CausalQwenConfig(PreTrainedConfig):
     domain: str | None = None
     value_branch: bool = True
     value_branch_hidden_size: int = 512
+    value_branch_members: int = 1
     value_branch_layers: int = 2
     value_branch_dropout: float = 0.3
 
@@ -139,6 +142,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_digits: int = 6
     value_place: int | None = None
 
+    value_loss: Literal["nll", "crps"] = "nll"
     gate_alpha: float = 1.0
     gate_detach: bool = True
     value_loss_weight: float = 1.0

@@ -70,6 +70,7 @@ class HeadsMixin:
                 config.hidden_size,
                 size,
                 config.value_branch_hidden_size,
+                members=config.value_branch_members,
                 layers=config.value_branch_layers,
                 dropout=config.value_branch_dropout,
             )
@@ -221,9 +222,12 @@ class HeadsMixin:
         scale_U: Tensor,
         bound: BoundDecoding | None = None,
         positions: Tensor | None = None,
+        *,
+        each_member: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """(loc_Y, scale_Y) [...] on the value axis, from features [..., H] and the law of U [..., C] there."""
-        loc, scale = self.as_values_read(features, loc_U, scale_U)
+        """(loc_Y, scale_Y) [...] on the value axis, from features [..., H] and the law of U [..., C] there; with `each_member`,
+        [members, ...], those of each member of the value branch alone."""
+        loc, scale = self.as_values_read(features, loc_U, scale_U, each_member=each_member)
         if bound is None:
             scale = self.action.value_law.add(scale, self.value_noise)
         else:
@@ -237,9 +241,13 @@ class HeadsMixin:
         noise = self.action.noise
         return noise if self.value_branch is None else noise * self.value_branch.log_noise.exp()
 
-    def as_values_read(self, features: Tensor, loc_U: Tensor, scale_U: Tensor) -> tuple[Tensor, Tensor]:
+    def as_values_read(
+        self, features: Tensor, loc_U: Tensor, scale_U: Tensor, *, each_member: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """The law of U [..., C] as the value head reads it: through the value branch, where there is one."""
-        return (loc_U, scale_U) if self.value_branch is None else self.value_branch(features, loc_U, scale_U)
+        if self.value_branch is None:
+            return (loc_U[None], scale_U[None]) if each_member else (loc_U, scale_U)
+        return self.value_branch(features, loc_U, scale_U, each=each_member)
 
     def thresholds(self, features: Tensor, loc_U: Tensor, scale_U: Tensor, positions_at_once: int = 256) -> Tensor:
         """C + c(z) [..., 1], predicted or solved (`config.threshold_shift`), from features and the law of U, [..., C]."""
@@ -342,14 +350,17 @@ class HeadsMixin:
         )
 
     def value_losses(self, features: Tensor, values: Tensor, group: Tensor | None = None) -> Tensor:
-        """-log p of values [n], in the data's units, after features [n, H]; [n]. The density is that of the axis.
+        """L_reg of values [n], in the data's units, after features [n, H]; [n]: `ValueLaw.axis_losses` of `config.value_loss`.
+        In training, the mean over the branch's members of what each would lose alone.
 
         group: int64 [n], -1 for none; values of one group share an individual, and each is charged its part of their joint
             likelihood with e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
         """
         loc_U, scale_U = self.abduction(features)
-        loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U)
-        losses = -self.value_law.axis_log_prob(loc_Y, scale_Y, values)
+        loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, each_member=self.training)
+        losses = self.value_law.axis_losses(loc_Y, scale_Y, values, self.config.value_loss)
+        if self.training:
+            losses, loc_Y = losses.mean(0), loc_Y.mean(0)
         if group is None:
             return losses
         targets = self.value_transform.forward(values)

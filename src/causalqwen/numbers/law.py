@@ -12,6 +12,9 @@ from causalqwen.numbers.transforms import ValueTransform
 CRPS_LEVELS = torch.arange(1, 200, dtype=torch.float64) / 200
 """The 199 levels from which a CRPS is taken where it has no closed form (theory 3.11)."""
 
+LOSS_LEVELS = torch.arange(1, 40, dtype=torch.float64) / 40
+"""The 39 levels of `ValueLaw.axis_crps`: few enough for every step, and none so far out that a Cauchy's tails lead."""
+
 WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
@@ -86,6 +89,17 @@ class ValueLaw:
         return torch.where(
             high > low, self.law.log_interval(low, torch.where(high > low, high, low + 1), loc, scale), density
         )
+
+    def axis_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point (theory 3.11); its dtype is
+        that of loc and scale."""
+        quantiles = loc.unsqueeze(-1) + scale.unsqueeze(-1) * self.law.quantile(LOSS_LEVELS).to(loc)
+        target = self.transform.collapse(self.transform.forward(value))
+        return quantile_crps(target.to(loc), self.transform.collapse(quantiles), LOSS_LEVELS.to(loc))
+
+    def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
+        """What the value head is trained on, elementwise: "nll", -`axis_log_prob`, or "crps", `axis_crps`."""
+        return self.axis_crps(loc, scale, value) if kind == "crps" else -self.axis_log_prob(loc, scale, value)
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Log density of the raw law at `value`, per unit of the data: with the Jacobian of t. Of an atom, log P(Y = value)."""

@@ -109,6 +109,20 @@ class ValueTransform:
         first, last = self.knots[0][0], self.knots[-1][0]
         return torch.where(high > low, (low.clamp(min=first) + high.clamp(max=last)) / 2, low)
 
+    def collapse(self, axis: Tensor) -> Tensor:
+        """The axis with the piece of every atom shrunk to one point, elementwise and nondecreasing: distances along it are
+        between values, not between ranks of one value."""
+        if self.kind != "quantile":
+            return axis
+        at, values = self._columns()
+        shrunk = axis
+        for piece in (values[1:] == values[:-1]).nonzero().flatten().tolist():
+            low = at[piece].item() if piece else -torch.inf
+            high = at[piece + 1].item() if piece + 2 < len(at) else torch.inf
+            end = low if piece else high
+            shrunk = shrunk - (axis.clamp(low, high) - end)
+        return shrunk
+
     def inverse(self, axis: Tensor) -> Tensor:
         """t^-1(x), float64, elementwise, clamped to what float64 can hold."""
         if self.kind == "quantile":

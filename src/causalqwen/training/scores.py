@@ -67,7 +67,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
-    nll = 0.0
+    reg_loss = 0.0
     if len(values["value"]):
         metrics |= score_values(model.value_law, values["loc"], values["scale"], values["value"])
         low, high = model.value_law.interval(values["loc"], values["scale"], 0.9)
@@ -75,9 +75,10 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         metrics["consistency"] = (inside & column["announced"]).double().mean().item()
         spread = (values["value"] - values["value"].median()).abs().mean().item()
         metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
-        nll = -model.value_law.axis_log_prob(values["loc"], values["scale"], values["value"]).mean().item()
-    metrics["reg_loss"] = nll
-    metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * nll
+        losses = model.value_law.axis_losses(values["loc"], values["scale"], values["value"], model.config.value_loss)
+        reg_loss = losses.mean().item()
+    metrics["reg_loss"] = reg_loss
+    metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * reg_loss
     if "distance" in column:
         metrics |= {"domain_divergence": column["distance"].mean().item()}
         metrics |= {"domain_divergence_max": column["distance"].max().item()}

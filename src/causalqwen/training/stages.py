@@ -90,6 +90,11 @@ def _train_values(run: Run) -> None:
             raise ValueError(
                 "rows name individuals, but this model has no value branch to learn what differs between them"
             )
+        if model.config.value_loss != "nll" or model.value_branch.others:
+            raise ValueError(
+                "rows name individuals: their values are learned by joint likelihood, by one perceptron "
+                "(value_loss: nll, value_branch_members: 1)"
+            )
         _start_shares(model, model.value_branch)
         model.value_branch.log_noise.requires_grad_(True)
         rates = dict.fromkeys(

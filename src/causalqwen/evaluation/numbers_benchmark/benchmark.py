@@ -39,7 +39,8 @@ REGRESSIONS: dict[str, Rival] = {
     "ngboost-laplace": partial(fit_ngboost, law="Laplace"),
 }
 DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
-GRAFTS: dict[str, dict[str, Any]] = {"gaussian": {"value_family": "gaussian"}, "causalqwen": {}}
+OURS: dict[str, Any] = {"value_loss": "crps", "value_branch_members": 4}
+GRAFTS: dict[str, dict[str, Any]] = {"gaussian": {"value_family": "gaussian"}, "causalqwen": OURS}
 JOINT = "causalqwen-joint"
 METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS, JOINT)
 _TEXT_ALONE = ("constant", "boosting", *DIGITS)
@@ -115,7 +116,7 @@ class Benchmark:
         made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"training": self.training} if method in (*GRAFTS, JOINT) else {}
-        made |= {"settings": DIGITS.get(method, GRAFTS.get(method))}
+        made |= {"settings": DIGITS.get(method, GRAFTS.get(method, OURS if method == JOINT else None))}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
@@ -156,7 +157,7 @@ class Benchmark:
             values = [value for table in both for value in table.values.tolist()]
             FactStore.build(model, examples_of(model, prompts, values), facts, title="all tables")
         started = time.perf_counter()
-        predictors = fit_joint(self._graft(facts, {}), pairs, seed)
+        predictors = fit_joint(self._graft(facts, OURS), pairs, seed)
         seconds, rows = time.perf_counter() - started, sum(len(pair[0]) for pair in pairs.values())
         for name, predict in predictors.items():
             self._keep(name, JOINT, seed, predict, seconds * len(pairs[name][0]) / rows)

@@ -1,4 +1,4 @@
-"""Ours: stage 1 of `train` on the kept features, whose transform the validation rows choose."""
+"""Ours: stage 1 of `train` on the kept features, whose transform and tail index the validation rows choose."""
 
 import tempfile
 from dataclasses import dataclass
@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, examples_of
-from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor
+from causalqwen.evaluation.numbers_benchmark.scores import crps_log
+from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor, crps_of
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.numbers import CRPS_LEVELS
+from causalqwen.numbers import CRPS_LEVELS, symlog
 from causalqwen.training import TrainSettings, train
 from causalqwen.training.stages import WORK
 
 TRANSFORMS = ("affine", "symlog", "quantile")
+FAMILIES = ("cauchy", "gaussian")
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,23 @@ class Graft:
         return lambda table: forecast(model, table)
 
     def trained(self, training: NumberTable, held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
-        """The model with that transform of `TRANSFORMS` whose `relative_crps` on the validation rows of each table is least on
-        average. (Log scores do not compare: an atom has a probability, not a density.)"""
-        models = (self._trained(kind, training, _joined(held), seed) for kind in TRANSFORMS)
+        """The model, of every transform and every family that `config` leaves open, whose `relative_crps` on the validation
+        rows of each table is least on average. (Log scores do not compare: an atom has a probability, not a density.)"""
+        families = [self.config["value_family"]] if "value_family" in self.config else FAMILIES
+        kinds = [(transform, family) for transform in TRANSFORMS for family in families]
+        models = (self._trained(*kind, training, _joined(held), seed) for kind in kinds)
         return min(models, key=lambda model: sum(relative_crps(model, table) for table in held))
 
-    def _trained(self, kind: str, training: NumberTable, validation: NumberTable, seed: int) -> CausalQwenForCausalLM:
-        model = self.make(**self.config)
+    def _trained(
+        self, transform: str, family: str, training: NumberTable, validation: NumberTable, seed: int
+    ) -> CausalQwenForCausalLM:
+        model = self.make(**self.config | {"value_family": family})
         if model.value_branch is not None:
             torch.manual_seed(seed)
-            model.value_branch.residual.reset_parameters()
+            for member in (model.value_branch.residual, *model.value_branch.others):
+                member.reset_parameters()
         learned, held = (examples_of(model, part.prompts, part.values.tolist()) for part in (training, validation))
-        settings = TrainSettings.from_dict({"seed": seed, "value_transform": kind, **self.settings})
+        settings = TrainSettings.from_dict({"seed": seed, "value_transform": transform, **self.settings})
         with tempfile.TemporaryDirectory(dir=self.facts) as folder:
             work = Path(folder) / "run" / WORK
             work.mkdir(parents=True)
@@ -57,10 +64,14 @@ class Graft:
 
 
 def relative_crps(model: CausalQwenForCausalLM, table: NumberTable) -> float:
-    """CRPS of the model's own law on a table over the mean distance of its values from their median."""
-    loc, scale = located(model, table)
-    crps = model.value_law.quantile_crps(loc, scale, torch.from_numpy(table.values)).mean().item()
-    return crps / max(float(np.abs(table.values - np.median(table.values)).mean()), 1e-300)
+    """CRPS of the model, recalibrated on a table, over the mean distance of its values from their median: in the data's units
+    and on the log scale, the mean of both."""
+    recalibrated(model, table)
+    quantiles, values = forecast(model, table).quantiles, table.values
+    found = (crps_of(quantiles, values, model.value_law).mean(), crps_log(quantiles, values, model.value_law).mean())
+    logged = symlog(torch.from_numpy(values)).numpy()
+    spread = (float(np.abs(column - np.median(column)).mean()) for column in (values, logged))
+    return sum(float(crps) / max(width, 1e-300) for crps, width in zip(found, spread, strict=True)) / 2
 
 
 def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
@@ -84,7 +95,7 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     loc, scale = (column.unsqueeze(-1) for column in located(model, table))
     log_prob = law.log_prob(loc[:, 0], scale[:, 0], torch.from_numpy(table.values))
     quantiles, raw = (law.quantile(loc, scale, CRPS_LEVELS, raw=raw).numpy() for raw in (False, True))
-    notes = {kind: float(law.transform.kind == kind) for kind in TRANSFORMS}
+    notes = {kind: float(kind in (law.transform.kind, law.family)) for kind in (*TRANSFORMS, *FAMILIES)}
     return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)
 
 
