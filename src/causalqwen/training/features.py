@@ -313,6 +313,27 @@ class FactStore:
                 shutil.rmtree(part, ignore_errors=True)
         return cls(folder)
 
+    @classmethod
+    def gather(
+        cls, model: CausalQwenForCausalLM, examples: Sequence[Example], stores: Sequence["FactStore"], root: Path
+    ) -> "FactStore":
+        """The store that `build` would make of `examples` in `root`, put together from those of their parts, in order."""
+        folder = Path(root) / f"features-{facts_key(model, examples)[:24]}"
+        if folder.is_dir():
+            return cls(folder)
+        part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
+        part.mkdir(parents=True)
+        for field in dataclasses.fields(TokenFacts):
+            columns = [getattr(store.facts, field.name) for store in stores]
+            if field.name == "also_right":
+                width = max(column.shape[1] for column in columns)
+                columns = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=NO_TARGET) for c in columns]
+            np.save(part / f"{field.name}.npy", np.concatenate(columns))
+        lengths = np.concatenate([np.diff(store.offsets) for store in stores])
+        np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+        part.rename(folder)
+        return cls(folder)
+
 
 def _make_empty(folder: Path, positions: int, widths: dict[str, int]) -> None:
     """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""

@@ -41,11 +41,14 @@ class ValueStage(Stage):
 
     Args:
         standardize: fit the mean and standard deviation by which the branch reads the features.
+        center: start at the centre of the value axis, with the spread of the training values, instead of wherever W_reg reads
+            the average features; rows that share individuals always do.
         noise_learning_rate: where rows share individuals, of the noise's scale and of the value head's bias, single numbers
             that have further to go than any weight.
     """
 
     standardize: bool = True
+    center: bool = False
     noise_learning_rate: float = 0.03
 
 

@@ -1,5 +1,6 @@
 """The stages of a training run: what each trains, on what, and the Trainer that all of them share."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ from causalqwen.training.trainer import (
     collate_tokens,
     last_checkpoint,
 )
+
+_NOISE_AT_CENTER = 0.05
+"""Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
 
 WORK = "work"
 METRICS = "metrics.jsonl"
@@ -95,26 +99,29 @@ def _train_values(run: Run) -> None:
                 "rows name individuals: their values are learned by joint likelihood, by one perceptron "
                 "(value_loss: nll, value_branch_members: 1)"
             )
-        _start_shares(model, model.value_branch)
+        _center(model, model.value_branch, noise=1.0)
         model.value_branch.log_noise.requires_grad_(True)
         rates = dict.fromkeys(
             ("model.value_branch.log_noise", "model.action.value_head.bias"), stage.noise_learning_rate
         )
+    elif stage.center and model.value_branch is not None:
+        _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
     trained = TrainedForCausalLM(model)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
 
 @torch.no_grad()
-def _start_shares(model: CausalQwenForCausalLM, branch: ValueBranch) -> None:
-    """Start at the axis's own centre, where no individual has a mean to make up for, who speaks and the noise alike, each with
-    scale 1 there."""
+def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> None:
+    """Start at the axis's own centre, where no individual has a mean to make up for: who speaks has scale 1 there, the
+    noise `noise`."""
     law, head = model.action.value_law, model.action.value_head
     loc, scale = model.abduction(branch.feature_mean.unsqueeze(0))
     row = head.weight
     head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
-    count = branch.residual.last.bias.shape[0] // 2
-    branch.residual.last.bias[count:] -= law.linear_scale(scale, row).log().squeeze()
-    branch.log_noise.copy_(-law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
+    spread = law.linear_scale(scale, row).log().squeeze()
+    for member in (branch.residual, *branch.others):
+        member.last.bias[member.last.bias.shape[0] // 2 :] -= spread
+    branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
 
 
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
