@@ -26,7 +26,8 @@ from causalqwen.modeling.domains import make_domain
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
-from causalqwen.numbers import CopyLaw, ValueLaw, ValueTransform
+from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers.copies import CopyLaw
 
 
 class HeadsMixin:

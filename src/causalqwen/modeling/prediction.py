@@ -15,7 +15,6 @@ from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.numbers import (
     CRPS_LEVELS,
     PLAIN,
-    CopyLaw,
     NumberStyle,
     ValueLaw,
     ValueTransform,
@@ -23,6 +22,7 @@ from causalqwen.numbers import (
     last_place,
     round_significant,
 )
+from causalqwen.numbers.copies import CopyLaw
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 

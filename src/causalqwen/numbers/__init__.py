@@ -1,6 +1,5 @@
 """The number channel outside the model: finding numbers in text, transforming values, writing them. No model here."""
 
-from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.grammar import NumberSpan, find_numbers
 from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw
 from causalqwen.numbers.rendering import (
@@ -21,7 +20,6 @@ __all__ = [
     "KINDS",
     "PLAIN",
     "PROTECTED",
-    "CopyLaw",
     "NumberRules",
     "NumberSpan",
     "NumberStyle",

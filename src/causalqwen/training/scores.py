@@ -11,7 +11,8 @@ from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.numbers import CopyLaw, ValueLaw
+from causalqwen.numbers import ValueLaw
+from causalqwen.numbers.copies import CopyLaw
 from causalqwen.training import ranks
 from causalqwen.training.candidates import on_device
 from causalqwen.training.features import COLUMNS, TokenFacts, number_terms
