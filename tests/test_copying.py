@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.encoding import collate
+from causalqwen.data.synthetic import choices
 from causalqwen.evaluation.predict import predict_rows
 from causalqwen.modeling.prediction import CopiedNumberPrediction
-from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
 from causalqwen.training.features import facts_key, stream_facts
@@ -378,6 +379,13 @@ def test_generated_numbers_are_those_that_a_pass_over_the_text_copies(tiny_token
                 loc, _ = model.value_parameters(z[0, place - 1], *model.abduction(z[0, place - 1]))
                 assert values[place].item() == pytest.approx(model.generated_values(loc).item(), rel=1e-3)
     assert copied > 0
+
+
+def test_rows_to_choose_from_hold_their_answer_among_others():
+    rows = choices(50, seed=2)
+    found = [[span.value for span in find_numbers(row["context"])] for row in rows]
+    assert all(row["answer"] in values and len(values) in (2, 3) for row, values in zip(rows, found, strict=True))
+    assert rows == choices(50, seed=2) != choices(50, seed=3)
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def _train_values(run: Run) -> None:
     rows = FactRows(train_store, [example.individual for example in run.train_examples])
     rates = {}
     if rows.people:
-        model.config.require("rows that name individuals", copy_numbers=False)
+        model.config.require("training on rows that name individuals", copy_numbers=False)
         if model.value_branch is None:
             raise ValueError(
                 "rows name individuals, but this model has no value branch to learn what differs between them"
