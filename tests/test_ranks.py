@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling.loading import load_model
 from causalqwen.training import FactStore
+from causalqwen.training.features import COLUMNS
 from causalqwen_cli.app import app
 from conftest import graft_tiny
 from ranks_worker import CASES, examples, run_case, sentences
@@ -145,7 +146,7 @@ def test_facts_by_two_ranks_are_those_of_one_bit_for_bit(two_ranks, model_folder
     one = FactStore.build(model, examples(model, 43, 0), tmp_path)
     two = FactStore(two_ranks / "facts" / one.folder.name)
     assert [path.name for path in (two_ranks / "facts").iterdir()] == [one.folder.name]
-    for name in (*one.facts.__dataclass_fields__, "offsets"):
+    for name in (*COLUMNS, "offsets"):
         a, b = (np.load(store.folder / f"{name}.npy") for store in (one, two))
         assert a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True), name
 

@@ -182,6 +182,9 @@ def refuse_settings(config: VllmConfig) -> None:
         "number_context: a number is one token here, graft with number_context='value'": (
             config.model_config.hf_config.writes_digits
         ),
+        "copy_numbers: no number of the context is copied here, graft with copy_numbers=False": (
+            config.model_config.hf_config.copy_numbers
+        ),
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
         "prefix caching knows tokens but not the values of numbers: set enable_prefix_caching=False": (

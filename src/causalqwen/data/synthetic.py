@@ -34,6 +34,18 @@ def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+def choices(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """`question` rows whose context holds two or three numbers, the answer among them."""
+    chance, rows = random.Random(seed), []
+    for _ in range(count):
+        chosen = chance.sample(QUANTITIES, chance.randint(2, 3))
+        values = [round(chance.uniform(0, 100), chance.randint(0, 2)) for _ in chosen]
+        told = [statement.format(value=f"{value:g}") for (statement, _), value in zip(chosen, values, strict=True)]
+        asked = chance.randrange(len(chosen))
+        rows.append({"context": " ".join(told), "question": chosen[asked][1], "answer": values[asked]})
+    return rows
+
+
 def _values(count: int, seed: int) -> list[tuple[str, str, float]]:
     chance = random.Random(seed)
     return [(*chance.choice(QUANTITIES), round(chance.uniform(0, 100), chance.randint(0, 2))) for _ in range(count)]

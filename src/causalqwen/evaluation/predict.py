@@ -70,21 +70,21 @@ def _predict_texts(model: CausalQwenForCausalLM, examples: Sequence[Example], ra
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     for name in ("labels", "numeric_labels", "also_right"):
         batch.pop(name, None)
-    features = model.features(**{name: tensor.to(model.device) for name, tensor in batch.items()}).last_hidden_state
+    batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+    features = model.features(**batch).last_hidden_state
+    candidates = model.candidates(features, **batch) if model.config.copy_numbers else None
     found = []
     for row, example in enumerate(examples):
         places = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]
         before = torch.tensor([place - 1 for place in places if place > 0], dtype=torch.long)
-        result = model.heads(features[row : row + 1, before], skip_logits=True)
-        columns = (result.loc_Y[0], result.scale_Y[0], result.num_prob[0])
-        parameters = iter(zip(*(column.tolist() for column in columns), strict=True))
+        offered = None if candidates is None else candidates[row, before]
+        predictions = iter(model.predict_values(features[row, before], candidates=offered))
         entries = []
         for place in places:
             value = example.numeric_values[place]
             described: dict[str, Any] = {"median": None}
             if place > 0:
-                loc, scale, prob = next(parameters)
-                described = describe(NumberPrediction(loc, scale, prob, model.value_law), value, raw=raw)
+                described = describe(next(predictions), value, raw=raw)
             entries.append({"value": value} | described)
         found.append(entries)
     return found

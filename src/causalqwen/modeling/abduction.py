@@ -169,10 +169,14 @@ class ValueBranch(nn.Module):
         self.register_buffer("feature_mean", torch.zeros(hidden_size))
         self.register_buffer("feature_std", torch.ones(hidden_size))
 
+    def standardize(self, features: Tensor) -> Tensor:
+        """x [..., H], float32, of z."""
+        return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
+
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32; with `each`,
         those that each member alone would give, [members, ..., C]."""
-        standardized = (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
+        standardized = self.standardize(features)
         members = torch.stack([member(standardized) for member in (self.residual, *self.others)])
         residual = members if each else members.mean(0)
         loc_residual, scale_residual = residual.to(scale.dtype).chunk(2, dim=-1)

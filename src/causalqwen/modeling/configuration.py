@@ -95,6 +95,8 @@ class CausalQwenConfig(PreTrainedConfig):
             of the training values (0: integers); None for any.
         value_loss: what L_reg is made of: "nll" (overview 2.5), or "crps", in the same units of the axis (theory 3.11).
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
+        copy_numbers: a number may be one that stands in the context already, exactly (theory 3.8): see `CopyHead`.
+            copy_size: d of its queries and keys.
         central_mass: the vocabulary reads e1 and e2 uniform on this central mass, times `ActionNetwork.draw_unit`, where a
             plan leaves `central_mass` open.
     """
@@ -147,6 +149,9 @@ class CausalQwenConfig(PreTrainedConfig):
     gate_detach: bool = True
     value_loss_weight: float = 1.0
 
+    copy_numbers: bool = False
+    copy_size: int = 64
+
     central_mass: float = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -179,6 +184,8 @@ class CausalQwenConfig(PreTrainedConfig):
         if self.max_scale is not None and not self.max_scale > self.initial_scale:
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         check_context(self.number_context)
+        if self.copy_size < 1:
+            raise ValueError(f"copy_size must be at least 1, got {self.copy_size}")
         if not 0 <= self.gate_alpha <= 1:
             raise ValueError(f"gate_alpha must lie in [0, 1], got {self.gate_alpha}")
 
@@ -192,10 +199,16 @@ class CausalQwenConfig(PreTrainedConfig):
         """Whether a number's digits stand behind its `<NUM>`."""
         return writes_digits(self.number_context)
 
-    def refuse_digits(self, what: str) -> None:
-        """ValueError where `what` is asked for, which is there for numbers that are one token only."""
-        if self.writes_digits:
-            raise ValueError(f"{what} needs number_context='value', but this model has {self.number_context!r}")
+    def require(self, what: str, **settings: Any) -> None:
+        """ValueError where `what` is asked for, which is there for these settings only."""
+        for name, needed in settings.items():
+            found = getattr(self, name)
+            if found != needed:
+                raise ValueError(f"{what} needs {name}={needed!r}, but this model has {found!r}")
+
+    def require_plain_numbers(self, what: str) -> None:
+        """ValueError where `what` is asked for, which is there for numbers that are one token, and never copied."""
+        self.require(what, number_context="value", copy_numbers=False)
 
     @property
     def num_token_appended(self) -> bool:

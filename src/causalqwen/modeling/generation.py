@@ -14,6 +14,7 @@ from transformers.generation import GenerationMode
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling.context import without
+from causalqwen.modeling.copying import Candidates
 from causalqwen.modeling.loop import MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 
@@ -59,7 +60,8 @@ class CausalGenerationMixin(GenerationMixin):
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
             finer than those that the model was trained on. Where digits stand in the context (`config.number_context`),
-            those of a value are the tokens behind its `<NUM>`.
+            those of a value are the tokens behind its `<NUM>`. A model that copies (`config.copy_numbers`) says a number of the
+            text so far again, exactly, where it has more than half of the probability; it reads a prompt with numbers twice.
 
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
@@ -222,6 +224,8 @@ class CausalGenerationMixin(GenerationMixin):
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
             )
             bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
+            if bound.hindsight is not None:
+                self.config.require("a text under given noise", copy_numbers=False)
         log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
         if hasattr(streamer, "follow"):
             streamer.follow(log)
@@ -259,7 +263,7 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """transformers' loop. A draft is checked under the plan itself: draws belong to positions, not to steps."""
-        self.config.refuse_digits("drafting from the text")
+        self.config.require_plain_numbers("drafting from the text")
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if model_kwargs.get("assistant_model") is not None:
             raise ValueError(
@@ -296,7 +300,7 @@ class CausalGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
-        self.config.refuse_digits("beam search")
+        self.config.require_plain_numbers("beam search")
         if not model_kwargs.get("use_cache", True):
             raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
         log = self._start_values(input_ids, model_kwargs, at_once=True)
@@ -340,10 +344,25 @@ class CausalGenerationMixin(GenerationMixin):
 
         def compute(features: Tensor, positions: Tensor) -> Tensor:
             loc_Y, _ = self.value_parameters(features, *self.abduction(features), bound, positions)
-            return self.generated_values(loc_Y[:, -1])
+            values = self.generated_values(loc_Y[:, -1])
+            if log.numbers is None:
+                return values
+            copied, again = self.copy_law(features[:, -1], log.numbers.later()).copied()
+            return torch.where(copied, again, values)
 
-        model_kwargs["value_log"] = ValueLog(compute, at_once)
-        return model_kwargs["value_log"]
+        # What a number may be a copy of is known when the tokens before it are.
+        log = model_kwargs["value_log"] = ValueLog(compute, at_once and not self.config.copy_numbers)
+        if self.config.copy_numbers:
+            log.numbers = self._numbers_of_prompt(input_ids, model_kwargs)
+        return log
+
+    def _numbers_of_prompt(self, input_ids: Tensor, model_kwargs: dict[str, Any]) -> Candidates:
+        values, mask = model_kwargs["numeric_values"], model_kwargs.get("attention_mask")
+        features = torch.zeros((), device=self.device).expand(*input_ids.shape, self.config.hidden_size)
+        if bool((input_ids == self.config.num_token_id).any()):
+            places = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
+            features = self.features(input_ids, mask, values, position_ids=places).last_hidden_state
+        return self.candidates(features, input_ids, values, mask)
 
 
 def _last_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -21,11 +21,13 @@ from causalqwen.losses import (
 from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.copying import Candidates, CopyHead
 from causalqwen.modeling.domains import make_domain
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers.copies import CopyLaw
 
 
 class HeadsMixin:
@@ -35,6 +37,7 @@ class HeadsMixin:
     numeric_embedding: NumericEmbedding
     abduction: AbductionNetwork
     value_branch: ValueBranch | None
+    copy_head: CopyHead | None
     action: ActionNetwork
     score_head: nn.Linear | None
     scale_bounds: Kept
@@ -92,6 +95,7 @@ class HeadsMixin:
         )
         # A causal size below H needs a W_cls of its own, in the backbone's dtype.
         self.score_head = nn.Linear(size, config.text_config.vocab_size) if size < config.hidden_size else None
+        self.copy_head = CopyHead(config.hidden_size, config.copy_size) if config.copy_numbers else None
         self.scale_bounds = Kept()
 
     def heads(
@@ -102,6 +106,7 @@ class HeadsMixin:
         also_right: Tensor | None = None,
         numeric_labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        candidates: Candidates | None = None,
         output_ovr: bool = False,
         skip_logits: bool = False,
         causal_decoding: BoundDecoding | None = None,
@@ -112,6 +117,7 @@ class HeadsMixin:
         """Laws of scores and values from features z [B, S, H]; arguments as in `forward`.
 
         positions: int64 [B, S], needed by `causal_decoding`: the index of each token among the real tokens of its row.
+        candidates: for each position, the numbers that a value may be a copy of; None for none.
         """
         action, lm_head = self.action, self.get_output_embeddings()
         loc_U, scale_U = self.abduction(features)
@@ -143,7 +149,11 @@ class HeadsMixin:
             ),
             log_num[:, :-1],
             log_not_num[:, :-1],
-            self.value_losses(features[:, :-1][masks.num_mask], masks.values[masks.num_mask]),
+            self.value_losses(
+                features[:, :-1][masks.num_mask],
+                masks.values[masks.num_mask],
+                candidates=None if candidates is None else candidates[:, :-1][masks.num_mask],
+            ),
             num_items_in_batch,
             num_numbers_in_batch,
         )
@@ -349,16 +359,44 @@ class HeadsMixin:
             num_numbers=num_numbers,
         )
 
-    def value_losses(self, features: Tensor, values: Tensor, group: Tensor | None = None) -> Tensor:
+    def candidates(
+        self, features: Tensor, input_ids: Tensor, numeric_values: Tensor | None, attention_mask: Tensor | None
+    ) -> Candidates:
+        """The numbers of a batch [B, S] for each of its positions, under features z [B, S, H]."""
+        return Candidates.of_tokens(features, input_ids, numeric_values, attention_mask, self.config.num_token_id)
+
+    def copy_law(self, features: Tensor, candidates: Candidates) -> CopyLaw:
+        """The law of the values that follow features [..., H], the positions of `candidates`: one of these, or a new number.
+
+        Where there is a value branch, the copy head reads features as the branch does, standardized.
+        """
+        if self.copy_head is None:
+            raise ValueError("this model does not copy: graft it with copy_numbers=True")
+        found = features, candidates.features
+        if self.value_branch is not None:
+            found = self.value_branch.standardize(features), self.value_branch.standardize(candidates.features)
+        log_weights = self.copy_head(*found, candidates)
+        values = candidates.values[candidates.rows].masked_fill(~candidates.offered, torch.inf)
+        return CopyLaw(self.value_law, values, log_weights)
+
+    def value_losses(
+        self,
+        features: Tensor,
+        values: Tensor,
+        group: Tensor | None = None,
+        candidates: Candidates | None = None,
+    ) -> Tensor:
         """L_reg of values [n], in the data's units, after features [n, H]; [n]: `ValueLaw.axis_losses` of `config.value_loss`.
         In training, the mean over the branch's members of what each would lose alone.
 
         group: int64 [n], -1 for none; values of one group share an individual, and each is charged its part of their joint
             likelihood with e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
+        candidates: for each value, the numbers that it may be a copy of (`CopyLaw.axis_losses`); not beside a group.
         """
         loc_U, scale_U = self.abduction(features)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, each_member=self.training)
-        losses = self.value_law.axis_losses(loc_Y, scale_Y, values, self.config.value_loss)
+        of_values = self.value_law if candidates is None else self.copy_law(features, candidates)
+        losses = of_values.axis_losses(loc_Y, scale_Y, values, self.config.value_loss)
         if self.training:
             losses, loc_Y = losses.mean(0), loc_Y.mean(0)
         if group is None:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
+from causalqwen.modeling.copying import Candidates
+
 
 class MaskFreeRows(LogitsProcessor):
     """-inf for rows of the vocabulary matrix that no token uses: no sampler and no beam ever takes one."""
@@ -50,8 +52,11 @@ class ValueLog:
         compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
         at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
 
-    `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from.
+    `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `numbers` are those that
+    stand in the text so far, for a model that copies; each is added as it is settled.
     """
+
+    numbers: Candidates | None = None
 
     follows: Tensor
 
@@ -74,6 +79,8 @@ class ValueLog:
     def settle(self, place: int, is_number: Tensor) -> Tensor | None:
         """The values at `place`, once its tokens are known; None where none of them is a number (bool [B])."""
         if self.at_once or bool(is_number.any()):
+            if self.numbers is not None and place == self.last:
+                self.numbers = self.numbers.with_number(self.follows[:, -1], self[place], is_number)
             return self[place]
         self._kept.pop(place, None)
         return None

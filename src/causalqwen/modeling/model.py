@@ -14,6 +14,7 @@ from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
+from causalqwen.modeling.copying import CopyHead
 from causalqwen.modeling.domains import DomainsMixin
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
@@ -37,7 +38,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     # The heads are small and their tails matter: they stay in float32 whatever the backbone's dtype.
-    _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "domains", "value_branch", "action"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "domains", "value_branch", "action", "copy_head"}  # noqa: RUF012
 
     @torch.no_grad()
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +50,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
                     module.reset_parameters()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron):
+        if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron | CopyHead):
             module.reset_parameters()
         if isinstance(module, ActionNetwork):
             module.reset_buffers()
@@ -241,6 +242,9 @@ class CausalQwenForCausalLM(
         features = outputs.last_hidden_state
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
+        candidates = None
+        if self.config.copy_numbers and labels is not None and input_ids is not None:
+            candidates = self.candidates(features, input_ids, numeric_values, attention_mask)
         kept: Any = logits_to_keep
         if isinstance(logits_to_keep, int):
             kept = slice(-logits_to_keep, None) if logits_to_keep else slice(None)
@@ -259,6 +263,7 @@ class CausalQwenForCausalLM(
                 also_right=also_right,
                 numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
                 attention_mask=attention_mask,
+                candidates=candidates,
                 output_ovr=output_ovr,
                 skip_logits=skip_logits,
                 causal_decoding=causal_decoding,

@@ -10,6 +10,7 @@ from torch import Tensor
 from causalqwen.decoding import Individual
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.copying import Candidates
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.numbers import (
     CRPS_LEVELS,
@@ -21,6 +22,7 @@ from causalqwen.numbers import (
     last_place,
     round_significant,
 )
+from causalqwen.numbers.copies import CopyLaw
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
@@ -141,6 +143,33 @@ class MixedNumberPrediction(NumberPrediction):
         return quantile_crps(torch.tensor(value, dtype=torch.float64), quantiles, CRPS_LEVELS).item()
 
 
+@dataclass(frozen=True)
+class CopiedNumberPrediction(NumberPrediction):
+    """A number's distribution where it may be one that stands in the context: F(y) = sum_j pi_j 1[y >= v_j] + pi_0 F_0(y).
+
+    loc, scale: of F_0, on the axis of the transform. law: F_0 and the candidates (float64 [m]) with their weights; quantiles
+    are exact, and the log density at a candidate is the log of its probability.
+    """
+
+    law: CopyLaw  # type: ignore[assignment]
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def candidates(self) -> list[tuple[float, float]]:
+        """Value and probability of each number that stands in the context, as they stand there."""
+        weights = self.law.log_weights[1:].exp()
+        return list(zip(self.law.candidates.tolist(), weights.tolist(), strict=True))
+
+    @property
+    def copied(self) -> float | None:
+        """The number of the context that has more than half of the probability; None where none has."""
+        copied, value = self.law.copied()
+        return value.item() if bool(copied) else None
+
+
 class NumberPredictionMixin:
     """`predict_number` for a grafted model."""
 
@@ -183,10 +212,12 @@ class NumberPredictionMixin:
                 follow from their words was never learned (`likelihood="values"` infers from numbers).
 
         Returns:
-            one `NumberPrediction` per prompt, in their order.
+            one `NumberPrediction` per prompt, in their order; of a model that copies, a `CopiedNumberPrediction` where numbers
+            stand in the prompt.
 
         Raises:
-            ValueError: an empty prompt, or one longer than the context, by its index.
+            ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are known,
+                asked of a model that copies.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         processor = self.processor
@@ -209,21 +240,40 @@ class NumberPredictionMixin:
             )
             inputs = dict(batch.to(self.device))
             position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-            features = self.features(**inputs, position_ids=position_ids).last_hidden_state[:, -1:]
-            for row, prediction in zip(rows, self.predict_values(features[:, 0], individual), strict=True):
+            features = self.features(**inputs, position_ids=position_ids).last_hidden_state
+            offered = self.candidates(features, **inputs)[:, -1] if self.config.copy_numbers else None
+            for row, prediction in zip(rows, self.predict_values(features[:, -1], individual, offered), strict=True):
                 predictions[row] = prediction
         self.train(was_training)
         return predictions
 
     @torch.no_grad()
-    def predict_values(self, features: Tensor, individual: Individual | None = None) -> list[NumberPrediction]:
-        """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts."""
+    def predict_values(
+        self, features: Tensor, individual: Individual | None = None, candidates: Candidates | None = None
+    ) -> list[NumberPrediction]:
+        """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
+
+        candidates: the numbers that each may be a copy of; None for none.
+        """
         result = self.heads(features[None], skip_logits=True)
         loc, scale, prob = (column[0].tolist() for column in (result.loc_Y, result.scale_Y, result.num_prob))
         if individual is not None and individual.knows_values:
+            self.config.require("the number that an individual says", copy_numbers=False)
             return self._of_individual(features, individual, prob)
         law = self.value_law
-        return [NumberPrediction(*one, law) for one in zip(loc, scale, prob, strict=True)]
+        plain = [NumberPrediction(*one, law) for one in zip(loc, scale, prob, strict=True)]
+        if candidates is None:
+            return plain
+        copies = self.copy_law(features, candidates)
+        columns = (candidates.offered.cpu(), copies.candidates.cpu(), copies.log_weights.cpu().double())
+        found = []
+        for one, offered, values, log_weights in zip(plain, *columns, strict=True):
+            if bool(offered.any()):
+                kept = torch.cat([log_weights[:1], log_weights[1:][offered]])
+                of_text = CopyLaw(law, values[offered], kept)
+                one = CopiedNumberPrediction(one.loc, one.scale, one.num_prob, of_text)
+            found.append(one)
+        return found
 
     def _of_individual(self, features: Tensor, individual: Individual, prob: list[float]) -> list[NumberPrediction]:
         """Predictions after features [n, H] about an individual."""

@@ -72,7 +72,7 @@ class ReadingMixin:
             found = self.processor(text, prompt=prompt, add_special_tokens=False)
             ids, values = found["input_ids"], found["numeric_values"]
             if self.config.num_token_id in ids:
-                self.config.refuse_digits("a text with numbers that somebody said, or that a world holds,")
+                self.config.require_plain_numbers("a text with numbers that somebody said, or that a world holds,")
         else:
             text = text[:-1] if prompt and text.endswith(" ") else text
             ids = self.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

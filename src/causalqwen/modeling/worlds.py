@@ -173,7 +173,7 @@ class WorldsMixin(IndividualMixin):
             number = torch.tensor([self.config.num_token_id])
             forced[place] = (number, torch.tensor([value], dtype=torch.float64))
         if forced:
-            self.config.refuse_digits("an intervention that forces tokens or values")
+            self.config.require_plain_numbers("an intervention that forces tokens or values")
         set_here: list[int] = []
         stops = [*sorted(p for p in forced if p < max_new_tokens), max_new_tokens]
         for stop in stops:

@@ -152,7 +152,7 @@ class _Service:
     """The endpoints."""
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
-        model.config.refuse_digits("the server")
+        model.config.require_plain_numbers("the server")
         self.processor, self.settings = model.processor, settings
         self.processor("made ready before there are threads")
         limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}

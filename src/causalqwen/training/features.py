@@ -27,10 +27,12 @@ from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET, ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
+from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
+from causalqwen.training.candidates import KeptNumbers, numbers_in
 from causalqwen.training.sharding import on_whole
 
 FORMAT = 4
-_TRAINED = ("value_branch.", "action.num_row", "action.num_bias", "action.value_head.")
+_TRAINED = ("value_branch.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head.")
 """Parameters that the facts do not depend on: those that training on kept features may change."""
 
 _NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
@@ -49,6 +51,7 @@ class TokenFacts:
         argmax, and its nats for the target (0 on `<NUM>`) over all rows of its matrix.
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
+    numbers: those in the positions' rows, where the model copies; it is no column.
     """
 
     features: np.ndarray
@@ -66,18 +69,21 @@ class TokenFacts:
     num_scale: np.ndarray
     threshold: np.ndarray
     also_right: np.ndarray
+    numbers: KeptNumbers | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: slice) -> "TokenFacts":
-        return TokenFacts(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
+        numbers = None if self.numbers is None else self.numbers[index]
+        return TokenFacts(**{name: getattr(self, name)[index] for name in COLUMNS}, numbers=numbers)
 
     def tensor(self, name: str) -> Tensor:
         """One column as a tensor; it shares the column's memory, and where that is a file, nothing is read yet."""
         return torch.from_numpy(getattr(self, name))
 
 
+COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name != "numbers")
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
 _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
@@ -91,9 +97,12 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     hidden = model.features(**batch).last_hidden_state
     keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
     also_right = None if also_right is None else also_right[:, 1:][keep]
-    return facts_of(
+    facts = facts_of(
         model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], also_right, positions_at_once
     )
+    if model.config.copy_numbers:
+        facts.numbers = numbers_in(examples, model.config.num_token_id, hidden)
+    return facts
 
 
 @torch.no_grad()
@@ -114,7 +123,7 @@ def facts_of(
     also_right = targets.new_empty(len(targets), 0) if also_right is None else also_right
     used = action.rest_mask
     without = None if bool(used.all()) else ~used
-    columns: dict[str, list[Tensor]] = {field.name: [] for field in dataclasses.fields(TokenFacts)}
+    columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):
         features = z[part]
         loc_U, scale_U = model.abduction(features)
@@ -136,7 +145,7 @@ def facts_of(
         log_p_also, log_not_also = (t.gather(-1, also.clamp(min=0)) for t in (log_p, log_not_p))
         of_also = (log_p_also - log_not_also).masked_fill(also == NO_TARGET, 0.0)
         of_right = (log_p_target - log_not_target).masked_fill(numbers, 0.0) + of_also.sum(-1)
-        made = {
+        found = {
             "features": upcast(features),
             "targets": targets[part],
             "values": values[part],
@@ -155,11 +164,10 @@ def facts_of(
             "threshold": thresholds.squeeze(-1),
             "also_right": also,
         }
-        for name, tensor in made.items():
+        for name, tensor in found.items():
             columns[name].append(tensor.cpu())
-    return TokenFacts(
-        *(torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items())
-    )
+    made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
+    return TokenFacts(**made, numbers=None)
 
 
 def number_terms(
@@ -222,12 +230,10 @@ class FactStore:
     """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1]."""
 
     def __init__(self, folder: Path) -> None:
-        arrays = {
-            field.name: np.load(folder / f"{field.name}.npy", mmap_mode="c") for field in dataclasses.fields(TokenFacts)
-        }
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in COLUMNS}
         self.folder = folder
-        self.facts = TokenFacts(**arrays)
         self.offsets = np.load(folder / "offsets.npy")
+        self.facts = TokenFacts(**arrays, numbers=KeptNumbers.load(folder, np.diff(self.offsets)))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -249,7 +255,8 @@ class FactStore:
             z, targets, values, also_right = (
                 block.tensor(name).to(model.device) for name in ("features", "targets", "values", "also_right")
             )
-            yield on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
+            facts = on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
+            yield dataclasses.replace(facts, numbers=block.numbers)
 
     @classmethod
     def build(
@@ -268,14 +275,17 @@ class FactStore:
         part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
+        size, numbers = model.config.hidden_size, None
+        if model.config.copy_numbers:
+            numbers = KeptNumbers.of(examples, model.config.num_token_id, np.empty(0))
         if ranks.rank() == 0:
-            widths = {"features": model.config.hidden_size, "also_right": most_also_right(examples)}
-            _make_empty(part, int(offsets[-1]), widths)
+            _make_empty(part, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
+            if numbers is not None:
+                shape = (len(numbers.values), size)
+                np.lib.format.open_memmap(part / NUMBER_FEATURES, "w+", dtype=np.float32, shape=shape)
         ranks.barrier()
-        arrays = {
-            field.name: np.lib.format.open_memmap(part / f"{field.name}.npy", "r+")
-            for field in dataclasses.fields(TokenFacts)
-        }
+        arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in COLUMNS}
+        of_numbers = None if numbers is None else np.lib.format.open_memmap(part / NUMBER_FEATURES, "r+")
         was_training = model.training
         model.eval()
         try:
@@ -287,8 +297,9 @@ class FactStore:
             sharing = list(alike.values())
             distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
             for places, facts in stream_facts(model, distinct, title=title, split=True):
+                said = facts.numbers
                 counts = [distinct[place].positions for place in places]
-                for place, count, end in zip(places, counts, np.cumsum(counts).tolist(), strict=True):
+                for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
                     rows = slice(end - count, end)
                     for index in sharing[place]:
                         for name, array in arrays.items():
@@ -297,13 +308,19 @@ class FactStore:
                                 into[:] = NO_TARGET
                                 into = into[:, : made.shape[1]]
                             into[:] = made
+                        if numbers is not None:
+                            made = said.features[said.offsets[row] : said.offsets[row + 1]]
+                            of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
                         if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
                             arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
-            for array in arrays.values():
-                array.flush()
+            for array in (*arrays.values(), of_numbers):
+                if array is not None:
+                    array.flush()
             ranks.barrier()
             if ranks.rank() == 0:
                 np.save(part / "offsets.npy", offsets)
+                if numbers is not None:
+                    numbers.save(part)
                 (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
                 part.rename(folder)
             ranks.barrier()
@@ -339,10 +356,9 @@ def _make_empty(folder: Path, positions: int, widths: dict[str, int]) -> None:
     """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for field in dataclasses.fields(TokenFacts):
-        shape = (positions, widths[field.name]) if field.name in widths else (positions,)
-        dtype = _DTYPES.get(field.name, np.float32)
-        np.lib.format.open_memmap(folder / f"{field.name}.npy", "w+", dtype=dtype, shape=shape)
+    for name in COLUMNS:
+        shape = (positions, widths[name]) if name in widths else (positions,)
+        np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype=_DTYPES.get(name, np.float32), shape=shape)
 
 
 def _how_read(example: Example) -> list[float]:
@@ -371,6 +387,8 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
     }
     if config.hides_numbers:
         settings["hides_numbers"] = True
+    if config.copy_numbers:
+        settings["copy_numbers"] = True
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(_TRAINED):

@@ -75,6 +75,8 @@ def train(
     if facts is not None:
         scores = score_tokens(model, facts.blocks(split=True), split=True)
         found = scores["values"]
+        if "stands" in found:  # levels are those of a new number's law
+            found = {name: found[name][~found["stands"]] for name in ("loc", "scale", "value")}
         if settings.recalibrate and len(found["value"]):
             levels = model.value_law.fit_interval_levels(found["loc"], found["scale"], found["value"])
             model.config.interval_levels = list(levels)

@@ -12,8 +12,10 @@ from causalqwen.distributions import upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
+from causalqwen.numbers.copies import CopyLaw
 from causalqwen.training import ranks
-from causalqwen.training.features import TokenFacts, number_terms
+from causalqwen.training.candidates import on_device
+from causalqwen.training.features import COLUMNS, TokenFacts, number_terms
 from causalqwen.training.sharding import on_whole
 
 LEVELS = (0.5, 0.8, 0.9)
@@ -35,10 +37,13 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
         `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
         by the decision and lies in its 90% interval; combined, the mean of accuracy and of 1 - mae / (the mae of these
-        numbers' own median). Where a domain is asked, domain_divergence and its largest value: D(U, U_base) per position.
+        numbers' own median). Where the model copies, values are scored under the mixture, and `copied` is the share of them
+        whose answer is a number of the context (more than half of the probability). Where a domain is asked,
+        domain_divergence and its largest value: D(U, U_base) per position.
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block.
-        `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals.
+        `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals; where the model
+        copies, also `stands`, whether the value stands in the context.
     """
     was_training = model.training
     model.eval()
@@ -50,7 +55,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         for name, tensor in part.items():
             columns.setdefault(name, []).append(tensor)
     model.train(was_training)
-    column = {name: torch.cat(parts) for name, parts in columns.items()}
+    column = {name: torch.cat(parts) for name, parts in columns.items() if name not in ("of_text", "pi")}
     positions = len(column["cls_loss"])
     if positions == 0:
         raise ValueError("nothing to score: no token of these rows follows another")
@@ -69,13 +74,21 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = 0.0
     if len(values["value"]):
-        metrics |= score_values(model.value_law, values["loc"], values["scale"], values["value"])
-        low, high = model.value_law.interval(values["loc"], values["scale"], 0.9)
+        law: ValueLaw | CopyLaw = model.value_law
+        if model.config.copy_numbers:
+            law = CopyLaw(
+                model.value_law,
+                *(_padded(columns[name], end) for name, end in (("of_text", math.inf), ("pi", -math.inf))),
+            )
+            values["stands"] = law.stands(values["value"])
+            metrics["copied"] = law.copied()[0].double().mean().item()
+        metrics |= score_values(law, values["loc"], values["scale"], values["value"])
+        low, high = law.interval(values["loc"], values["scale"], 0.9)
         inside = (low <= values["value"]) & (values["value"] <= high)
         metrics["consistency"] = (inside & column["announced"]).double().mean().item()
         spread = (values["value"] - values["value"].median()).abs().mean().item()
         metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
-        losses = model.value_law.axis_losses(values["loc"], values["scale"], values["value"], model.config.value_loss)
+        losses = law.axis_losses(values["loc"], values["scale"], values["value"], model.config.value_loss)
         reg_loss = losses.mean().item()
     metrics["reg_loss"] = reg_loss
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * reg_loss
@@ -94,7 +107,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
 def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
     num_id = model.config.num_token_id
     features = facts.tensor("features").to(model.device, model.abduction.loc_net.weight.dtype)
-    column = {name: facts.tensor(name) for name in facts.__dataclass_fields__ if name != "features"}
+    column = {name: facts.tensor(name) for name in COLUMNS if name != "features"}
     kept = (column[name].to(model.device) for name in ("num_scale", "threshold"))
     loc_U, *terms = number_terms(model, features, *kept)
     log_num, log_not_num, num_score = (term.cpu() for term in terms)
@@ -110,25 +123,40 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     domain = model.abduction.domain
     network: Any = None if domain is None else model.abduction.domains[domain]
     away = {} if network is None else {"distance": network.distance(features).cpu()}
-    return away | {
-        "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
-        "right": (decision == column["targets"]) | (decision.unsqueeze(-1) == column["also_right"]).any(-1),
-        "is_num": is_num,
-        "decided_num": ahead,
-        "agrees": decision == column["backbone_id"],
-        "announced": ahead[numbers],
-        "prob_sum": prob_sum,
-        "individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu(),
-        "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
-        "backbone_nll": column["backbone_nll"],
-        "ovr_nll": prob_sum.log() - column["rest_log_p"],
-        "loc": loc_Y.cpu(),
-        "scale": scale_Y.cpu(),
-        "value": column["values"][numbers],
-        "noise": model.action.noise.cpu().clone(),
-        "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
-        "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
-    }
+    copies = {}
+    if facts.numbers is not None:
+        offered = on_device(facts.numbers.candidates(), model.device)[numbers.to(model.device)]
+        of_text = model.copy_law(features[numbers], offered)
+        copies = {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
+    return (
+        away
+        | copies
+        | {
+            "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
+            "right": (decision == column["targets"]) | (decision.unsqueeze(-1) == column["also_right"]).any(-1),
+            "is_num": is_num,
+            "decided_num": ahead,
+            "agrees": decision == column["backbone_id"],
+            "announced": ahead[numbers],
+            "prob_sum": prob_sum,
+            "individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu(),
+            "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
+            "backbone_nll": column["backbone_nll"],
+            "ovr_nll": prob_sum.log() - column["rest_log_p"],
+            "loc": loc_Y.cpu(),
+            "scale": scale_Y.cpu(),
+            "value": column["values"][numbers],
+            "noise": model.action.noise.cpu().clone(),
+            "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
+            "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
+        }
+    )
+
+
+def _padded(parts: list[Tensor], end: float) -> Tensor:
+    """Parts [n, m] of different widths m as one, float64, filled with `end`."""
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=end) for part in parts]).double()
 
 
 @torch.no_grad()
@@ -153,7 +181,7 @@ def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: i
     return log_p.exp().masked_fill(~action.vocabulary_mask, 0.0).sum(-1)[0]
 
 
-def score_values(law: ValueLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
+def score_values(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
     """Scores of predicted values (theory 3.11), float64 [n] each, in the data's units.
 
     mae, mse and median_error of the median; log_score, the mean log density (higher is better); crps (lower is better, see

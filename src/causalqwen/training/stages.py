@@ -90,6 +90,7 @@ def _train_values(run: Run) -> None:
     rows = FactRows(train_store, [example.individual for example in run.train_examples])
     rates = {}
     if rows.people:
+        model.config.require("training on rows that name individuals", copy_numbers=False)
         if model.value_branch is None:
             raise ValueError(
                 "rows name individuals, but this model has no value branch to learn what differs between them"
@@ -232,12 +233,13 @@ def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict
 
 
 def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
-    """Freeze all but the value branch, the value head, and `<NUM>`'s own row and bias.
+    """Freeze all but the value branch, the value head, the copy head, and `<NUM>`'s own row and bias.
 
     The noise's size on the value axis stays too: a value alone cannot tell it from scale_U.
     """
     model.requires_grad_(False)
-    for part in (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias):
+    action = model.action
+    for part in (model.value_branch, model.copy_head, action.value_head, action.num_row, action.num_bias):
         if part is not None:
             part.requires_grad_(True)
     if model.value_branch is not None:

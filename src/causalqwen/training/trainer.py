@@ -18,9 +18,11 @@ from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.copying import Candidates
 from causalqwen.modeling.domains import divergence
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
+from causalqwen.training.candidates import KeptNumbers
 from causalqwen.training.features import FactStore, TokenFacts, number_terms
 
 WEIGHTS = "model.safetensors"
@@ -74,6 +76,7 @@ class TrainedForCausalLM(nn.Module):
         numeric_labels: Tensor | None = None,
         also_right: Tensor | None = None,
         group: Tensor | None = None,
+        candidates: dict[str, Tensor] | None = None,
         anchor_chunk: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
@@ -85,10 +88,12 @@ class TrainedForCausalLM(nn.Module):
             labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S]. also_right: [B, S, R], see the model's
                 `forward`; of kept facts, `rest_loss` has taken it already.
             group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
+            candidates: of kept facts, where the model copies: the fields of `Candidates`, rows and at [1, N].
             anchor_chunk: which of the anchor's chunks to take, counted round.
         """
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_labels, attention_mask, num_id)
+        offered = None if candidates is None else Candidates(**candidates)
         if facts is not None and not self.heads:
             features, rest_loss = facts["features"], facts["rest_loss"]
             _, log_num, log_not_num, score = number_terms(model, features, facts["num_scale"], facts["threshold"])
@@ -97,7 +102,10 @@ class TrainedForCausalLM(nn.Module):
             if facts is not None:
                 features = facts["features"].to(model.dtype)
             else:
-                features = model.features(input_ids, attention_mask, numeric_values).last_hidden_state[:, :-1]
+                hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
+                features = hidden[:, :-1]
+                if self.config.copy_numbers:
+                    offered = model.candidates(hidden, input_ids, numeric_values, attention_mask)[:, :-1]
             loc_U, scale_U = model.abduction(features)
             loc, scale = model.situate(loc_U, scale_U)
             thresholds = model.thresholds(features, loc_U, scale_U)
@@ -112,7 +120,10 @@ class TrainedForCausalLM(nn.Module):
             log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
         at_numbers = features[masks.num_mask]
         value_losses = model.value_losses(
-            at_numbers, masks.values[masks.num_mask], None if group is None else group[masks.num_mask]
+            at_numbers,
+            masks.values[masks.num_mask],
+            None if group is None else group[masks.num_mask],
+            None if offered is None else offered[masks.num_mask],
         )
         parts = model.losses(
             masks, rest_loss, log_num, log_not_num, value_losses, num_items_in_batch, num_numbers_in_batch
@@ -185,6 +196,9 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
             for name in ("features", "rest_loss", "threshold", "num_scale", "rival_score", "rival_id")
         },
     }
+    if rows[0].numbers is not None:
+        found = KeptNumbers.joined([row.numbers for row in rows if row.numbers is not None]).candidates()
+        batch["candidates"] = found | {name: found[name].unsqueeze(0) for name in ("rows", "at")}
     if rows[0].also_right.shape[1]:
         also_right = packed("also_right").long()
         batch["also_right"] = torch.cat([torch.full_like(also_right[:, :1], NO_TARGET), also_right], dim=1)
