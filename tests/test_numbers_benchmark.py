@@ -321,3 +321,5 @@ def test_a_result_belongs_to_its_settings(tmp_path):
     assert place("lora-digits") != place("lora-digits", digits={"steps": 1})
     with pytest.raises(ValueError, match="unknown methods guess; known: constant, ridge"):
         Benchmark(tmp_path, ["red"], "tiny", None, made_up).run(["guess"], 1)
+    with pytest.raises(ValueError, match="copy_numbers"):
+        Benchmark(tmp_path, ["red"], "tiny", None, made_up, config={"copy_numbers": True})

@@ -42,6 +42,16 @@ class KeptNumbers:
         return replace(parts[0], row=row, place=place)
 
     @classmethod
+    def stacked(cls, parts: Sequence["KeptNumbers"]) -> "KeptNumbers":
+        """All of several stores, whose rows follow each other."""
+        offsets = np.cumsum([0, *np.concatenate([np.diff(part.offsets) for part in parts])])
+        starts = np.cumsum([0, *(len(part.offsets) - 1 for part in parts)])
+        rows = np.concatenate([part.row + start for part, start in zip(parts, starts, strict=False)])
+        names = ("place", "features", "values", "places")
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return cls(row=rows, offsets=offsets, **columns)
+
+    @classmethod
     def of(cls, examples: Sequence[Example], num_token_id: int, features: np.ndarray) -> "KeptNumbers":
         """The numbers of examples; features [M, H] are those of all of them in order."""
         standing = [numbers_of(example, num_token_id) for example in examples]
@@ -66,7 +76,9 @@ class KeptNumbers:
         return cls(row=np.repeat(np.arange(len(lengths)), lengths), features=features, **found)
 
     def save(self, folder: Path) -> None:
-        """All but the features, which lie there already."""
+        """All of it; features that lie there already, being mapped from there, are left."""
+        if not (folder / FEATURES).exists():
+            np.save(folder / FEATURES, self.features)
         for name in _INDICES:
             np.save(folder / f"number_{name}.npy", getattr(self, name))
 

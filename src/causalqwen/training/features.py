@@ -340,12 +340,14 @@ class FactStore:
             return cls(folder)
         part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
         part.mkdir(parents=True)
-        for field in dataclasses.fields(TokenFacts):
-            columns = [getattr(store.facts, field.name) for store in stores]
-            if field.name == "also_right":
+        for name in COLUMNS:
+            columns = [getattr(store.facts, name) for store in stores]
+            if name == "also_right":
                 width = max(column.shape[1] for column in columns)
                 columns = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=NO_TARGET) for c in columns]
-            np.save(part / f"{field.name}.npy", np.concatenate(columns))
+            np.save(part / f"{name}.npy", np.concatenate(columns))
+        if numbers := [store.facts.numbers for store in stores if store.facts.numbers is not None]:
+            KeptNumbers.stacked(numbers).save(part)
         lengths = np.concatenate([np.diff(store.offsets) for store in stores])
         np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         part.rename(folder)
