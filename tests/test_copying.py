@@ -151,7 +151,10 @@ def slow_loss(model: CausalQwenForCausalLM, example) -> torch.Tensor:
         query, scores, equal = head.query(x), [head.new(x).squeeze()], []
         for j in range(place):
             if ids[j] == num:
-                key = head.key(state(max(j - 1, 0))[0])
+                x_j = state(max(j - 1, 0))[0]
+                if j == 0 and model.config.hides_numbers:
+                    x_j = model.value_branch.standardize(torch.zeros_like(z))
+                key = head.key(x_j)
                 scores.append((query * key).sum() / math.sqrt(len(key)) + head.bias)
                 equal.append(values[j] == values[place])
         log_pi = torch.stack(scores).log_softmax(0)
@@ -415,6 +418,10 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
     assert model.abduct("My friends, we are here.").evidence[0].tokens > 2  # no number, nothing to refuse
     with pytest.raises(ValueError, match="copy_size must be at least 1"):
         graft_tiny("llama", tiny_tokenizer, copy_numbers=True, copy_size=0)
+    with pytest.raises(ValueError, match="unknown value_loss 'CRPS'"):
+        graft_tiny("llama", tiny_tokenizer, value_loss="CRPS")
+    with pytest.raises(ValueError, match="value_branch_members must be at least 1"):
+        graft_tiny("llama", tiny_tokenizer, value_branch_members=0)
 
 
 def test_a_server_is_refused(tiny_tokenizer):
@@ -423,3 +430,53 @@ def test_a_server_is_refused(tiny_tokenizer):
 
     with pytest.raises(ValueError, match="the server needs copy_numbers=False"):
         create_app(graft_tiny("llama", tiny_tokenizer, copy_numbers=True), ServerSettings())
+
+
+# ---- what a review found --------------------------------------------------------------------------------------------
+
+
+def test_the_key_of_a_number_that_begins_a_hidden_text_depends_on_nothing(tiny_tokenizer):
+    """The backbone does not see it, and what attention gives there is padding's and the future's mean."""
+    model = eager(random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True, number_context="digits")))
+    keys = []
+    for texts, side in (
+        (["3 and"], "right"),
+        (["3 and it was said by the people"], "right"),
+        (["3 and", TEXTS[0]], "left"),
+    ):
+        batch = dict(model.processor(texts, padding=True, padding_side=side, return_tensors="pt"))
+        keys.append(model.candidates(model.features(**batch).last_hidden_state, **batch).features[0, 0])
+    assert all(torch.equal(key, torch.zeros_like(key)) for key in keys)
+    kept = next(stream_facts(model, examples_of(model, ["3 and"])))[1].numbers
+    assert not kept.features.any()
+
+
+def test_a_copy_is_not_clipped_and_small_numbers_are_their_own():
+    law = ValueLaw(value_range=(0.0, 10.0))
+    at = torch.zeros(1, dtype=torch.float64)
+    sure = torch.tensor([[1e-9, 1.0 - 1e-9]], dtype=torch.float64).log()
+    far = CopyLaw(law, torch.tensor([[1000.0]], dtype=torch.float64), sure)
+    assert far.crps(at, at + 1, at + 1000).item() < 1e-3
+    two = torch.tensor([[1.6e-19, 6.6e-34]], dtype=torch.float64)
+    small = CopyLaw(law, two, torch.tensor([[0.2, 0.4, 0.4]]).log())
+    assert not small.copied()[0].item() and not small.stands(at + 5e-10).item() and small.stands(two[:, 0]).item()
+
+
+def test_a_copier_starts_as_a_model_that_does_not_copy(tiny_tokenizer):
+    plain = graft_tiny("llama", tiny_tokenizer).state_dict()
+    copier = graft_tiny("llama", tiny_tokenizer, copy_numbers=True).state_dict()
+    assert all(torch.equal(tensor, copier[name]) for name, tensor in plain.items())
+
+
+def test_pages_show_the_mixture(tiny_tokenizer):
+    from causalqwen.evaluation.report import example_rows, value_figures
+
+    model = random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True))
+    model.copy_head.bias.data.fill_(50.0)
+    values = score_tokens(
+        model, (facts for _, facts in stream_facts(model, examples_of(model, ["a is 5 and b is 9 and c is 5"])))
+    )["values"]
+    assert values["stands"].tolist() == [False, False, True]
+    assert values["interval"][1].tolist() == [5.0, 5.0, 5.0]
+    assert example_rows(["a", "b", "c"], values, count=2)[0].keys() == {"prompt", "value", "median", "low", "high"}
+    assert {*value_figures(model, values, "m")} == {"scatter", "calibration"}

@@ -25,6 +25,7 @@ from causalqwen.training import (
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import COLUMNS, batches_by_length, facts_key
 from causalqwen.training.scores import individual_prob_sums
+from causalqwen.training.stages import _center
 from causalqwen.training.trainer import TrainedForCausalLM, collate_facts, last_checkpoint
 from conftest import graft_tiny
 
@@ -387,6 +388,18 @@ def test_each_member_of_the_value_branch_learns_as_if_alone(tiny_tokenizer, loss
     loc_Y, _ = model.eval().value_parameters(features, *model.abduction(features))
     torch.testing.assert_close(loc_Y, torch.stack(locs).mean(0))
     assert (locs[0] - locs[1]).abs().max() > 0.01
+
+
+def test_the_centre_of_the_axis_is_where_it_is_however_often_one_starts_there(model):
+    branch, z = model.value_branch, torch.randn(1, model.config.hidden_size)
+    branch.feature_mean.copy_(z[0])
+    for start in (0.0, 0.4):
+        torch.nn.init.normal_(branch.residual.last.weight, std=start)
+        torch.nn.init.normal_(branch.residual.last.bias, std=start)
+        for _ in range(2):
+            _center(model, branch, noise=0.05)
+            loc_Y, scale_Y = model.eval().value_parameters(z, *model.abduction(z))
+            assert abs(loc_Y.item()) < 1e-4 and abs(scale_Y.item() - 1.05) < 1e-4
 
 
 def test_rows_of_individuals_are_learned_by_likelihood(tiny_tokenizer, tmp_path):

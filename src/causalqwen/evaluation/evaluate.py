@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from causalqwen.data import Example
 from causalqwen.evaluation.rivals import NumberTable, score_rivals
@@ -61,10 +60,3 @@ def evaluate(
 def write_metrics(path: Path, metrics: dict[str, Any]) -> None:
     """metrics.json, by rename."""
     write_text(path, json.dumps(metrics, indent=2, sort_keys=True) + "\n")
-
-
-def interval_columns(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], level: float) -> np.ndarray:
-    """Median, low and high end of the central interval of each number, [n, 3], in the data's units."""
-    law = model.value_law
-    low, high = law.interval(values["loc"], values["scale"], level)
-    return torch.stack([law.quantile(values["loc"], values["scale"], 0.5), low, high], dim=1).numpy()

@@ -10,7 +10,6 @@ import torch
 
 from causalqwen.decoding import CausalDecoding
 from causalqwen.evaluation import figures
-from causalqwen.evaluation.evaluate import interval_columns
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 
@@ -38,20 +37,18 @@ def _cells(scores: dict[str, Any]) -> list[str]:
 
 
 def value_figures(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
-    """Scatter and calibration of held-out numbers, as SVG."""
-    observed = values["value"].numpy()
-    central = model.value_law.central_level(values["loc"], values["scale"], values["value"]).numpy()
-    return {
-        "scatter": figures.predicted_against_true(observed, interval_columns(model, values, 0.9), unit, 0.9),
-        "calibration": figures.calibration(central, model.config.interval_levels),
-    }
+    """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context."""
+    observed, new = values["value"].numpy(), ~values["stands"] if "stands" in values else slice(None)
+    central = model.value_law.central_level(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
+    drawn = {"scatter": figures.predicted_against_true(observed, values["interval"].numpy(), unit, 0.9)}
+    return drawn | ({"calibration": figures.calibration(central, model.config.interval_levels)} if len(central) else {})
 
 
 def example_rows(
-    model: CausalQwenForCausalLM, prompts: list[str], values: dict[str, torch.Tensor], count: int = 12, seed: int = 0
+    prompts: list[str], values: dict[str, torch.Tensor], count: int = 12, seed: int = 0
 ) -> list[dict[str, str]]:
     """Held-out numbers taken at random, so that the page shows ordinary ones."""
-    columns = interval_columns(model, values, 0.9)
+    columns = values["interval"].tolist()
     chosen = np.random.default_rng(seed).permutation(len(prompts))[:count]
     return [
         {"prompt": prompts[i]} | dict(zip(("value", "median", "low", "high"), (f"{x:.4g}" for x in row), strict=True))

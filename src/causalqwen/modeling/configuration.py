@@ -184,6 +184,10 @@ class CausalQwenConfig(PreTrainedConfig):
         if self.max_scale is not None and not self.max_scale > self.initial_scale:
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         check_context(self.number_context)
+        if self.value_loss not in ("nll", "crps"):
+            raise ValueError(f"unknown value_loss {self.value_loss!r}; use 'nll' or 'crps'")
+        if self.value_branch_members < 1:
+            raise ValueError(f"value_branch_members must be at least 1, got {self.value_branch_members}")
         if self.copy_size < 1:
             raise ValueError(f"copy_size must be at least 1, got {self.copy_size}")
         if not 0 <= self.gate_alpha <= 1:

@@ -17,7 +17,8 @@ _COPIED_AT_START = 0.05
 class Candidates:
     """The numbers in R rows, and positions [...] in these rows which may say one of them again.
 
-    features: [R, m, H], z at the place before each number, what it followed from; at its own place where nothing is before it.
+    features: [R, m, H], z at the place before each number, what it followed from; where nothing is before it, at its own place,
+        or zeros where the backbone does not see that place.
     values: float64 [R, m]. places: int64 [R, m], where the numbers stand, `NOWHERE` where a row has fewer.
     rows, at: int64 [...], each position's row, and its place there: it is offered the numbers up to that place.
     """
@@ -45,18 +46,25 @@ class Candidates:
         numeric_values: Tensor | None,
         attention_mask: Tensor | None,
         num_token_id: int,
+        hidden: bool = False,
     ) -> "Candidates":
-        """Those of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side."""
+        """Those of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side.
+
+        hidden: the backbone does not see numbers.
+        """
         is_number = input_ids == num_token_id
         most = int(is_number.sum(-1).max()) if numeric_values is not None else 0
         places = (~is_number).int().argsort(dim=-1, stable=True)[:, :most]
         before = (places - 1).clamp(min=0)
+        follows = places > 0
         if attention_mask is not None:
-            before = torch.where(attention_mask.gather(-1, before) > 0, before, places)
+            follows &= attention_mask.gather(-1, before) > 0
+        before = torch.where(follows, before, places)
         values = places.double() if numeric_values is None else numeric_values.double().gather(-1, places)
         rows, at = torch.meshgrid(*(torch.arange(n, device=features.device) for n in input_ids.shape), indexing="ij")
+        keys = features.gather(1, before.unsqueeze(-1).expand(-1, -1, features.shape[-1]))
         return cls(
-            features.gather(1, before.unsqueeze(-1).expand(-1, -1, features.shape[-1])),
+            keys.masked_fill(~follows.unsqueeze(-1), 0.0) if hidden else keys,
             values,
             places.masked_fill(~is_number.gather(-1, places), NOWHERE),
             rows,

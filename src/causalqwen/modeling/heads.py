@@ -95,7 +95,8 @@ class HeadsMixin:
         )
         # A causal size below H needs a W_cls of its own, in the backbone's dtype.
         self.score_head = nn.Linear(size, config.text_config.vocab_size) if size < config.hidden_size else None
-        self.copy_head = CopyHead(config.hidden_size, config.copy_size) if config.copy_numbers else None
+        with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
+            self.copy_head = CopyHead(config.hidden_size, config.copy_size) if config.copy_numbers else None
         self.scale_bounds = Kept()
 
     def heads(
@@ -363,7 +364,10 @@ class HeadsMixin:
         self, features: Tensor, input_ids: Tensor, numeric_values: Tensor | None, attention_mask: Tensor | None
     ) -> Candidates:
         """The numbers of a batch [B, S] for each of its positions, under features z [B, S, H]."""
-        return Candidates.of_tokens(features, input_ids, numeric_values, attention_mask, self.config.num_token_id)
+        hidden = self.config.hides_numbers
+        return Candidates.of_tokens(
+            features, input_ids, numeric_values, attention_mask, self.config.num_token_id, hidden
+        )
 
     def copy_law(self, features: Tensor, candidates: Candidates) -> CopyLaw:
         """The law of the values that follow features [..., H], the positions of `candidates`: one of these, or a new number.

@@ -34,7 +34,7 @@ class CopyLaw:
     def _are(self, values: Tensor) -> Tensor:
         """[..., k] -> bool [..., k, m], which candidates each of the values is."""
         candidates = self.candidates.unsqueeze(-2)
-        near = (values.unsqueeze(-1) - candidates).abs() <= _SAME * candidates.abs().clamp(min=1.0)
+        near = (values.unsqueeze(-1) - candidates).abs() <= _SAME * candidates.abs()
         return near & candidates.isfinite()
 
     def stands(self, value: Tensor) -> Tensor:
@@ -51,7 +51,10 @@ class CopyLaw:
         weights = self._weights()
         if self.candidates.shape[-1] == 0:
             return torch.full_like(weights[..., 0], torch.nan), torch.zeros_like(weights[..., 0])
-        together = (self._are(self.candidates) * weights[..., None, 1:]).sum(-1)
+        each = self.candidates.unsqueeze(-1).unbind(-2)
+        together = torch.cat(
+            [(self._are(one).squeeze(-2) * weights[..., 1:]).sum(-1, keepdim=True) for one in each], -1
+        )
         probability, place = together.max(-1)
         return self.candidates.gather(-1, place.unsqueeze(-1)).squeeze(-1), probability
 
@@ -60,11 +63,14 @@ class CopyLaw:
         value, probability = self.most_likely()
         return probability > 0.5, value
 
-    def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
+    def quantile(
+        self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False, clip: bool = False
+    ) -> Tensor:
         """inf {y : F(y) >= p} for p in (0, 1), exactly: min over k of max(v_(k), Q_0((p - W_k) / pi_0)), v_(0) = -inf.
 
         v_(k) are the candidates in order, W_k the summed weights of the k smallest, Q_0 that of the new number, recalibrated
-        unless `raw`, with Q_0(u) = -inf for u <= 0 and +inf for u >= 1. ValueError for p outside (0, 1).
+        unless `raw` and clipped by `ValueLaw.clip` if `clip`, with Q_0(u) = -inf for u <= 0 and +inf for u >= 1. ValueError for
+        p outside (0, 1).
         """
         p = torch.as_tensor(p, dtype=torch.float64)
         if not bool(((p > 0) & (p < 1)).all()):
@@ -74,6 +80,7 @@ class CopyLaw:
 
         def of_new(level: Tensor) -> Tensor:
             found = self.law.quantile(loc, scale, level.clamp(_END, 1 - _END), raw=raw)
+            found = self.law.clip(found) if clip else found
             return found.masked_fill(level <= 0, -torch.inf).masked_fill(level >= 1, torch.inf)
 
         values, order = self.candidates.sort(-1)
@@ -109,11 +116,11 @@ class CopyLaw:
         return self._either(value, self.law.log_prob(loc, scale, value))
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS in the data's units from 199 raw quantiles, clipped as `ValueLaw.clip` does (theory 3.11)."""
+        """CRPS in the data's units from 199 raw quantiles, those of a new number clipped (theory 3.11)."""
         wide = replace(
             self, candidates=self.candidates.unsqueeze(-2), log_weights=self.log_weights.unsqueeze(-2)
         )  # beside the levels
-        quantiles = wide.quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS, raw=True)
-        return quantile_crps(value.double(), self.law.clip(quantiles), CRPS_LEVELS)
+        quantiles = wide.quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS, raw=True, clip=True)
+        return quantile_crps(value.double(), quantiles, CRPS_LEVELS)
 
     quantile_crps = crps

@@ -103,11 +103,14 @@ def numbers_of(example: Example, num_token_id: int) -> list[int]:
     return [place for place, token in enumerate(example.input_ids) if token == num_token_id]
 
 
-def numbers_in(examples: Sequence[Example], num_token_id: int, hidden: Tensor) -> KeptNumbers:
-    """Those of a batch, padded on the right, from its features z [B, S, H]."""
-    before = [(row, max(place - 1, 0)) for row, e in enumerate(examples) for place in numbers_of(e, num_token_id)]
-    rows, places = torch.tensor(before, dtype=torch.int64, device=hidden.device).reshape(-1, 2).T
-    return KeptNumbers.of(examples, num_token_id, upcast(hidden[rows, places]).cpu().numpy().astype(np.float32))
+def numbers_in(examples: Sequence[Example], num_token_id: int, features: Tensor, hidden: bool) -> KeptNumbers:
+    """Those of a batch, padded on the right, from its features z [B, S, H]; hidden: the backbone does not see numbers."""
+    before = [(row, place - 1) for row, e in enumerate(examples) for place in numbers_of(e, num_token_id)]
+    rows, places = torch.tensor(before, dtype=torch.int64, device=features.device).reshape(-1, 2).T
+    keys = upcast(features[rows, places.clamp(min=0)])
+    if hidden:
+        keys = keys.masked_fill((places < 0).unsqueeze(-1), 0.0)
+    return KeptNumbers.of(examples, num_token_id, keys.cpu().numpy().astype(np.float32))
 
 
 def on_device(candidates: dict[str, Tensor], device: torch.device) -> Candidates:

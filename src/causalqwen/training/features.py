@@ -101,7 +101,7 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
         model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], also_right, positions_at_once
     )
     if model.config.copy_numbers:
-        facts.numbers = numbers_in(examples, model.config.num_token_id, hidden)
+        facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.hides_numbers)
     return facts
 
 

@@ -42,8 +42,9 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         domain_divergence and its largest value: D(U, U_base) per position.
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block.
-        `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals; where the model
-        copies, also `stands`, whether the value stands in the context.
+        `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
+        [n, 3], the median and both ends at 90%, in the data's units; where the model copies, also `stands`, whether the value
+        stands in the context (loc and scale are those of a new number).
     """
     was_training = model.training
     model.eval()
@@ -81,9 +82,10 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
                 *(_padded(columns[name], end) for name, end in (("of_text", math.inf), ("pi", -math.inf))),
             )
             values["stands"] = law.stands(values["value"])
-            metrics["copied"] = law.copied()[0].double().mean().item()
+            metrics["copied"] = column["copied"].double().mean().item()
         metrics |= score_values(law, values["loc"], values["scale"], values["value"])
         low, high = law.interval(values["loc"], values["scale"], 0.9)
+        values["interval"] = torch.stack([law.quantile(values["loc"], values["scale"], 0.5), low, high], dim=1)
         inside = (low <= values["value"]) & (values["value"] <= high)
         metrics["consistency"] = (inside & column["announced"]).double().mean().item()
         spread = (values["value"] - values["value"].median()).abs().mean().item()
@@ -128,6 +130,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         offered = on_device(facts.numbers.candidates(), model.device)[numbers.to(model.device)]
         of_text = model.copy_law(features[numbers], offered)
         copies = {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
+        copies["copied"] = of_text.copied()[0].cpu()
     return (
         away
         | copies

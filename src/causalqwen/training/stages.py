@@ -116,7 +116,9 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     """Start at the axis's own centre, where no individual has a mean to make up for: who speaks has scale 1 there, the
     noise `noise`."""
     law, head = model.action.value_law, model.action.value_head
-    loc, scale = model.abduction(branch.feature_mean.unsqueeze(0))
+    was_training, mean = branch.training, branch.feature_mean.unsqueeze(0)
+    loc, scale = branch.eval()(mean, *model.abduction(mean))
+    branch.train(was_training)
     row = head.weight
     head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
     spread = law.linear_scale(scale, row).log().squeeze()

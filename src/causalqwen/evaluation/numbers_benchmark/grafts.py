@@ -1,5 +1,6 @@
 """Ours: stage 1 of `train` on the kept features, whose transform and tail index the validation rows choose."""
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class Graft:
         families = [self.config["value_family"]] if "value_family" in self.config else FAMILIES
         kinds = [(transform, family) for transform in TRANSFORMS for family in families]
         models = (self._trained(*kind, training, _joined(held), seed) for kind in kinds)
-        return min(models, key=lambda model: sum(relative_crps(model, table) for table in held))
+        return min(models, key=lambda model: _finite(sum(relative_crps(model, table) for table in held)))
 
     def _trained(
         self, transform: str, family: str, training: NumberTable, validation: NumberTable, seed: int
@@ -61,6 +62,11 @@ class Graft:
                 (work / kept.name).symlink_to(kept)
             train(model, learned, held, work.parent, settings)
         return model
+
+
+def _finite(score: float) -> float:
+    """Infinite in place of NaN, which no score is below."""
+    return math.inf if math.isnan(score) else score
 
 
 def relative_crps(model: CausalQwenForCausalLM, table: NumberTable) -> float:
