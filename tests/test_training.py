@@ -406,7 +406,7 @@ def test_rows_of_individuals_are_learned_by_likelihood(tiny_tokenizer, tmp_path)
     model = graft_tiny("llama", tiny_tokenizer, value_loss="crps")
     rows = [{"prompt": "It is", "value": float(i), "individual": "a"} for i in range(4)]
     learned = encode_rows([parse_row(json.dumps(row), "x") for row in rows], model.processor)
-    with pytest.raises(ValueError, match="joint likelihood"):
+    with pytest.raises(ValueError, match="needs value_loss='nll', but this model has 'crps'"):
         train(model, learned, [], tmp_path, SMALL)
 
 

@@ -57,7 +57,6 @@ class ValueLog:
     """
 
     numbers: Candidates | None = None
-
     follows: Tensor
 
     def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], at_once: bool) -> None:

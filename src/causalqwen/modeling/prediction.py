@@ -23,6 +23,7 @@ from causalqwen.numbers import (
     round_significant,
 )
 from causalqwen.numbers.copies import CopyLaw
+from causalqwen.numbers.law import ends_of_interval, level_of_quantile
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
@@ -117,15 +118,12 @@ class MixedNumberPrediction(NumberPrediction):
         return self.quantile(0.5)
 
     def quantile(self, p: float, *, raw: bool = False) -> float:
-        if not 0 < p < 1:
-            raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p}")
-        axis = self._quantiles(torch.tensor(p, dtype=torch.float64))
+        axis = self._quantiles(level_of_quantile(p))
         return self.law.transform.inverse(axis).item()
 
     def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
-        if not 0 < level < 1:
-            raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        low, high = ends_of_interval(level)
+        return self.quantile(low), self.quantile(high)
 
     def cdf(self, value: float) -> float:
         return self.law.cdf(self.locs, *self._each(value)).mean().item()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.losses import quantile_crps
-from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw
+from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw, ends_of_interval, level_of_quantile
 
 _SAME = 1e-9  # relative: two numbers that differ by less are one
 _END = 1e-12  # no quantile of the new number is asked for nearer to 0 or 1
@@ -72,9 +72,7 @@ class CopyLaw:
         unless `raw` and clipped by `ValueLaw.clip` if `clip`, with Q_0(u) = -inf for u <= 0 and +inf for u >= 1. ValueError for
         p outside (0, 1).
         """
-        p = torch.as_tensor(p, dtype=torch.float64)
-        if not bool(((p > 0) & (p < 1)).all()):
-            raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p.tolist()}")
+        p = level_of_quantile(p)
         weights = self._weights()
         new = weights[..., 0].clamp(min=torch.finfo(torch.float64).tiny)
 
@@ -92,10 +90,8 @@ class CopyLaw:
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval of `level` in (0, 1)."""
-        if not 0 < level < 1:
-            raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
-        tail = (1 - level) / 2
-        return self.quantile(loc, scale, tail, raw=raw), self.quantile(loc, scale, 1 - tail, raw=raw)
+        low, high = ends_of_interval(level)
+        return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """F(value) of the raw law."""

@@ -19,6 +19,22 @@ WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
 
+def level_of_quantile(p: Tensor | float) -> Tensor:
+    """p as float64. ValueError unless it lies in (0, 1)."""
+    p = torch.as_tensor(p, dtype=torch.float64)
+    if not bool(((p > 0) & (p < 1)).all()):
+        raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p.tolist()}")
+    return p
+
+
+def ends_of_interval(level: float) -> tuple[float, float]:
+    """The levels of the quantiles that end a central interval. ValueError unless its own lies in (0, 1)."""
+    if not 0 < level < 1:
+        raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
+    tail = (1 - level) / 2
+    return tail, 1 - tail
+
+
 @dataclass(frozen=True)
 class ValueLaw:
     """t(Y) ~ S(loc, scale) for many rows at once: loc, scale, values and results are float64 tensors [...].
@@ -47,9 +63,7 @@ class ValueLaw:
 
         Quantiles go through t exactly. The median is never moved: it is t^-1(loc). ValueError for p outside (0, 1).
         """
-        p = torch.as_tensor(p, dtype=torch.float64)
-        if not bool(((p > 0) & (p < 1)).all()):
-            raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p.tolist()}")
+        p = level_of_quantile(p)
         if not raw and self.interval_levels is not None:
             central = 2 * p - 1
             p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs())
@@ -64,10 +78,8 @@ class ValueLaw:
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval that covers `level` in (0, 1); recalibrated where levels were fitted, unless `raw`."""
-        if not 0 < level < 1:
-            raise ValueError(f"an interval's level must lie strictly between 0 and 1, got {level}")
-        tail = (1 - level) / 2
-        return self.quantile(loc, scale, tail, raw=raw), self.quantile(loc, scale, 1 - tail, raw=raw)
+        low, high = ends_of_interval(level)
+        return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""

@@ -124,36 +124,31 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     step = max(1, loc_U.numel() // 50_000)
     domain = model.abduction.domain
     network: Any = None if domain is None else model.abduction.domains[domain]
-    away = {} if network is None else {"distance": network.distance(features).cpu()}
-    copies = {}
+    beside = {} if network is None else {"distance": network.distance(features).cpu()}
     if facts.numbers is not None:
         offered = on_device(facts.numbers.candidates(), model.device)[numbers.to(model.device)]
         of_text = model.copy_law(features[numbers], offered)
-        copies = {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
-        copies["copied"] = of_text.copied()[0].cpu()
-    return (
-        away
-        | copies
-        | {
-            "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
-            "right": (decision == column["targets"]) | (decision.unsqueeze(-1) == column["also_right"]).any(-1),
-            "is_num": is_num,
-            "decided_num": ahead,
-            "agrees": decision == column["backbone_id"],
-            "announced": ahead[numbers],
-            "prob_sum": prob_sum,
-            "individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu(),
-            "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
-            "backbone_nll": column["backbone_nll"],
-            "ovr_nll": prob_sum.log() - column["rest_log_p"],
-            "loc": loc_Y.cpu(),
-            "scale": scale_Y.cpu(),
-            "value": column["values"][numbers],
-            "noise": model.action.noise.cpu().clone(),
-            "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
-            "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
-        }
-    )
+        beside |= {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
+        beside |= {"copied": of_text.copied()[0].cpu()}
+    return beside | {
+        "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
+        "right": (decision == column["targets"]) | (decision.unsqueeze(-1) == column["also_right"]).any(-1),
+        "is_num": is_num,
+        "decided_num": ahead,
+        "agrees": decision == column["backbone_id"],
+        "announced": ahead[numbers],
+        "prob_sum": prob_sum,
+        "individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu(),
+        "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
+        "backbone_nll": column["backbone_nll"],
+        "ovr_nll": prob_sum.log() - column["rest_log_p"],
+        "loc": loc_Y.cpu(),
+        "scale": scale_Y.cpu(),
+        "value": column["values"][numbers],
+        "noise": model.action.noise.cpu().clone(),
+        "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
+        "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
+    }
 
 
 def _padded(parts: list[Tensor], end: float) -> Tensor:

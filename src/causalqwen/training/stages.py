@@ -90,15 +90,11 @@ def _train_values(run: Run) -> None:
     rows = FactRows(train_store, [example.individual for example in run.train_examples])
     rates = {}
     if rows.people:
-        model.config.require("training on rows that name individuals", copy_numbers=False)
+        needed: dict[str, Any] = {"copy_numbers": False, "value_loss": "nll", "value_branch_members": 1}
+        model.config.require("training on rows that name individuals", **needed)
         if model.value_branch is None:
             raise ValueError(
                 "rows name individuals, but this model has no value branch to learn what differs between them"
-            )
-        if model.config.value_loss != "nll" or model.value_branch.others:
-            raise ValueError(
-                "rows name individuals: their values are learned by joint likelihood, by one perceptron "
-                "(value_loss: nll, value_branch_members: 1)"
             )
         _center(model, model.value_branch, noise=1.0)
         model.value_branch.log_noise.requires_grad_(True)

@@ -40,12 +40,12 @@ REGRESSIONS: dict[str, Rival] = {
 }
 DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
 _BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5}
-OURS = _BRANCH | {"value_loss": "crps", "value_branch_members": 4}
-GRAFTS = {"gaussian": _BRANCH | {"value_family": "gaussian"}, "causalqwen": OURS}
+_OURS = _BRANCH | {"value_loss": "crps", "value_branch_members": 4}
+JOINT = "causalqwen-joint"
+GRAFTS = {"gaussian": _BRANCH | {"value_family": "gaussian"}, "causalqwen": _OURS, JOINT: _OURS}
 TRAINING: dict[str, Any] = {"values": {"epochs": 12, "center": True}, "evaluations": 12}
 """Of every graft: a few hundred rows are learned in a few passes, and the best of twelve evaluations is kept."""
-JOINT = "causalqwen-joint"
-METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS, JOINT)
+METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
 _TEXT_ALONE = ("constant", "boosting", *DIGITS)
 """Methods to which the kept features cost nothing."""
 
@@ -120,8 +120,8 @@ class Benchmark:
         """Where a result lies; its name holds a hash of all that it depends on."""
         made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
         made |= {"digits": self.digits} if method in DIGITS else {}
-        made |= {"training": self.training} if method in (*GRAFTS, JOINT) else {}
-        made |= {"settings": DIGITS.get(method, GRAFTS.get(method, OURS if method == JOINT else None))}
+        made |= {"training": self.training} if method in GRAFTS else {}
+        made |= {"settings": (DIGITS | GRAFTS).get(method)}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
@@ -162,7 +162,7 @@ class Benchmark:
             stores = [FactStore.build(model, these, self.output / "facts" / name) for name, these in examples.items()]
             FactStore.gather(model, [one for these in examples.values() for one in these], stores, facts)
         started = time.perf_counter()
-        predictors = fit_joint(self._graft(facts, OURS), pairs, seed)
+        predictors = fit_joint(self._graft(facts, GRAFTS[JOINT]), pairs, seed)
         seconds, rows = time.perf_counter() - started, sum(len(pair[0]) for pair in pairs.values())
         for name, predict in predictors.items():
             self._keep(name, JOINT, seed, predict, seconds * len(pairs[name][0]) / rows)
@@ -181,7 +181,7 @@ class Benchmark:
             ends = (central(held.quantiles, level), parts.validation.values, central(found.quantiles, level))
             arrays[f"conformal_{level}"] = conformal_interval(*ends, level, parts.transform)
         if method not in _TEXT_ALONE:
-            read = parts.facts_seconds if method in (*GRAFTS, JOINT) else parts.prompt_seconds
+            read = parts.facts_seconds if method in GRAFTS else parts.prompt_seconds
             seconds += read * (len(parts.train) + len(parts.validation))
             asking += parts.prompt_seconds
         about = {
