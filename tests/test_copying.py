@@ -19,7 +19,7 @@ from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
-from causalqwen.training.features import facts_key, stream_facts
+from causalqwen.training.features import facts_keys, stream_facts
 from causalqwen.training.settings import LoraStage
 from causalqwen.training.trainer import FactRows, TrainedForCausalLM, collate_facts, collate_tokens
 from conftest import graft_tiny
@@ -248,9 +248,9 @@ def test_off_changes_nothing(tiny_tokenizer, tmp_path):
     assert not any("copy" in name for name in plain.state_dict())
     assert {name for name in on.state_dict() if "copy" not in name} == set(plain.state_dict())
     rows = examples_of(plain)
-    key = facts_key(plain, rows)
+    key = facts_keys(plain, rows)
     plain.config.copy_numbers = True
-    assert facts_key(plain, rows) != key
+    assert facts_keys(plain, rows) != key
     plain.config.copy_numbers = False
     store = FactStore.build(plain, rows, tmp_path)
     assert store.facts.numbers is None and not list(store.folder.glob("number_*"))

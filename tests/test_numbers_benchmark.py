@@ -80,6 +80,11 @@ def test_tables_hold_prompts_that_do_not_tell_the_value():
     assert sum(map(len, parts.values())) == 1055 and len(parts["train"]) > 600  # all there are
     with pytest.raises(ValueError, match="unknown table 'cities'; known: boiling"):
         parts_of("cities")
+    with pytest.raises(ValueError, match="breaches has 1055 records: none are left to use behind the first 1055"):
+        parts_of("breaches", skip=1055)
+    first, later = (parts_of("breaches", (80, 20, 40), skip) for skip in (0, 150))
+    names = [{record["name"] for part in parts.values() for record in part} for parts in (first, later)]
+    assert not names[0] & names[1] and [len(part) // 10 for part in later.values()] == [8, 2, 4]
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -321,5 +326,3 @@ def test_a_result_belongs_to_its_settings(tmp_path):
     assert place("lora-digits") != place("lora-digits", digits={"steps": 1})
     with pytest.raises(ValueError, match="unknown methods guess; known: constant, ridge"):
         Benchmark(tmp_path, ["red"], "tiny", None, made_up).run(["guess"], 1)
-    with pytest.raises(ValueError, match="copy_numbers"):
-        Benchmark(tmp_path, ["red"], "tiny", None, made_up, config={"copy_numbers": True})

@@ -23,7 +23,7 @@ from causalqwen.training import (
     train,
 )
 from causalqwen.training.anchor import TextAnchor
-from causalqwen.training.features import COLUMNS, batches_by_length, facts_key
+from causalqwen.training.features import COLUMNS, batches_by_length, facts_keys
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
 from causalqwen.training.trainer import TrainedForCausalLM, collate_facts, last_checkpoint
@@ -173,16 +173,16 @@ def test_facts_are_kept_under_a_key_of_all_that_they_depend_on(model, tmp_path):
     rows = examples(model, 5)
     store = FactStore.build(model, rows, tmp_path)
     assert store.facts.features.mode == "c"  # memory-mapped; what is written to it never reaches the file
-    key = facts_key(model, rows)
+    key = facts_keys(model, rows)
     with torch.no_grad():  # what stage 1 trains does not matter
         model.action.num_row += 1
         model.value_branch.residual.last.weight += 1
-    assert facts_key(model, rows) == key
+    assert facts_keys(model, rows) == key
     assert FactStore.build(model, rows, tmp_path).folder == store.folder
-    assert facts_key(model, rows[:4]) != key
+    assert facts_keys(model, rows[:4]) != key
     with torch.no_grad():
         model.backbone.model.norm.weight += 1e-3
-    assert facts_key(model, rows) != key
+    assert facts_keys(model, rows) != key
     assert not list(tmp_path.glob("*.part*"))
 
 
@@ -334,7 +334,7 @@ def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, 
 def test_what_is_also_right_is_part_of_the_key(model, tmp_path):
     rows = questions(model)
     fewer = [dataclasses.replace(rows[0], also_right=rows[0].also_right[:1]), *rows[1:]]
-    assert facts_key(model, fewer) != facts_key(model, rows)
+    assert facts_keys(model, fewer) != facts_keys(model, rows)
     store = FactStore.build(model, rows, tmp_path)  # the first and the last row differ in what is right alone
     assert store[0].rest_loss[0] != store[4].rest_loss[0] and (store[4].also_right == -1).all()
 

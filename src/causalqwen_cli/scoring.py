@@ -148,7 +148,10 @@ def numbers(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of every method on every table.")] = 5,
-    rows: Annotated[int, typer.Option(min=14, help="Of a table: 4/7 to train, 1/7 to validate, 2/7 to test.")] = 1400,
+    rows: Annotated[str, typer.Option(help="Of a table, to train, to validate and to test.")] = "800,200,400",
+    skip: Annotated[
+        int, typer.Option(min=0, help="Leave out so many records of a table first, for rows not seen yet.")
+    ] = 0,
     joint: Annotated[bool, typer.Option("--joint", help="One model for all these tables too.")] = False,
     backbone: Annotated[str, typer.Option(help="Backbone of all methods that have one.")] = "smollm2-135m",
     settings: Annotated[
@@ -175,8 +178,15 @@ def numbers(
     asked += [JOINT] if joint and JOINT not in asked else []
     named = [name.strip() for name in tables.split(",")]
     fields = config_fields(settings)
+    sizes = _sizes(rows)
     made = Benchmark(
-        output, named, backbone, partial(graft, backbone), partial(real_table, rows=rows), config=fields, say=say
+        output,
+        named,
+        backbone,
+        partial(graft, backbone),
+        partial(real_table, rows=sizes, skip=skip),
+        config=fields,
+        say=say,
     )
     made.run(asked, seeds)
     found = summary(made, METHODS, seeds)
@@ -184,6 +194,13 @@ def numbers(
     write_text(output / "numbers.md", markdown(found))
     write_text(output / "numbers.svg", figures.numbers(found))
     show({"output": str(output), "numbers": found}, f"{markdown(found)}\n{output / 'numbers.svg'}", as_json)
+
+
+def _sizes(rows: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) if size.strip().isdigit() else 0 for size in rows.split(","))
+    if len(sizes) != 3 or min(sizes) < 2:
+        raise ValueError(f"--rows takes three sizes from 2 on, like 800,200,400, not {rows!r}")
+    return sizes
 
 
 command(speed, benchmark)

@@ -13,8 +13,8 @@ from typing import Any
 from causalqwen.data.boiling_points import PROMPT, boiling_points
 from causalqwen.data.splits import split_by_entity
 
-ROWS = 1400
-"""Of a table by default: 800 to train, 200 to validate, 400 to test."""
+ROWS = (800, 200, 400)
+"""Of a table by default: to train, to validate, to test."""
 
 _SOME = r"<?\d[\d,.O]*(?:\s*(?:-|TO|AND|&|OR|/)\s*<?\d[\d,.O]*)*"
 _IS = r"\.?(?:\s*(?:=|OF|AT|IS|WAS|ABOUT|APPROX\.?|PROBABLY|REPTD AS|LESS THAN|BELOW|ABOVE))*\s*"
@@ -41,17 +41,23 @@ class TextTable:
     read: Callable[[], list[dict[str, Any]]]
 
 
-def parts_of(name: str, rows: int = ROWS) -> dict[str, list[dict[str, Any]]]:
-    """The train (4/7), validation (1/7) and test (2/7) records of a table, split by entity, the same ones each time.
+def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> dict[str, list[dict[str, Any]]]:
+    """So many train, validation and test records of a table, split by entity, the same ones each time, behind the first `skip`.
 
-    A table with fewer records gives all it has, in these proportions. ValueError for a name that is not in `TABLES`.
+    A table with fewer records gives all it has, in these proportions. ValueError for a name that is not in `TABLES`, and for a
+    table of which nothing is left behind the skipped ones.
     """
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; known: {', '.join(TABLES)}")
     records = TABLES[name].read()
-    rows = min(rows, len(records))
-    validation, test = rows // 7, 2 * rows // 7
-    return split_by_entity(records, {"train": rows - validation - test, "validation": validation, "test": test})
+    left = min(sum(rows), len(records) - skip)
+    if left < len(rows):
+        raise ValueError(f"table {name} has {len(records)} records: none are left to use behind the first {skip}")
+    validation, test = (left * part // sum(rows) for part in rows[1:])
+    sizes = {"skipped": skip, "train": left - validation - test, "validation": validation, "test": test}
+    parts = split_by_entity(records, sizes)
+    del parts["skipped"]
+    return parts
 
 
 def _boiling() -> list[dict[str, Any]]:

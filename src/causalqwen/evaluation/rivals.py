@@ -20,17 +20,22 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from causalqwen.losses import quantile_crps
+from causalqwen.modeling.copying import Candidates
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
 from causalqwen.training import LEVELS
 
 
 @dataclass(frozen=True)
 class NumberTable:
-    """Numbers to predict: the text before each, the features there [n, H], and its value [n]."""
+    """Numbers to predict: the text before each, the features there [n, H], and its value [n].
+
+    candidates: the numbers in each text, where the model that read them copies.
+    """
 
     prompts: list[str]
     features: np.ndarray
     values: np.ndarray
+    candidates: Candidates | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -63,6 +63,11 @@ class CopyLaw:
         value, probability = self.most_likely()
         return probability > 0.5, value
 
+    def beside_levels(self) -> "CopyLaw":
+        """The same law with an axis more, [..., 1], beside which many levels stand."""
+        candidates, log_weights = self.candidates.unsqueeze(-2), self.log_weights.unsqueeze(-2)
+        return replace(self, candidates=candidates, log_weights=log_weights)
+
     def quantile(
         self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False, clip: bool = False
     ) -> Tensor:
@@ -113,10 +118,8 @@ class CopyLaw:
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """CRPS in the data's units from 199 raw quantiles, those of a new number clipped (theory 3.11)."""
-        wide = replace(
-            self, candidates=self.candidates.unsqueeze(-2), log_weights=self.log_weights.unsqueeze(-2)
-        )  # beside the levels
-        quantiles = wide.quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS, raw=True, clip=True)
+        loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
+        quantiles = self.beside_levels().quantile(loc, scale, CRPS_LEVELS, raw=True, clip=True)
         return quantile_crps(value.double(), quantiles, CRPS_LEVELS)
 
     quantile_crps = crps

@@ -31,7 +31,7 @@ class KeptNumbers:
     values: np.ndarray
     places: np.ndarray
 
-    def __getitem__(self, index: slice) -> "KeptNumbers":
+    def __getitem__(self, index: slice | np.ndarray) -> "KeptNumbers":
         """Those of some positions."""
         return replace(self, row=self.row[index], place=self.place[index])
 

@@ -227,13 +227,17 @@ def stream_facts(
 
 
 class FactStore:
-    """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1]."""
+    """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1].
 
-    def __init__(self, folder: Path) -> None:
+    numbers: read those in the rows too, where they were kept.
+    """
+
+    def __init__(self, folder: Path, *, numbers: bool = True) -> None:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in COLUMNS}
         self.folder = folder
         self.offsets = np.load(folder / "offsets.npy")
-        self.facts = TokenFacts(**arrays, numbers=KeptNumbers.load(folder, np.diff(self.offsets)))
+        kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
+        self.facts = TokenFacts(**arrays, numbers=kept)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -265,13 +269,15 @@ class FactStore:
         """The facts of `examples` under `model`: found in `root` under their key, or computed and put there.
 
         The folder is named after a hash of the weights that the facts depend on, the settings and the data, so that it
-        is never used for anything else. It appears by rename, complete. All ranks compute it together, each its share of the
+        is never used for anything else; a model that does not copy takes what was kept for one that does, but for the numbers.
+        It appears by rename, complete. All ranks compute it together, each its share of the
         batches, and must see `root` on one filesystem.
         """
         # Rank 0's key: weights that were trained on unlike machines may differ in their last bits.
-        folder = ranks.from_main(Path(root) / f"features-{facts_key(model, examples)[:24]}")
+        folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples)]
+        folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
         if ranks.from_main(folder.is_dir()):
-            return cls(folder)
+            return cls(folder, numbers=model.config.copy_numbers)
         part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -335,7 +341,7 @@ class FactStore:
         cls, model: CausalQwenForCausalLM, examples: Sequence[Example], stores: Sequence["FactStore"], root: Path
     ) -> "FactStore":
         """The store that `build` would make of `examples` in `root`, put together from those of their parts, in order."""
-        folder = Path(root) / f"features-{facts_key(model, examples)[:24]}"
+        folder = Path(root) / f"features-{facts_keys(model, examples)[0][:24]}"
         if folder.is_dir():
             return cls(folder)
         part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
@@ -369,8 +375,11 @@ def _how_read(example: Example) -> list[float]:
     return [example.value_from, len(pairs), *pairs, *(example.learned or ())]
 
 
-def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
-    """SHA-256 over everything that the facts depend on: weights, settings, tokens, values and what is right."""
+def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> list[str]:
+    """SHA-256 over everything that the facts depend on: weights, settings, tokens, values and what is right.
+
+    The first is the key of what this model keeps; facts under any other serve it as well.
+    """
     config = model.config
     digest = hashlib.sha256()
     settings = {
@@ -389,8 +398,6 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
     }
     if config.hides_numbers:
         settings["hides_numbers"] = True
-    if config.copy_numbers:
-        settings["copy_numbers"] = True
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(_TRAINED):
@@ -400,4 +407,7 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> str:
         digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
         read = [*example.numeric_values, *_how_read(example)]
         digest.update(np.array(read, dtype=np.float64).tobytes())
-    return digest.hexdigest()
+    plain = digest.hexdigest()
+    digest.update(b"numbers")
+    with_numbers = digest.hexdigest()
+    return [with_numbers] if config.copy_numbers else [plain, with_numbers]

@@ -44,6 +44,21 @@ def train(
         ValueError: training rows without a number; an output that already holds a model or an unfinished run
             (without `resume`), or another run's work (with it).
     """
+    metrics = fit(model, train_examples, eval_examples, output, settings, resume=resume)
+    save_by_rename(model, Path(output), Path(output) / WORK)
+    return metrics
+
+
+def fit(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings | None = None,
+    *,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """`train`, but for the saving: what was learned is in `model` alone."""
     settings = settings or TrainSettings()
     output = Path(output)
     ranks.join(model.device)
@@ -82,7 +97,6 @@ def train(
             model.config.interval_levels = list(levels)
             scores = score_tokens(model, facts.blocks(split=True), split=True)
         metrics = scores["metrics"]
-    save_by_rename(model, output, work)
     return metrics
 
 

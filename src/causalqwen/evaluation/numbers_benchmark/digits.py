@@ -35,6 +35,7 @@ class DigitWriter:
     """A rival of the mechanism in `rivals`.
 
     ntl: weight of the number token loss. steps: updates, at most; None for all of `epochs`. samples: a row.
+    bf16: train and sample under autocast in bfloat16, about three times as fast; weights and losses are float32.
     """
 
     make: MakeModel
@@ -44,21 +45,27 @@ class DigitWriter:
     batch_size: int = 16
     samples: int = 32
     max_new_tokens: int = 10
+    bf16: bool = True
 
     def __call__(self, train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
         graft = self.make()
         backbone, tokenizer = graft.backbone, graft.processor.tokenizer
-        self._fine_tune(backbone, tokenizer, train, seed)
+        with self._autocast(backbone):
+            self._fine_tune(backbone, tokenizer, train, seed)
         fallback = np.quantile(train.values, CRPS_LEVELS.numpy())
 
         def predict(table: NumberTable) -> Forecast:
-            written = self._sample(backbone, tokenizer, table.prompts, seed)
+            with self._autocast(backbone):
+                written = self._sample(backbone, tokenizer, table.prompts, seed)
             read = [[value for value in map(parse, texts) if value is not None] for texts in written]
             quantiles = [np.quantile(row, CRPS_LEVELS.numpy()) if row else fallback for row in read]
             dropped = 1 - sum(map(len, read)) / (self.samples * len(table))
             return Forecast(np.stack(quantiles), notes={"unparsable": dropped})
 
         return predict
+
+    def _autocast(self, backbone: Any) -> torch.autocast:
+        return torch.autocast(backbone.device.type, torch.bfloat16, enabled=self.bf16)
 
     def _fine_tune(self, backbone: Any, tokenizer: Any, train: NumberTable, seed: int) -> None:
         """Adapters of the LoRA stage's settings in the backbone; the loss is on the digits and the end alone."""
