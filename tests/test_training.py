@@ -739,3 +739,24 @@ def test_long_gradients_are_scaled_down(model, tmp_path):
         train(model, examples(model, 8), [], tmp_path / str(limit), settings)
         moved.append(sum((p.detach() - start[n]).abs().sum().item() for n, p in model.value_branch.named_parameters()))
     assert 0 < moved[1] < 0.1 * moved[0]
+
+
+def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
+    """Kept features and adapters: other numbers, near, of a precision that shows; weights and heads stay float32."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows = examples(model, 12)
+    with torch.no_grad():
+        exact = FactStore.build(model, rows, tmp_path).facts.features
+        model.bf16 = True
+        near = FactStore.build(model, rows, tmp_path).facts.features  # not those that were kept in float32
+    assert not np.array_equal(exact, near) and near.dtype == np.float32
+    np.testing.assert_allclose(near, exact, atol=0.05 * np.abs(exact).max())
+    stage = {"epochs": 1, "batch_size": 4}
+    settings = TrainSettings.from_dict({"bf16": True, "values": False, "lora": stage, "logging_steps": 1})
+    found = train(model, rows, rows[:4], tmp_path / "run", settings)
+    assert not model.bf16 and {p.dtype for p in model.parameters()} == {torch.float32}
+    assert math.isfinite(found["reg_loss"])
+    moved = model.backbone.get_decoder().layers[0].self_attn.q_proj.weight
+    assert not torch.equal(
+        moved, graft_tiny("llama", tiny_tokenizer).backbone.get_decoder().layers[0].self_attn.q_proj.weight
+    )

@@ -153,6 +153,7 @@ def numbers(
         int, typer.Option(min=0, help="Leave out so many records of a table first, for rows not seen yet.")
     ] = 0,
     joint: Annotated[bool, typer.Option("--joint", help="One model for all these tables too.")] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Run the backbone in bfloat16, for all methods alike.")] = False,
     backbone: Annotated[str, typer.Option(help="Backbone of all methods that have one.")] = "smollm2-135m",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A field of CausalQwenConfig for every graft; repeatable.")
@@ -179,15 +180,8 @@ def numbers(
     named = [name.strip() for name in tables.split(",")]
     fields = config_fields(settings)
     sizes = _sizes(rows)
-    made = Benchmark(
-        output,
-        named,
-        backbone,
-        partial(graft, backbone),
-        partial(real_table, rows=sizes, skip=skip),
-        config=fields,
-        say=say,
-    )
+    table = partial(real_table, rows=sizes, skip=skip)
+    made = Benchmark(output, named, backbone, partial(graft, backbone), table, fields, bf16=bf16, say=say)
     made.run(asked, seeds)
     found = summary(made, METHODS, seeds)
     write_text(output / "numbers.json", json.dumps(found, indent=1) + "\n")

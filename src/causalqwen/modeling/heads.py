@@ -45,6 +45,8 @@ class HeadsMixin:
     value_transform: ValueTransform
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
+    bf16: bool = False
+    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
 
     def make_heads(self, config: CausalQwenConfig) -> None:
         """Everything that a grafted model adds to its backbone, at its start values."""

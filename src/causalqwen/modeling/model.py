@@ -149,7 +149,7 @@ class CausalQwenForCausalLM(
     ) -> Any:
         """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
 
-        What it sees is said by `seen`.
+        What it sees is said by `seen`. Where `bf16` is set, its matrix products are taken in bfloat16 (autocast).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -157,9 +157,13 @@ class CausalQwenForCausalLM(
         attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), past)
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
-        return self.backbone.base_model(
-            inputs_embeds=inputs_embeds, attention_mask=attention_mask, return_dict=True, **kwargs
-        )
+        given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
+        if not self.bf16:
+            return self.backbone.base_model(**given)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            found = self.backbone.base_model(**given)
+        found.last_hidden_state = found.last_hidden_state.to(self.dtype)
+        return found
 
     def seen(
         self,

@@ -398,6 +398,8 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> lis
     }
     if config.hides_numbers:
         settings["hides_numbers"] = True
+    if model.bf16:
+        settings["bf16"] = True
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(_TRAINED):

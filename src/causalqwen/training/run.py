@@ -80,7 +80,7 @@ def fit(
         model.config.value_range = [values.min().item(), values.max().item()]
         model.config.value_place = finest_place(values)
     model.config.interval_levels = None
-    model.ovr_impl = settings.ovr_impl
+    model.ovr_impl, model.bf16 = settings.ovr_impl, settings.bf16
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
     for name in stages:
         TRAINERS[name](run)
@@ -97,6 +97,7 @@ def fit(
             model.config.interval_levels = list(levels)
             scores = score_tokens(model, facts.blocks(split=True), split=True)
         metrics = scores["metrics"]
+    model.bf16 = False
     return metrics
 
 

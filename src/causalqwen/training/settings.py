@@ -157,6 +157,8 @@ class TrainSettings:
         ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
             (`linear_ovr_loss`).
         assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
+        bf16: take the backbone's matrix products in bfloat16 (autocast), several times as fast where the processor has them;
+            weights, heads and losses stay as they are.
         report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
         fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
@@ -173,6 +175,7 @@ class TrainSettings:
     evaluations: int = 10
     ovr_impl: str = "auto"
     assistant_only_loss: bool = False
+    bf16: bool = False
     report_to: tuple[str, ...] = ()
     fsdp: bool = False
 

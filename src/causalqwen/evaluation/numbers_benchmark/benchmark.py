@@ -73,7 +73,7 @@ class Benchmark:
         backbone: its name, for the key of a result. make: a graft over it, see `graft`.
         table: unit and records of a name, see `real_table`.
         config: of every graft (`CausalQwenConfig`). training: of its stage 1 (`TrainSettings`, as in a YAML file).
-        digits: of every `DigitWriter`.
+        digits: of every `DigitWriter`. bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
     """
 
     output: Path
@@ -84,6 +84,7 @@ class Benchmark:
     config: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=lambda: dict(TRAINING))
     digits: dict[str, Any] = field(default_factory=dict)
+    bf16: bool = False
     say: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
@@ -118,6 +119,7 @@ class Benchmark:
         """Where a result lies; its name holds a hash of all that it depends on."""
         made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
         made |= {"digits": self.digits} if method in DIGITS else {}
+        made |= {"bf16": True} if self.bf16 else {}
         made |= {"training": self.training} if method in GRAFTS else {}
         made |= {"settings": (DIGITS | GRAFTS).get(method)}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
@@ -140,17 +142,19 @@ class Benchmark:
 
     def _reader(self) -> CausalQwenForCausalLM:
         """The graft whose kept features serve all methods: those that copy need the numbers in the prompts too."""
-        return self.make(**self.config | {"copy_numbers": True})
+        model = self.make(**self.config | {"copy_numbers": True})
+        model.bf16 = self.bf16
+        return model
 
     def _rival(self, method: str, parts: Parts) -> Rival:
         if method in REGRESSIONS:
             return REGRESSIONS[method]
         if method in DIGITS:
-            return DigitWriter(partial(self.make, **self.config), **DIGITS[method], **self.digits)
+            return DigitWriter(partial(self.make, **self.config), **DIGITS[method], **{"bf16": self.bf16} | self.digits)
         return self._graft(parts.facts, GRAFTS[method])
 
     def _graft(self, facts: Path, config: dict[str, Any]) -> Graft:
-        return Graft(self.make, facts, self.config | config, self.training)
+        return Graft(self.make, facts, self.config | config, self.training | {"bf16": self.bf16})
 
     def _run_joint(self, seed: int) -> None:
         """One model for all tables; a result for each, with its share of the seconds by rows."""

@@ -35,7 +35,7 @@ class DigitWriter:
     """A rival of the mechanism in `rivals`.
 
     ntl: weight of the number token loss. steps: updates, at most; None for all of `epochs`. samples: a row.
-    bf16: train and sample under autocast in bfloat16, about three times as fast; weights and losses are float32.
+    bf16: train and sample under autocast in bfloat16; weights and losses are float32.
     """
 
     make: MakeModel
@@ -45,7 +45,7 @@ class DigitWriter:
     batch_size: int = 16
     samples: int = 32
     max_new_tokens: int = 10
-    bf16: bool = True
+    bf16: bool = False
 
     def __call__(self, train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
         graft = self.make()
