@@ -19,7 +19,7 @@ from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
-from causalqwen.training.features import facts_keys, stream_facts
+from causalqwen.training.features import COLUMNS, facts_keys, stream_facts
 from causalqwen.training.settings import LoraStage
 from causalqwen.training.trainer import FactRows, TrainedForCausalLM, collate_facts, collate_tokens
 from conftest import graft_tiny
@@ -255,6 +255,12 @@ def test_off_changes_nothing(tiny_tokenizer, tmp_path):
     store = FactStore.build(plain, rows, tmp_path)
     assert store.facts.numbers is None and not list(store.folder.glob("number_*"))
     assert "candidates" not in collate_facts([FactRows(store)[0]])
+    kept = FactStore.build(on, rows, tmp_path / "on")
+    served = FactStore.build(plain, rows, tmp_path / "on")  # what was kept for one that copies serves one that does not
+    assert kept.facts.numbers is not None and served.facts.numbers is None and served.folder == kept.folder
+    assert all(
+        np.array_equal(getattr(served.facts, name), getattr(store.facts, name), equal_nan=True) for name in COLUMNS
+    )
     assert "copied" not in score_tokens(plain, store.blocks())["metrics"]
     assert type(plain.predict_number("Of 20 it is")[0]).__name__ == "NumberPrediction"
 

@@ -1,8 +1,10 @@
 """The benchmark of numbers: its tables, its scores, its rivals, and a run that was stopped."""
 
 import copy
+import dataclasses
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from causalqwen.evaluation import figures
 from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, summary
 from causalqwen.evaluation.numbers_benchmark.benchmark import REGRESSIONS
 from causalqwen.evaluation.numbers_benchmark.digits import DigitWriter, digit_ids, number_token_loss, parse, written
+from causalqwen.evaluation.numbers_benchmark.grafts import chosen
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
 from causalqwen.evaluation.numbers_benchmark.regression import fit_mlp
 from causalqwen.evaluation.numbers_benchmark.report import read_result
@@ -314,6 +317,53 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
     assert arrays["quantiles"].shape == (24, 199) and about["range"][1] > 4000
     assert json.loads(json.dumps(found)) == found
     assert markdown(found).count("| causalqwen |") == 2 and figures.numbers(found).startswith("<svg")
+
+
+def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
+    """Every second text tells the value; the others tell nothing of it."""
+    rng = np.random.default_rng(1)
+    parts = {}
+    for part, count in (("train", 60), ("validation", 30), ("test", 40)):
+        values = np.round(np.exp(rng.uniform(2, 8, size=count))).tolist()
+        parts[part] = [
+            {"prompt": f"It was {value:.0f} then and is" if i % 2 else "The long one is", "value": value}
+            for i, value in enumerate(values)
+        ]
+    return "m", parts
+
+
+def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path):
+    stage = {"epochs": 12, "batch_size": 8, "learning_rate": 1e-2}
+    made = Benchmark(
+        tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated,
+        training={"values": stage, "evaluations": 2},
+    )  # fmt: skip
+    made.run(("gaussian", "causalqwen"), 1)
+    assert len(list((tmp_path / "facts" / "red").glob("features-*"))) == 3  # a part each: nothing is read twice
+    told = np.arange(len(made.parts("red").test)) % 2 == 1
+    missed = {}
+    for method in ("gaussian", "causalqwen"):
+        _, arrays = read_result(made.file("red", method, 0))
+        values = arrays["values"]
+        assert np.diff(arrays["quantiles"], axis=1).min() >= 0
+        missed[method] = np.abs(arrays["quantiles"][told, 99] / values[told] - 1)
+    assert np.median(missed["causalqwen"]) < 1e-9 and np.median(missed["gaussian"]) > 0.1
+    assert made.file("red", "ridge", 0) != dataclasses.replace(made, bf16=True).file("red", "ridge", 0)
+
+
+def test_far_tails_are_taken_only_where_they_are_clearly_better():
+    def model(family):
+        return SimpleNamespace(config=SimpleNamespace(value_family=family))
+
+    rng = np.random.default_rng(0)
+    gaussian, other, cauchy = model("gaussian"), model("gaussian"), model("cauchy")
+    base, noise = rng.exponential(size=200), rng.normal(size=200)
+    level = [(base + 0.3 * noise, gaussian), (base + 1.0, other), (base - 0.01, cauchy)]
+    assert chosen(level) is gaussian
+    clearly = [(base + 0.3 * noise, gaussian), (base + 1.0, other), (base - 0.5, cauchy)]
+    assert chosen(clearly) is cauchy
+    diverged = [(np.full(200, np.nan), gaussian), (base, cauchy)]
+    assert chosen(diverged) is cauchy and chosen(diverged[:1]) is gaussian
 
 
 def test_a_result_belongs_to_its_settings(tmp_path):

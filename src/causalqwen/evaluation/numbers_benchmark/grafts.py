@@ -23,6 +23,8 @@ from causalqwen.training.stages import WORK
 
 TRANSFORMS = ("affine", "symlog", "quantile")
 FAMILIES = ("cauchy", "gaussian")
+_DIVERGED = 1e9
+"""The score of a row without one, above all others."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Graft:
             for transform in TRANSFORMS:
                 model = self._trained(start, transform, training, _joined(held), seed)
                 scores = np.concatenate([relative_crps(model, table) for table in held])
-                found.append((np.nan_to_num(scores, nan=np.inf), model))
+                found.append((scores, model))
         return chosen(found)
 
     def _trained(
@@ -77,6 +79,7 @@ class Graft:
 
 def chosen(found: Sequence[tuple[np.ndarray, CausalQwenForCausalLM]]) -> CausalQwenForCausalLM:
     """Of models and their scores [n] on the same rows (lower is better), the one that `Graft.trained` tells of."""
+    found = [(np.nan_to_num(scores, nan=_DIVERGED, posinf=_DIVERGED), model) for scores, model in found]
     best, first = min(found, key=lambda pair: pair[0].mean())
     level = [(best, first)] if first.config.value_family == "gaussian" else []
     for scores, model in found:
