@@ -1,6 +1,7 @@
 """The report: one self-contained HTML page."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ NAMES = {
 HEADS = ["median error", "mean error", "CRPS", "log score", "inside 50%", "inside 80%", "inside 90%"]
 
 
+CLASS_HEADS = [
+    "numbers",
+    "levels",
+    "median error",
+    *(f"{kind}inside {p}%" for kind in ("", "raw ") for p in (50, 80, 90)),
+]
+
+
 def table_rows(metrics: dict[str, Any], name: str = "CausalQwen") -> list[dict[str, Any]]:
     """Rows of the comparison: the model, and its rivals where there are any."""
     rows = [{"name": name, "own": True, "cells": _cells(metrics)}]
@@ -33,15 +42,43 @@ def table_rows(metrics: dict[str, Any], name: str = "CausalQwen") -> list[dict[s
 def _cells(scores: dict[str, Any]) -> list[str]:
     numbers = [f"{scores[key]:.3g}" for key in ("median_error", "mae", "quantile_crps")]
     numbers.append(f"{scores['log_score']:.2f}" if "log_score" in scores else "–")
-    return numbers + [f"{100 * scores['coverage'][level]:.0f}%" for level in ("0.5", "0.8", "0.9")]
+    return numbers + _shares(scores["coverage"])
 
 
-def value_figures(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
-    """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context."""
+def _shares(coverage: dict[str, float]) -> list[str]:
+    return [f"{100 * coverage[level]:.0f}%" for level in ("0.5", "0.8", "0.9")]
+
+
+def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table of classes; none where no rows name one."""
+    return [
+        {
+            "name": name,
+            "cells": [
+                f"{scores['numbers']:,}",
+                "its own" if scores["own_levels"] else "the model's",
+                f"{scores['median_error']:.3g}",
+                *_shares(scores["coverage"]),
+                *_shares(scores["coverage_raw"]),
+            ],
+        }
+        for name, scores in metrics.get("classes", {}).items()
+    ]
+
+
+def value_figures(
+    model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str, classes: Sequence[str | None] = ()
+) -> dict[str, str]:
+    """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context.
+
+    classes: of each number, where the model was recalibrated for classes.
+    """
     observed, new = values["value"].numpy(), ~values["stands"] if "stands" in values else slice(None)
+    law = model.value_law_of(classes) if classes and model.config.class_interval_levels else model.value_law
+    levels = law.interval_levels[new].numpy() if isinstance(law.interval_levels, torch.Tensor) else law.interval_levels
     central = model.value_law.central_level(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
     drawn = {"scatter": figures.predicted_against_true(observed, values["interval"].numpy(), unit, 0.9)}
-    return drawn | ({"calibration": figures.calibration(central, model.config.interval_levels)} if len(central) else {})
+    return drawn | ({"calibration": figures.calibration(central, levels)} if len(central) else {})
 
 
 def example_rows(
@@ -102,4 +139,4 @@ def write_page(path: Path, template: str, **content: Any) -> None:
 
 def write_report(path: Path, **content: Any) -> None:
     """Render the report. Unset parts of the template are left out."""
-    write_page(path, "report.html", heads=HEADS, **content)
+    write_page(path, "report.html", heads=HEADS, class_heads=CLASS_HEADS, **content)
