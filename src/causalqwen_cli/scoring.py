@@ -86,7 +86,7 @@ def evaluate(
         lead.append(f"{len(rows[0]):,} rows, {len(values['value']):,} numbers")
         facts.append(figures_line(metrics))
         if len(values["value"]):
-            content |= value_figures(loaded, values, unit, result["classes"])
+            content |= value_figures(result["law"], values, unit)
             content |= {"rows": table_rows(metrics), "classes": class_rows(metrics)}
             content["classes_note"] = (
                 "Numbers of rows that name a class. Intervals of a class with levels of its own were recalibrated on its own "

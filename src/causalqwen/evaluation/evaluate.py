@@ -43,11 +43,10 @@ def evaluate(
 
     Returns:
         `metrics`: what `metrics.json` holds: those of `score_tokens`, and `rivals` where there are training rows.
-        `values`: loc, scale and value of every number, for plots. `classes`: the class of each, or None.
+        `values`: loc, scale and value of every number, for plots. `law`: theirs, see `score_tokens`.
     """
     store = FactStore.build(model, examples, work, title="rows to score")
-    classes = number_classes(examples, model.config.num_token_id)
-    scores = score_tokens(model, store.blocks(), classes=classes)
+    scores = score_tokens(model, store.blocks(), classes=number_classes(examples, model.config.num_token_id))
     metrics = dict(scores["metrics"])
     if train_examples and validation_examples:
         train, validation = (
@@ -55,7 +54,7 @@ def evaluate(
             for part in (train_examples, validation_examples)
         )
         metrics["rivals"] = score_rivals(train, validation, number_table(model, examples, store), model.value_law)
-    return {"metrics": metrics, "values": scores["values"], "classes": classes}
+    return {"metrics": metrics, "values": scores["values"], "law": scores["law"]}
 
 
 def write_metrics(path: Path, metrics: dict[str, Any]) -> None:

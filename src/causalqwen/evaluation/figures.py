@@ -10,6 +10,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 _MAIN, _SECOND, _THIRD, _GREY = "#1f5fa8", "#c2571a", "#3c8d5a", "#8a8f98"
 
@@ -61,7 +62,7 @@ def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, l
     return as_svg(figure)
 
 
-def calibration(central: np.ndarray, raw_levels: Sequence[float] | np.ndarray | None) -> str:
+def calibration(central: np.ndarray, raw_levels: ArrayLike | None) -> str:
     """Coverage against nominal level, raw and recalibrated, and the distribution of |2 u - 1|.
 
     central: |2 u - 1| of each held-out number, u its probability integral transform. raw_levels: the raw level that

@@ -1,7 +1,6 @@
 """The report: one self-contained HTML page."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from causalqwen.decoding import CausalDecoding
 from causalqwen.evaluation import figures
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import ValueLaw
 
 NAMES = {
     "constant": "median of the training values",
@@ -66,17 +66,16 @@ def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def value_figures(
-    model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str, classes: Sequence[str | None] = ()
-) -> dict[str, str]:
+def value_figures(law: ValueLaw, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
     """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context.
 
-    classes: of each number, where the model was recalibrated for classes.
+    law, values: those of `evaluate`.
     """
     observed, new = values["value"].numpy(), ~values["stands"] if "stands" in values else slice(None)
-    law = model.value_law_of(classes) if classes and model.config.class_interval_levels else model.value_law
-    levels = law.interval_levels[new].numpy() if isinstance(law.interval_levels, torch.Tensor) else law.interval_levels
-    central = model.value_law.central_level(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
+    central = law.central_level(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
+    levels = law.interval_levels
+    if isinstance(levels, torch.Tensor):
+        levels = levels[new]
     drawn = {"scatter": figures.predicted_against_true(observed, values["interval"].numpy(), unit, 0.9)}
     return drawn | ({"calibration": figures.calibration(central, levels)} if len(central) else {})
 

@@ -91,11 +91,12 @@ class ValueLaw:
         """
         fitted = torch.as_tensor(self.interval_levels, dtype=torch.float64)
         rows, last = fitted.shape[:-1], fitted.shape[-1] - 1
-        rows = rows + (1,) * (dims - len(rows))
+        if rows:
+            fitted = fitted.reshape(*rows, *[1] * (dims - len(rows)), -1)
         position = level * last
         left = position.floor().clamp(max=last - 1).long()
-        shape = torch.broadcast_shapes(rows, left.shape)
-        fitted = fitted.reshape(*rows, -1).expand(*shape, -1)
+        shape = torch.broadcast_shapes(fitted.shape[:-1], left.shape)
+        fitted = fitted.expand(*shape, -1)
         place = left.expand(shape).unsqueeze(-1)
         lower, upper = (fitted.gather(-1, end).squeeze(-1) for end in (place, place + 1))
         return lower + (upper - lower) * (position - left)

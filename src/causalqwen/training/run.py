@@ -89,12 +89,11 @@ def _recalibrate(
     train_examples: Sequence[Example],
 ) -> bool:
     """Fit the levels of intervals on these values, of all and of each class; False where there are none to fit on."""
+    # Levels are those of a new number's law.
     new = ~values["stands"] if "stands" in values else torch.ones(len(classes), dtype=torch.bool)
     if not bool(new.any()):
         return False
-    loc, scale, value = (
-        values[name][new] for name in ("loc", "scale", "value")
-    )  # levels are those of a new number's law
+    loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
     law, config = model.value_law, model.config
     config.interval_levels = list(law.fit_interval_levels(loc, scale, value))
     of_new = [name for name, one in zip(classes, new.tolist(), strict=True) if one]

@@ -55,6 +55,7 @@ def score_tokens(
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
         [n, 3], the median and both ends at 90%, in the data's units; where the model copies, also `stands`, whether the value
         stands in the context (loc and scale are those of a new number).
+        `law`: that of a new number, with the levels of each one's class.
     """
     was_training = model.training
     model.eval()
@@ -82,10 +83,11 @@ def score_tokens(
             metrics[name] = column[name][words].double().mean().item()
         metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
+    known = model.config.class_interval_levels or {}
+    of_new = model.value_law_of(classes) if classes and known else model.value_law
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = 0.0
     if len(values["value"]):
-        of_new = model.value_law_of(classes) if classes and model.config.class_interval_levels else model.value_law
         law: ValueLaw | CopyLaw = of_new
         if model.config.copy_numbers:
             law = CopyLaw(
@@ -96,7 +98,6 @@ def score_tokens(
             metrics["copied"] = column["copied"].double().mean().item()
         metrics |= score_values(law, values["loc"], values["scale"], values["value"])
         if classes and any(classes):
-            known = model.config.class_interval_levels or {}
             of_classes = score_classes(law, values["loc"], values["scale"], values["value"], classes)
             metrics["classes"] = {
                 name: scores | {"own_levels": known.get(name) is not None} for name, scores in of_classes.items()
@@ -120,7 +121,7 @@ def score_tokens(
         dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
     dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
     dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
-    return {"metrics": metrics, "dist": dist, "values": values}
+    return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
 
 
 def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
