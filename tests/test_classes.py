@@ -45,7 +45,7 @@ def of_rows(levels, classes) -> torch.Tensor:
 
 @pytest.mark.parametrize("count", [FEWEST_OF_CLASS, 400])
 def test_levels_of_a_class_cover_that_class_where_those_of_all_cover_none(count):
-    law, fresh = ValueLaw(), 20_000
+    law, fresh = ValueLaw(), 4_000
     fitted = law.fit_class_interval_levels(*drawn(count, count))
     loc, scale, values, classes = drawn(fresh, count + 1)
     marginal = ValueLaw(interval_levels=law.fit_interval_levels(*drawn(count, count)[:3]))
