@@ -479,10 +479,11 @@ def test_pages_show_the_mixture(tiny_tokenizer):
 
     model = random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True))
     model.copy_head.bias.data.fill_(50.0)
-    values = score_tokens(
+    scores = score_tokens(
         model, (facts for _, facts in stream_facts(model, examples_of(model, ["a is 5 and b is 9 and c is 5"])))
-    )["values"]
+    )
+    values = scores["values"]
     assert values["stands"].tolist() == [False, False, True]
     assert values["interval"][1].tolist() == [5.0, 5.0, 5.0]
     assert example_rows(["a", "b", "c"], values, count=2)[0].keys() == {"prompt", "value", "median", "low", "high"}
-    assert {*value_figures(model, values, "m")} == {"scatter", "calibration"}
+    assert {*value_figures(scores["law"], values, "m")} == {"scatter", "calibration"}

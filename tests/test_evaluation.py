@@ -77,7 +77,7 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     path = tmp_path / "report.html"
     write_report(
         path, title="A <title>", rows=table_rows(result["metrics"]), curves=training_curves(records), **texts,
-        **value_figures(model, result["values"], "K"),
+        **value_figures(result["law"], result["values"], "K"),
     )  # fmt: skip
     page = path.read_text()
     assert page.count("<svg") == 3 and "A &lt;title&gt;" in page and "ridge on the same features" in page

@@ -58,7 +58,8 @@ def evaluate(
     from causalqwen.evaluation.evaluate import evaluate as score
     from causalqwen.evaluation.evaluate import write_metrics
     from causalqwen.evaluation.language import evaluate_language, language_facts
-    from causalqwen.evaluation.report import table_rows, value_figures, write_report
+    from causalqwen.evaluation.predict import classes_of_rows
+    from causalqwen.evaluation.report import class_rows, table_rows, value_figures, write_report
     from causalqwen.modeling.loading import load_model
 
     if data is None and language is None:
@@ -72,6 +73,8 @@ def evaluate(
     words = read_text(language) if language is not None else ""
     loaded = load_model(model, device)
     limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    if data is not None:
+        classes_of_rows(loaded, rows[0])  # an unknown class stops the run here
     metrics: dict[str, Any] = {}
     content: dict[str, Any] = {}
     facts, lead = [], []
@@ -83,7 +86,12 @@ def evaluate(
         lead.append(f"{len(rows[0]):,} rows, {len(values['value']):,} numbers")
         facts.append(figures_line(metrics))
         if len(values["value"]):
-            content |= value_figures(loaded, values, unit) | {"rows": table_rows(metrics)}
+            content |= value_figures(result["law"], values, unit)
+            content |= {"rows": table_rows(metrics), "classes": class_rows(metrics)}
+            content["classes_note"] = (
+                "Numbers of rows that name a class. Intervals of a class with levels of its own were recalibrated on its own "
+                "validation rows, the others on all of them."
+            )
             content["table_note"] = (
                 "In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and CRPS, "
                 "higher for the log score."

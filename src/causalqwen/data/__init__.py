@@ -1,6 +1,6 @@
 """Rows, examples and batches, and the real table of the demo. Stands on `modeling` for the processor alone."""
 
-from causalqwen.data.encoding import EncodedRows, Example, collate, encode_rows
+from causalqwen.data.encoding import EncodedRows, Example, collate, encode_rows, number_classes
 from causalqwen.data.rows import Row, RowError, check_row, parse_row, read_rows, stream_rows
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "check_row",
     "collate",
     "encode_rows",
+    "number_classes",
     "parse_row",
     "read_rows",
     "stream_rows",

@@ -21,6 +21,7 @@ from causalqwen.modeling import CausalQwenProcessor
 class Example:
     """A row as the model reads it: ids and values of one length, and whose they are, if anybody's.
 
+    class_name: of which kind its numbers are, where the row says so.
     value_from: the first place whose value is learned and scored; what stands before it is only read.
     learned: which tokens are labels, the first, which nothing predicts, left aside; None for all. The others are only read.
     also_right: (place, token) of tokens that are as right as the one at that place, ascending; None where there are none.
@@ -32,6 +33,7 @@ class Example:
     value_from: int = 0
     learned: list[bool] | None = None
     also_right: tuple[tuple[int, int], ...] | None = None
+    class_name: str | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -89,7 +91,7 @@ def encode_rows(
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        examples.append(Example(ids, values, row.individual, value_from, learned, also_right))
+        examples.append(Example(ids, values, row.individual, value_from, learned, also_right, row.class_name))
     return examples
 
 
@@ -143,7 +145,7 @@ class EncodedRows(Sequence[Example]):
     """The examples of `encode_rows`, in order, kept on disk: for rows that do not fit into memory.
 
     Tokens and values lie memory-mapped in unnamed temporary files (in TMPDIR), which are gone with the process; in memory are
-    25 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
+    29 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
     """
 
     def __init__(
@@ -154,9 +156,9 @@ class EncodedRows(Sequence[Example]):
         *,
         assistant_only: bool = False,
     ) -> None:
-        self._offsets, self._value_from, self._owners = array("q", [0]), array("i"), array("i")
+        self._offsets, self._value_from = array("q", [0]), array("i")
         self._whole, self._pairs = array("b"), array("q", [0])
-        names: dict[str, int] = {}
+        self._individuals, self._classes = _Names(), _Names()
         with (
             tempfile.TemporaryFile() as ids,
             tempfile.TemporaryFile() as values,
@@ -174,14 +176,13 @@ class EncodedRows(Sequence[Example]):
                 self._pairs.append(self._pairs[-1] + len(pairs))
                 self._offsets.append(self._offsets[-1] + len(example))
                 self._value_from.append(example.value_from)
-                owner = example.individual
-                self._owners.append(-1 if owner is None else names.setdefault(owner, len(names)))
+                self._individuals.append(example.individual)
+                self._classes.append(example.class_name)
             if len(self) == 0:
                 raise RowError("there are no rows to encode")
             self._ids, self._values = _mapped(ids, np.int32), _mapped(values, np.float64)
             self._learned = _mapped(learned, np.bool_)
             self._also_right = _mapped(also_right, np.int32) if self._pairs[-1] else np.empty(0, dtype=np.int32)
-        self._names = list(names)
 
     def __len__(self) -> int:
         return len(self._value_from)
@@ -190,13 +191,30 @@ class EncodedRows(Sequence[Example]):
         """The example at `index`, one at a time."""
         place = range(len(self))[index]
         part = slice(self._offsets[place], self._offsets[place + 1])
-        owner = self._owners[place]
-        name = None if owner < 0 else self._names[owner]
         learned = None if self._whole[place] else self._learned[part].tolist()
         pairs = self._also_right[2 * self._pairs[place] : 2 * self._pairs[place + 1]].reshape(-1, 2).tolist()
         also_right = tuple((at, token) for at, token in pairs) or None
         ids, values = self._ids[part].tolist(), self._values[part].tolist()
-        return Example(ids, values, name, self._value_from[place], learned, also_right)
+        individual, class_name = self._individuals[place], self._classes[place]
+        return Example(ids, values, individual, self._value_from[place], learned, also_right, class_name)
+
+
+class _Names:
+    """A name or None for each row, 4 bytes a row."""
+
+    def __init__(self) -> None:
+        self._codes, self._code_of = array("i"), dict[str, int]()
+        self._known: list[str] = []
+
+    def append(self, name: str | None) -> None:
+        if name is not None and name not in self._code_of:
+            self._code_of[name] = len(self._known)
+            self._known.append(name)
+        self._codes.append(-1 if name is None else self._code_of[name])
+
+    def __getitem__(self, place: int) -> str | None:
+        code = self._codes[place]
+        return None if code < 0 else self._known[code]
 
 
 def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
@@ -207,6 +225,17 @@ def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
 def most_also_right(examples: Iterable[Example]) -> int:
     """The most further right tokens that one place of these examples has."""
     return max((max(Counter(at for at, _ in e.also_right).values()) for e in examples if e.also_right), default=0)
+
+
+def number_classes(examples: Iterable[Example], num_token_id: int) -> list[str | None]:
+    """The class of every number that is learned and scored, in the order of the examples."""
+    # The first token is never predicted.
+    return [
+        example.class_name
+        for example in examples
+        for token, value in zip(example.input_ids[1:], example.numeric_labels[1:], strict=True)
+        if token == num_token_id and math.isfinite(value)
+    ]
 
 
 def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@
                                                                is taught; "context" may stand before it
 
 `"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
+`"class": "name"` says of which kind its numbers are: each class's intervals are recalibrated on its own rows (theory 3.8).
 Other fields of a row are kept and written back by `predict`. In CSV an empty cell is a field that is not there, and the
 column `value` holds numbers.
 """
@@ -53,7 +54,15 @@ class Row:
     @property
     def individual(self) -> str | None:
         """Whose row it is, where the file says so."""
-        name = self.fields.get("individual")
+        return self._name("individual")
+
+    @property
+    def class_name(self) -> str | None:
+        """Of which kind its numbers are, where the file says so."""
+        return self._name("class")
+
+    def _name(self, field: str) -> str | None:
+        name = self.fields.get(field)
         return None if name is None else str(name)
 
     def text(self, processor: Any) -> str:
@@ -220,8 +229,9 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     if kind == "question":
         _check_question(fields, place, values_required)
     _check_value(fields.get("value"), place, "value")
-    if not isinstance(fields.get("individual"), str | int | None):
-        raise RowError(f"{place}, field individual: expected a name, found {_shown(fields['individual'])}")
+    for name in ("individual", "class"):
+        if not isinstance(fields.get(name), str | int | None):
+            raise RowError(f"{place}, field {name}: expected a name, found {_shown(fields[name])}")
     if kind == "prompt" and values_required and fields.get("value") is None:
         raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
     return Row(kind, place, fields)

@@ -107,7 +107,7 @@ def run_demo(
         "search does. The numbers differ by individual, for that is what training has told the model to be unsure of.",
         footer=f"Made by `causalqwen demo` in {metrics['seconds'] / 60:.1f} minutes.",
         **texts,
-        **value_figures(model, result["values"], "K"),
+        **value_figures(result["law"], result["values"], "K"),
     )
     example = records["test"][0]
     water = model.predict_number(PROMPT.format(name=example["name"], formula=example["formula"]))[0]

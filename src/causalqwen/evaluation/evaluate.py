@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from causalqwen.data import Example
+from causalqwen.data import Example, number_classes
 from causalqwen.evaluation.rivals import NumberTable, score_rivals
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -46,10 +46,10 @@ def evaluate(
 
     Returns:
         `metrics`: what `metrics.json` holds: those of `score_tokens`, and `rivals` where there are training rows.
-        `values`: loc, scale and value of every number, for plots.
+        `values`: loc, scale and value of every number, for plots. `law`: theirs, see `score_tokens`.
     """
     store = FactStore.build(model, examples, work, title="rows to score")
-    scores = score_tokens(model, store.blocks())
+    scores = score_tokens(model, store.blocks(), classes=number_classes(examples, model.config.num_token_id))
     metrics = dict(scores["metrics"])
     if train_examples and validation_examples:
         train, validation = (
@@ -57,7 +57,7 @@ def evaluate(
             for part in (train_examples, validation_examples)
         )
         metrics["rivals"] = score_rivals(train, validation, number_table(model, examples, store), model.value_law)
-    return {"metrics": metrics, "values": scores["values"]}
+    return {"metrics": metrics, "values": scores["values"], "law": scores["law"]}
 
 
 def write_metrics(path: Path, metrics: dict[str, Any]) -> None:

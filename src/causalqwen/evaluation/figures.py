@@ -10,6 +10,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 _MAIN, _SECOND, _THIRD, _GREY = "#1f5fa8", "#c2571a", "#3c8d5a", "#8a8f98"
 
@@ -61,11 +62,11 @@ def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, l
     return as_svg(figure)
 
 
-def calibration(central: np.ndarray, raw_levels: Sequence[float] | None) -> str:
+def calibration(central: np.ndarray, raw_levels: ArrayLike | None) -> str:
     """Coverage against nominal level, raw and recalibrated, and the distribution of |2 u - 1|.
 
     central: |2 u - 1| of each held-out number, u its probability integral transform. raw_levels: the raw level that
-    stands for each of 0%, 1%, ..., 100%, where intervals were recalibrated.
+    stands for each of 0%, 1%, ..., 100%, where intervals were recalibrated: [101] for all numbers, or [n, 101].
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.6))
     wanted = np.linspace(0, 1, 101)
@@ -73,7 +74,7 @@ def calibration(central: np.ndarray, raw_levels: Sequence[float] | None) -> str:
     left.plot([0, 1], [0, 1], color="black", lw=0.8)
     left.plot(wanted, raw, color=_SECOND, label="raw")
     if raw_levels is not None:
-        fitted = np.searchsorted(np.sort(central), np.asarray(raw_levels), side="right") / len(central)
+        fitted = (central[:, None] <= np.asarray(raw_levels)).mean(0)
         left.plot(wanted, fitted, color=_MAIN, label="recalibrated on validation rows")
     left.set(xlabel="nominal level of the central interval", ylabel="held-out numbers inside", xlim=(0, 1), ylim=(0, 1))
     left.legend(frameon=False, loc="upper left")

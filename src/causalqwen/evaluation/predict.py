@@ -37,12 +37,28 @@ def predict_rows(
 
     A prompt row, and a question for a number, gets `median`, `intervals`, `num_prob` and, where it has a value, `crps` and
     `log_prob`. Any other row gets `numbers`: one entry per number in it, each predicted from the text before it; a number
-    that stands first has nothing before it and gets null for its median.
+    that stands first has nothing before it and gets null for its median. Intervals are those of the row's `class`, see
+    `classes_of_rows`.
 
     Raises RowError for a row that cannot be read, before anything of its batch is predicted.
     """
     for batch in _batches(rows, batch_size):
         yield from _predict_batch(model, batch, raw)
+
+
+def classes_of_rows(model: CausalQwenForCausalLM, rows: Sequence[Row]) -> list[str | None]:
+    """The class by which each row's intervals are recalibrated; none, whatever rows say, where the model knows no classes.
+
+    Raises RowError for a class that is not among those that the model knows.
+    """
+    if not model.config.class_interval_levels:
+        return [None] * len(rows)
+    for row in rows:
+        try:
+            model.value_law_of(row.class_name)
+        except ValueError as error:
+            raise RowError(f"{row.place}, field class: {error}") from None
+    return [row.class_name for row in rows]
 
 
 def _batches(rows: Iterable, size: int) -> Iterator[list]:
@@ -54,10 +70,15 @@ def _batches(rows: Iterable, size: int) -> Iterator[list]:
 def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[dict[str, Any]]:
     limit = getattr(model.config.text_config, "max_position_embeddings", None)
     examples = encode_rows(rows, model.processor, limit)  # all are checked before anything is predicted
-    prompts = [row for row in rows if row.asks_number]
-    texts = [example for row, example in zip(rows, examples, strict=True) if not row.asks_number]
-    of_prompts = iter(model.predict_number([row.text(model.processor) for row in prompts], len(rows)))
-    of_texts = iter(_predict_texts(model, texts, raw)) if texts else iter(())
+    classes = classes_of_rows(model, rows)
+    prompts = [place for place, row in enumerate(rows) if row.asks_number]
+    texts = [place for place, row in enumerate(rows) if not row.asks_number]
+    asked = [rows[place].text(model.processor) for place in prompts]
+    of_prompts = iter(model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts]))
+    of_texts: Iterator[list[dict[str, Any]]] = iter(())
+    if texts:
+        read = [examples[place] for place in texts]
+        of_texts = iter(_predict_texts(model, read, [classes[place] for place in texts], raw))
     return [
         row.fields
         | (describe(next(of_prompts), row.value, raw=raw) if row.asks_number else {"numbers": next(of_texts)})
@@ -66,7 +87,9 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
 
 
 @torch.no_grad()
-def _predict_texts(model: CausalQwenForCausalLM, examples: Sequence[Example], raw: bool) -> list[list[dict[str, Any]]]:
+def _predict_texts(
+    model: CausalQwenForCausalLM, examples: Sequence[Example], classes: Sequence[str | None], raw: bool
+) -> list[list[dict[str, Any]]]:
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     for name in ("labels", "numeric_labels", "also_right"):
         batch.pop(name, None)
@@ -78,7 +101,8 @@ def _predict_texts(model: CausalQwenForCausalLM, examples: Sequence[Example], ra
         places = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]
         before = torch.tensor([place - 1 for place in places if place > 0], dtype=torch.long)
         offered = None if candidates is None else candidates[row, before]
-        predictions = iter(model.predict_values(features[row, before], candidates=offered))
+        of_row = [classes[row]] * len(before)
+        predictions = iter(model.predict_values(features[row, before], candidates=offered, classes=of_row))
         entries = []
         for place in places:
             value = example.numeric_values[place]

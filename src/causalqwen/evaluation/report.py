@@ -12,6 +12,7 @@ from causalqwen.decoding import CausalDecoding
 from causalqwen.evaluation import figures
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import ValueLaw
 
 NAMES = {
     "constant": "median of the training values",
@@ -20,6 +21,14 @@ NAMES = {
     "gradient_boosting": "gradient boosting on character n-grams",
 }
 HEADS = ["median error", "mean error", "CRPS", "log score", "inside 50%", "inside 80%", "inside 90%"]
+
+
+CLASS_HEADS = [
+    "numbers",
+    "levels",
+    "median error",
+    *(f"{kind}inside {p}%" for kind in ("", "raw ") for p in (50, 80, 90)),
+]
 
 
 def table_rows(metrics: dict[str, Any], name: str = "CausalQwen") -> list[dict[str, Any]]:
@@ -33,15 +42,42 @@ def table_rows(metrics: dict[str, Any], name: str = "CausalQwen") -> list[dict[s
 def _cells(scores: dict[str, Any]) -> list[str]:
     numbers = [f"{scores[key]:.3g}" for key in ("median_error", "mae", "quantile_crps")]
     numbers.append(f"{scores['log_score']:.2f}" if "log_score" in scores else "–")
-    return numbers + [f"{100 * scores['coverage'][level]:.0f}%" for level in ("0.5", "0.8", "0.9")]
+    return numbers + _shares(scores["coverage"])
 
 
-def value_figures(model: CausalQwenForCausalLM, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
-    """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context."""
+def _shares(coverage: dict[str, float]) -> list[str]:
+    return [f"{100 * coverage[level]:.0f}%" for level in ("0.5", "0.8", "0.9")]
+
+
+def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table of classes; none where no rows name one."""
+    return [
+        {
+            "name": name,
+            "cells": [
+                f"{scores['numbers']:,}",
+                "its own" if scores["own_levels"] else "the model's",
+                f"{scores['median_error']:.3g}",
+                *_shares(scores["coverage"]),
+                *_shares(scores["coverage_raw"]),
+            ],
+        }
+        for name, scores in metrics.get("classes", {}).items()
+    ]
+
+
+def value_figures(law: ValueLaw, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
+    """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context.
+
+    law, values: those of `evaluate`.
+    """
     observed, new = values["value"].numpy(), ~values["stands"] if "stands" in values else slice(None)
-    central = model.value_law.central_level(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
+    central = law.central_level(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
+    levels = law.interval_levels
+    if isinstance(levels, torch.Tensor):
+        levels = levels[new]
     drawn = {"scatter": figures.predicted_against_true(observed, values["interval"].numpy(), unit, 0.9)}
-    return drawn | ({"calibration": figures.calibration(central, model.config.interval_levels)} if len(central) else {})
+    return drawn | ({"calibration": figures.calibration(central, levels)} if len(central) else {})
 
 
 def example_rows(
@@ -102,4 +138,4 @@ def write_page(path: Path, template: str, **content: Any) -> None:
 
 def write_report(path: Path, **content: Any) -> None:
     """Render the report. Unset parts of the template are left out."""
-    write_page(path, "report.html", heads=HEADS, **content)
+    write_page(path, "report.html", heads=HEADS, class_heads=CLASS_HEADS, **content)

@@ -23,7 +23,7 @@ from causalqwen.numbers import (
     round_significant,
 )
 from causalqwen.numbers.copies import CopyLaw
-from causalqwen.numbers.law import ends_of_interval, level_of_quantile
+from causalqwen.numbers.law import WANTED_LEVELS, ends_of_interval, level_of_quantile
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
@@ -33,7 +33,7 @@ class NumberPrediction:
     """One number's distribution, in the data's units: t(Y) ~ S(loc, scale), t the value transform.
 
     loc, scale: on the axis of the transform. num_prob: P_NUM, how sure the model is that a number comes here.
-    law: the transform, the family and the recalibration that all predictions of a model share.
+    law: the transform, the family and the recalibration, that of the number's class where one was named.
     """
 
     loc: float
@@ -181,7 +181,7 @@ class NumberPredictionMixin:
 
     @property
     def value_law(self) -> ValueLaw:
-        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units."""
+        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels."""
         config = self.config
         return ValueLaw(
             self.value_transform,
@@ -190,6 +190,29 @@ class NumberPredictionMixin:
             tuple(config.interval_levels) if config.interval_levels else None,
         )
 
+    def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw:
+        """`value_law` with the levels of a class, or, of a sequence, with those of each row's class, float64 [n, 101].
+
+        None, and a class that had too few rows, stand for the model's own levels. ValueError for a class that the model's
+        intervals were not recalibrated for.
+        """
+        if classes is None or isinstance(classes, str):
+            levels = self._levels_of_class(classes)
+            return replace(self.value_law, interval_levels=tuple(levels) if levels else None)
+        tables = {name: self._levels_of_class(name) for name in dict.fromkeys(classes)}
+        if not any(tables.values()):
+            return self.value_law
+        place = {name: index for index, name in enumerate(tables)}
+        of_class = torch.tensor([table or WANTED_LEVELS.tolist() for table in tables.values()], dtype=torch.float64)
+        return replace(self.value_law, interval_levels=of_class[[place[name] for name in classes]])
+
+    def _levels_of_class(self, name: str | None) -> list[float] | None:
+        known = self.config.class_interval_levels or {}
+        if name is not None and name not in known:
+            found = ", ".join(known) or "none"
+            raise ValueError(f"unknown class {name!r}; the classes of this model's intervals: {found}")
+        return known.get(name) or self.config.interval_levels
+
     def generated_values(self, loc_Y: Tensor) -> Tensor:
         """What a text says where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`."""
         values = self.value_transform.inverse(loc_Y)
@@ -197,7 +220,12 @@ class NumberPredictionMixin:
 
     @torch.no_grad()
     def predict_number(
-        self, prompts: str | Sequence[str], batch_size: int = 32, *, individual: Individual | None = None
+        self,
+        prompts: str | Sequence[str],
+        batch_size: int = 32,
+        *,
+        individual: Individual | None = None,
+        classes: str | Sequence[str | None] | None = None,
     ) -> list[NumberPrediction]:
         """What number follows each prompt, as a distribution.
 
@@ -208,6 +236,8 @@ class NumberPredictionMixin:
             individual: who it is about; nobody in particular by default. What is not known about them, where they were
                 inferred, is integrated out. Who was inferred from words is nobody in particular here: how far their numbers
                 follow from their words was never learned (`likelihood="values"` infers from numbers).
+            classes: of which class each number is, or all are: its intervals are then recalibrated for that class. None for
+                the model's own recalibration. What is predicted about an individual is never recalibrated.
 
         Returns:
             one `NumberPrediction` per prompt, in their order; of a model that copies, a `CopiedNumberPrediction` where numbers
@@ -215,9 +245,13 @@ class NumberPredictionMixin:
 
         Raises:
             ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are known,
-                asked of a model that copies.
+                asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        names = [classes] * len(prompts) if classes is None or isinstance(classes, str) else list(classes)
+        if len(names) != len(prompts):
+            raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
+        self.value_law_of(names)  # an unknown class stops it here
         processor = self.processor
         limit = getattr(self.config.text_config, "max_position_embeddings", None)
         encoded = processor(prompts, prompt=True) if prompts else {"input_ids": []}
@@ -240,26 +274,33 @@ class NumberPredictionMixin:
             position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             features = self.features(**inputs, position_ids=position_ids).last_hidden_state
             offered = self.candidates(features, **inputs)[:, -1] if self.config.copy_numbers else None
-            for row, prediction in zip(rows, self.predict_values(features[:, -1], individual, offered), strict=True):
+            found = self.predict_values(features[:, -1], individual, offered, [names[row] for row in rows])
+            for row, prediction in zip(rows, found, strict=True):
                 predictions[row] = prediction
         self.train(was_training)
         return predictions
 
     @torch.no_grad()
     def predict_values(
-        self, features: Tensor, individual: Individual | None = None, candidates: Candidates | None = None
+        self,
+        features: Tensor,
+        individual: Individual | None = None,
+        candidates: Candidates | None = None,
+        classes: Sequence[str | None] | None = None,
     ) -> list[NumberPrediction]:
         """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
 
-        candidates: the numbers that each may be a copy of; None for none.
+        candidates: the numbers that each may be a copy of; None for none. classes: one per row; None for none.
         """
         result = self.heads(features[None], skip_logits=True)
         loc, scale, prob = (column[0].tolist() for column in (result.loc_Y, result.scale_Y, result.num_prob))
         if individual is not None and individual.knows_values:
             self.config.require("the number that an individual says", copy_numbers=False)
             return self._of_individual(features, individual, prob)
-        law = self.value_law
-        plain = [NumberPrediction(*one, law) for one in zip(loc, scale, prob, strict=True)]
+        names = classes or [None] * len(features)
+        laws = {name: self.value_law_of(name) for name in set(names)}
+        parameters = zip(loc, scale, prob, strict=True)
+        plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
         if candidates is None:
             return plain
         copies = self.copy_law(features, candidates)
@@ -268,7 +309,7 @@ class NumberPredictionMixin:
         for one, offered, values, log_weights in zip(plain, *columns, strict=True):
             if bool(offered.any()):
                 kept = torch.cat([log_weights[:1], log_weights[1:][offered]])
-                of_text = CopyLaw(law, values[offered], kept)
+                of_text = CopyLaw(one.law, values[offered], kept)
                 one = CopiedNumberPrediction(one.loc, one.scale, one.num_prob, of_text)
             found.append(one)
         return found

@@ -1,5 +1,6 @@
 """The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,10 @@ LOSS_LEVELS = torch.arange(1, 40, dtype=torch.float64) / 40
 WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
+FEWEST_OF_CLASS = 99
+"""The fewest values of a class that has levels of its own: the least n whose rank ceil((n + 1) 0.99) is at most n, so that the
+outermost level below 100% is one that was observed. (No n supports 100% itself.)"""
+
 
 def level_of_quantile(p: Tensor | float) -> Tensor:
     """p as float64. ValueError unless it lies in (0, 1)."""
@@ -25,6 +30,15 @@ def level_of_quantile(p: Tensor | float) -> Tensor:
     if not bool(((p > 0) & (p < 1)).all()):
         raise ValueError(f"a quantile's level must lie strictly between 0 and 1, got {p.tolist()}")
     return p
+
+
+def rows_of_classes(classes: Sequence[str | None]) -> dict[str, Tensor]:
+    """The indices of each class's rows, int64, classes in the order of their names."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(classes):
+        if name is not None:
+            found.setdefault(name, []).append(row)
+    return {name: torch.tensor(found[name]) for name in sorted(found)}
 
 
 def ends_of_interval(level: float) -> tuple[float, float]:
@@ -43,13 +57,14 @@ class ValueLaw:
         transform: t.
         family: the stable law on its axis.
         value_range: smallest and largest training value, where known.
-        interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None.
+        interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None. Of all rows, or a
+            float64 tensor [n, 101], the levels of each row i for loc[i], scale[i].
     """
 
     transform: ValueTransform = field(default_factory=ValueTransform)
     family: str = "cauchy"
     value_range: tuple[float, float] | None = None
-    interval_levels: tuple[float, ...] | None = None
+    interval_levels: tuple[float, ...] | Tensor | None = None
 
     @property
     def law(self) -> StableFamily:
@@ -66,15 +81,25 @@ class ValueLaw:
         p = level_of_quantile(p)
         if not raw and self.interval_levels is not None:
             central = 2 * p - 1
-            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs())
+            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs(), loc.dim())
         return self._raw_quantile(loc, scale, p)
 
-    def _raw_level(self, level: Tensor) -> Tensor:
-        """The central level of the raw law that covers `level` of the validation rows: linear between the fitted ones."""
-        fitted = torch.tensor(self.interval_levels, dtype=torch.float64)
-        position = level * (len(fitted) - 1)
-        left = position.floor().clamp(max=len(fitted) - 2).long()
-        return fitted[left] + (fitted[left + 1] - fitted[left]) * (position - left)
+    def _raw_level(self, level: Tensor, dims: int) -> Tensor:
+        """The central level of the raw law that covers `level` of the validation rows: linear between the fitted ones.
+
+        dims: of loc; the rows of the fitted levels are its first ones.
+        """
+        fitted = torch.as_tensor(self.interval_levels, dtype=torch.float64)
+        rows, last = fitted.shape[:-1], fitted.shape[-1] - 1
+        if rows:
+            fitted = fitted.reshape(*rows, *[1] * (dims - len(rows)), -1)
+        position = level * last
+        left = position.floor().clamp(max=last - 1).long()
+        shape = torch.broadcast_shapes(fitted.shape[:-1], left.shape)
+        fitted = fitted.expand(*shape, -1)
+        place = left.expand(shape).unsqueeze(-1)
+        lower, upper = (fitted.gather(-1, end).squeeze(-1) for end in (place, place + 1))
+        return lower + (upper - lower) * (position - left)
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval that covers `level` in (0, 1); recalibrated where levels were fitted, unless `raw`."""
@@ -155,3 +180,18 @@ class ValueLaw:
         beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
         levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
         return tuple(levels.cummax(0).values.tolist())
+
+    def fit_class_interval_levels(
+        self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
+    ) -> dict[str, list[float] | None]:
+        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name.
+
+        classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
+        all rows.
+        """
+        return {
+            name: list(self.fit_interval_levels(loc[rows], scale[rows], values[rows]))
+            if len(rows) >= FEWEST_OF_CLASS
+            else None
+            for name, rows in rows_of_classes(classes).items()
+        }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from causalqwen.data import Example
+from causalqwen.data import Example, number_classes
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform, finest_place
@@ -79,7 +79,7 @@ def fit(
         model.config.value_transform = transform.to_dict()
         model.config.value_range = [values.min().item(), values.max().item()]
         model.config.value_place = finest_place(values)
-    model.config.interval_levels = None
+    model.config.interval_levels, model.config.class_interval_levels = None, {}
     model.ovr_impl, model.bf16 = settings.ovr_impl, settings.bf16
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
     for name in stages:
@@ -88,17 +88,34 @@ def fit(
     metrics: dict[str, Any] = {}
     facts = run.eval_facts()
     if facts is not None:
-        scores = score_tokens(model, facts.blocks(split=True), split=True)
-        found = scores["values"]
-        if "stands" in found:  # levels are those of a new number's law
-            found = {name: found[name][~found["stands"]] for name in ("loc", "scale", "value")}
-        if settings.recalibrate and len(found["value"]):
-            levels = model.value_law.fit_interval_levels(found["loc"], found["scale"], found["value"])
-            model.config.interval_levels = list(levels)
-            scores = score_tokens(model, facts.blocks(split=True), split=True)
+        classes = number_classes(eval_examples, model.config.num_token_id)
+        scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
+        if settings.recalibrate and _recalibrate(model, scores["values"], classes, train_examples):
+            scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
         metrics = scores["metrics"]
     model.bf16 = False
     return metrics
+
+
+def _recalibrate(
+    model: CausalQwenForCausalLM,
+    values: dict[str, torch.Tensor],
+    classes: list[str | None],
+    train_examples: Sequence[Example],
+) -> bool:
+    """Fit the levels of intervals on these values, of all and of each class; False where there are none to fit on."""
+    # Levels are those of a new number's law.
+    new = ~values["stands"] if "stands" in values else torch.ones(len(classes), dtype=torch.bool)
+    if not bool(new.any()):
+        return False
+    loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
+    law, config = model.value_law, model.config
+    config.interval_levels = list(law.fit_interval_levels(loc, scale, value))
+    of_new = [name for name, one in zip(classes, new.tolist(), strict=True) if one]
+    met = {example.class_name for example in train_examples} | set(classes)
+    config.class_interval_levels = dict.fromkeys(sorted(met - {None}))  # known, without levels of their own
+    config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
+    return True
 
 
 def _check_batches(settings: TrainSettings) -> None:

@@ -1,7 +1,7 @@
 """The documents' metrics (overview 5), always under the `standard` decision, from facts and the current heads."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.copies import CopyLaw
+from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks
 from causalqwen.training.candidates import on_device
 from causalqwen.training.features import COLUMNS, TokenFacts, number_terms
@@ -25,10 +26,18 @@ _STATISTICS_SAMPLE = 200_000
 
 
 @torch.no_grad()
-def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, split: bool = False) -> dict[str, Any]:
+def score_tokens(
+    model: CausalQwenForCausalLM,
+    blocks: Iterable[TokenFacts],
+    *,
+    split: bool = False,
+    classes: Sequence[str | None] | None = None,
+) -> dict[str, Any]:
     """Scores of the model over facts: language, numbers found, values, and the state of U.
 
     split: the blocks are this rank's `share`; every rank gets the scores of all.
+    classes: of the numbers, in the order of the blocks (`number_classes`): intervals are then those of each number's class; a
+    model that was recalibrated for no class has its own levels for all.
 
     Returns:
         `metrics`: loss, cls_loss, reg_loss, accuracy (any right token is right), num_precision, num_recall, num_f1,
@@ -38,13 +47,15 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
         by the decision and lies in its 90% interval; combined, the mean of accuracy and of 1 - mae / (the mae of these
         numbers' own median). Where the model copies, values are scored under the mixture, and `copied` is the share of them
-        whose answer is a number of the context (more than half of the probability). Where a domain is asked,
+        whose answer is a number of the context (more than half of the probability). Where classes are named, `classes` holds
+        the scores of each by name (`score_classes`; own_levels: whether it has levels of its own). Where a domain is asked,
         domain_divergence and its largest value: D(U, U_base) per position.
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
         [n, 3], the median and both ends at 90%, in the data's units; where the model copies, also `stands`, whether the value
         stands in the context (loc and scale are those of a new number).
+        `law`: that of a new number, with the levels of each one's class.
     """
     was_training = model.training
     model.eval()
@@ -60,7 +71,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
     positions = len(column["cls_loss"])
     if positions == 0:
         raise ValueError("nothing to score: no token of these rows follows another")
-    metrics = {
+    metrics: dict[str, Any] = {
         "cls_loss": column["cls_loss"].double().mean().item(),
         "accuracy": column["right"].double().mean().item(),
         "ovr_sum_median": column["prob_sum"].median().item(),
@@ -72,18 +83,25 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
             metrics[name] = column[name][words].double().mean().item()
         metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
+    known = model.config.class_interval_levels or {}
+    of_new = model.value_law_of(classes) if classes and known else model.value_law
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = 0.0
     if len(values["value"]):
-        law: ValueLaw | CopyLaw = model.value_law
+        law: ValueLaw | CopyLaw = of_new
         if model.config.copy_numbers:
             law = CopyLaw(
-                model.value_law,
+                of_new,
                 *(_padded(columns[name], end) for name, end in (("of_text", math.inf), ("pi", -math.inf))),
             )
             values["stands"] = law.stands(values["value"])
             metrics["copied"] = column["copied"].double().mean().item()
         metrics |= score_values(law, values["loc"], values["scale"], values["value"])
+        if classes and any(classes):
+            of_classes = score_classes(law, values["loc"], values["scale"], values["value"], classes)
+            metrics["classes"] = {
+                name: scores | {"own_levels": known.get(name) is not None} for name, scores in of_classes.items()
+            }
         low, high = law.interval(values["loc"], values["scale"], 0.9)
         values["interval"] = torch.stack([law.quantile(values["loc"], values["scale"], 0.5), low, high], dim=1)
         inside = (low <= values["value"]) & (values["value"] <= high)
@@ -103,7 +121,7 @@ def score_tokens(model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts], *, 
         dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
     dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
     dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
-    return {"metrics": metrics, "dist": dist, "values": values}
+    return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
 
 
 def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
@@ -187,14 +205,6 @@ def score_values(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Te
     intervals, recalibrated where the law is, and coverage_raw; pit_mean, the mean probability integral transform.
     """
     error = (law.quantile(loc, scale, 0.5) - values).abs()
-
-    def coverage(raw: bool) -> dict[str, float]:
-        found = {}
-        for level in LEVELS:
-            low, high = law.interval(loc, scale, level, raw=raw)
-            found[str(level)] = ((low <= values) & (values <= high)).double().mean().item()
-        return found
-
     return {
         "mae": error.mean().item(),
         "mse": error.square().mean().item(),
@@ -203,8 +213,37 @@ def score_values(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Te
         "crps": law.crps(loc, scale, values).mean().item(),
         "quantile_crps": law.quantile_crps(loc, scale, values).mean().item(),
         "pit_mean": law.cdf(loc, scale, values).mean().item(),
-        "coverage": coverage(raw=False),
-        "coverage_raw": coverage(raw=True),
+        **_coverage(_inside(law, loc, scale, values)),
+    }
+
+
+def score_classes(
+    law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
+) -> dict[str, dict[str, Any]]:
+    """Scores of each class's values by name: numbers (how many), median_error, coverage, coverage_raw as `score_values`."""
+    inside = _inside(law, loc, scale, values)
+    error = (law.quantile(loc, scale, 0.5) - values).abs()
+    return {
+        name: {"numbers": len(rows), "median_error": error[rows].median().item(), **_coverage(inside[..., rows])}
+        for name, rows in rows_of_classes(classes).items()
+    }
+
+
+def _inside(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
+    """Which values lie in their intervals: bool [2, levels, n], those of the law as it is and of the raw one."""
+    found = []
+    for raw in (False, True):
+        ends = [law.interval(loc, scale, level, raw=raw) for level in LEVELS]
+        found.append(torch.stack([(low <= values) & (values <= high) for low, high in ends]))
+    return torch.stack(found)
+
+
+def _coverage(inside: Tensor) -> dict[str, dict[str, float]]:
+    shares = inside.double().mean(-1).tolist()
+    names = [str(level) for level in LEVELS]
+    return {
+        key: dict(zip(names, share, strict=True))
+        for key, share in zip(("coverage", "coverage_raw"), shares, strict=True)
     }
 
 
