@@ -66,6 +66,7 @@ def test_every_preset_writes_what_generate_writes(family, preset, folders, engin
         {"token_thresholds": 0.1},
         {"causal_size": 64},
         {"number_embedding": "multiplied"},
+        {"number_encoding": "fourier"},
     ],
     ids=lambda form: next(iter(form)),
 )
