@@ -146,8 +146,7 @@ def test_generated_values_are_read_back_with_their_digits(model):
     assert not torch.allclose(other.loc_Y, again.loc_Y, atol=1e-3)
 
 
-@pytest.mark.parametrize("stage", ["lora", "backbone"])
-@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(("stage", "trained"), [("lora", True), ("lora", False), ("backbone", True)])
 def test_a_stage_that_trains_w_trains_the_digits(model, tmp_path, stage, trained):
     start = [parameter.detach().clone() for parameter in model.numeric_embedding.directions]
     rows = [Row("prompt", f"row {i}", {"prompt": f"After {i}.5 comes", "value": float(i)}) for i in range(8)]
