@@ -9,7 +9,7 @@ held-out answers with a relative error below 1e-4. "fourier" is "value" with `nu
 Learning: two tasks in which numbers of the prompt tell the answer, 300 rows to learn from and 150 held out: twice a number,
 and the votes for a film (their decimal logarithm) from its year, minutes, rating and budget. Stage 1 alone; from there LoRA
 with the directions of numbers trained too; from there LoRA with those as they started. Beside it the training values as a
-forecast for all. The backbone computes in bfloat16 (half an hour of one core).
+forecast for all. The backbone computes in bfloat16 (three quarters of an hour of one core).
 
     .venv/bin/python experiments/number_context.py reading
     .venv/bin/python experiments/number_context.py copying --epochs 30
