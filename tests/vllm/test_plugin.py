@@ -77,6 +77,14 @@ def test_other_forms_of_the_model(form, preset, tiny_tokenizer, tmp_path_factory
     assert same >= 15
 
 
+def test_the_digits_of_numbers_are_read(tiny_tokenizer, tmp_path_factory, engines):
+    """Few tokens and digits: an error of rounding in the last digit of a generated number is read as another digit."""
+    folder = tmp_path_factory.getbasetemp() / "fourier"
+    write_tiny(folder, "llama", tiny_tokenizer, number_encoding="fourier", value_digits=2)
+    same, _ = compare(engines(folder), load_model(folder), "standard", PROMPTS[:16], 8)
+    assert same >= 15
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_real_backbone(preset, tmp_path_factory, engines):

@@ -84,8 +84,10 @@ class CausalQwenConfig(PreTrainedConfig):
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
             backbone does not see, and the number as it is written; "both". See `modeling.context`.
         number_embedding: "added", embed(x) + phi(v), or "multiplied", embed(x) sigmoid(v w + b): see `NumericEmbedding`.
-        initial_direction: length of the direction w of numbers at the start, on average: its coordinates are normal with
-            this over the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
+        number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see
+            `fourier_features`.
+        initial_direction: length of the direction w of numbers at the start, on average, and of each column of B: coordinates
+            are normal with this over the square root of H. normalize_direction: make w's exactly that (overview 4, step 1).
         value_transform: see `ValueTransform`; fitted when the value head is trained.
         value_range: smallest and largest training value; quantiles are clipped to it, widened by its own width, when
             a CRPS is taken from them.
@@ -136,6 +138,7 @@ class CausalQwenConfig(PreTrainedConfig):
     initial_threshold: float = 0.0
     number_context: NumberContext = "value"
     number_embedding: Literal["added", "multiplied"] = "added"
+    number_encoding: Literal["log", "fourier"] = "log"
     initial_direction: float = 1.0
     normalize_direction: bool = False
 
@@ -188,6 +191,10 @@ class CausalQwenConfig(PreTrainedConfig):
         if self.max_scale is not None and not self.max_scale > self.initial_scale:
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         check_context(self.number_context)
+        if self.number_encoding not in ("log", "fourier"):
+            raise ValueError(f"unknown number_encoding {self.number_encoding!r}; use 'log' or 'fourier'")
+        if self.number_encoding == "fourier":
+            self.require("number_encoding='fourier'", number_embedding="added")
         if self.value_loss not in ("nll", "crps"):
             raise ValueError(f"unknown value_loss {self.value_loss!r}; use 'nll' or 'crps'")
         if self.value_branch_members < 1:

@@ -56,6 +56,7 @@ class HeadsMixin:
             config.num_token_id,
             config.num_token_appended,
             multiplied=config.number_embedding == "multiplied",
+            fourier=config.number_encoding == "fourier",
         )
         self.abduction = AbductionNetwork(
             config.hidden_size,

@@ -16,7 +16,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.copying import CopyHead
 from causalqwen.modeling.domains import DomainsMixin
-from causalqwen.modeling.embedding import NumericEmbedding
+from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.grafting import GraftingMixin
 from causalqwen.modeling.heads import HeadsMixin
@@ -62,6 +62,12 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
             if self.config.normalize_direction:
                 module.direction *= length / module.direction.norm()
+        if isinstance(module, FourierEncoding):
+            with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
+                seed = int(torch.randint(2**62, ()))
+            own = torch.Generator(module.weight.device).manual_seed(seed)
+            std = self.config.initial_direction * self.config.hidden_size**-0.5
+            torch.nn.init.normal_(module.weight, std=std, generator=own)
         if isinstance(module, ValueBranch):
             module.log_noise.zero_()
             module.feature_mean.zero_()
