@@ -23,7 +23,6 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -112,21 +111,6 @@ def votes(given: argparse.Namespace) -> list[list[Row]]:
     return [[Row("prompt", "x", fields) for fields in part] for part in made]
 
 
-def in_bfloat16(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:
-    """The model whose backbone computes in bfloat16 from now on; weights and heads stay in float32."""
-    decoder = model.backbone.base_model
-    exact = decoder.forward
-
-    def rounded(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            found = exact(*args, **kwargs)
-        found.last_hidden_state = found.last_hidden_state.float()
-        return found
-
-    decoder.forward = rounded
-    return model
-
-
 def learning(given: argparse.Namespace) -> None:
     stage_1 = TrainSettings(values=ValueStage(epochs=given.epochs), recalibrate=False, evaluations=1)
     arms = {"frozen": stage_1}
@@ -147,11 +131,11 @@ def learning(given: argparse.Namespace) -> None:
                     for arm, settings in arms.items():
                         begun = time.process_time()
                         if arm == "frozen":
-                            model = in_bfloat16(grafted(context, seed=seed))
+                            model = grafted(context, seed=seed)
                         else:
-                            model = in_bfloat16(CausalQwenForCausalLM.from_pretrained(Path(folder) / "frozen"))
+                            model = CausalQwenForCausalLM.from_pretrained(Path(folder) / "frozen")
                         examples = [encode_rows(part, model.processor) for part in parts]
-                        found = train(model, *examples, Path(folder) / arm, replace(settings, seed=seed))
+                        found = train(model, *examples, Path(folder) / arm, replace(settings, seed=seed, bf16=True))
                         shown = f"{found['median_error']:14.4f}{found['quantile_crps']:10.4f}"
                         print(f"{context:10}{arm:14}{seed:5}{shown}{time.process_time() - begun:10.0f}", flush=True)
 
