@@ -16,7 +16,14 @@ from causalqwen.data.tables import HEIGHT, SPEED, TABLES, masked, parts_of, stat
 from causalqwen.evaluation import figures
 from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, summary
 from causalqwen.evaluation.numbers_benchmark.benchmark import REGRESSIONS
-from causalqwen.evaluation.numbers_benchmark.digits import DigitWriter, digit_ids, number_token_loss, parse, written
+from causalqwen.evaluation.numbers_benchmark.digits import (
+    DigitWriter,
+    digit_ids,
+    drawn,
+    number_token_loss,
+    parse,
+    written,
+)
 from causalqwen.evaluation.numbers_benchmark.grafts import chosen
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
 from causalqwen.evaluation.numbers_benchmark.regression import fit_mlp
@@ -221,6 +228,13 @@ def test_values_are_written_in_digits_and_read_again():
     assert parse(" 1,272 people") == 1272 and parse(" about 5") is None and parse("") is None
 
 
+def test_draws_follow_the_softmax():
+    logits = torch.tensor([[0.0, 2.0, -torch.inf, 1.0, -torch.inf]]).expand(40_000, -1)
+    found = drawn(logits, torch.Generator().manual_seed(0))[:, 0].bincount(minlength=5) / len(logits)
+    torch.testing.assert_close(found, logits[0].softmax(-1), atol=0.01, rtol=0)
+    assert found[2] == 0 == found[4]
+
+
 def test_samples_that_share_a_prompts_cache_are_those_of_whole_passes(tiny_tokenizer):
     backbone = make_backbone("llama", tiny_tokenizer)
     writer = DigitWriter(make=None, samples=3, max_new_tokens=4)
@@ -233,7 +247,7 @@ def test_samples_that_share_a_prompts_cache_are_those_of_whole_passes(tiny_token
     for _ in range(4):
         with torch.no_grad():
             logits = torch.stack([backbone(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
-        chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0].tolist()
+        chosen = drawn(logits, generator)[:, 0].tolist()
         for row, out, token in zip(rows, made, chosen, strict=True):
             ended = tiny_tokenizer.eos_token_id in out
             out.append(tiny_tokenizer.eos_token_id if ended else token)

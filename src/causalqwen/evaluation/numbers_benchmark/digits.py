@@ -128,7 +128,7 @@ class DigitWriter:
             made: list[Tensor] = []
             ended = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
             for step in range(self.max_new_tokens):
-                chosen = torch.multinomial(logits.float().softmax(-1), 1, generator=generator)
+                chosen = drawn(logits, generator)
                 chosen = chosen.masked_fill(ended.unsqueeze(-1), tokenizer.eos_token_id)
                 made.append(chosen)
                 ended |= chosen.squeeze(-1) == tokenizer.eos_token_id
@@ -142,6 +142,14 @@ class DigitWriter:
             for place, row in enumerate(rows):
                 texts[row] = found[place * self.samples : (place + 1) * self.samples]
         return texts
+
+
+def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A token of the softmax over logits [B, V] per row, int64 [B, 1]: one uniform draw through the cumulated probabilities,
+    where `torch.multinomial` draws V of them."""
+    cumulated = logits.float().softmax(-1).cumsum(-1)
+    level = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, level, right=True).clamp(max=logits.shape[-1] - 1)
 
 
 def written(value: float) -> str:
