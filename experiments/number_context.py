@@ -111,18 +111,21 @@ def votes(given: argparse.Namespace) -> list[list[Row]]:
     return [[Row("prompt", "x", fields) for fields in part] for part in made]
 
 
+TASKS = {"twice": twice, "votes": votes}
+
+
 def learning(given: argparse.Namespace) -> None:
     stage_1 = TrainSettings(values=ValueStage(epochs=given.epochs), recalibrate=False, evaluations=1)
     arms = {"frozen": stage_1}
     for name, direction in (("lora, w too", True), ("lora alone", False)):
         lora = LoraStage(epochs=given.lora_epochs, batch_size=8, learning_rate=5e-4, direction=direction)
         arms[name] = replace(stage_1, values=None, lora=lora, value_transform="keep")
-    for task in (twice, votes):
-        parts = task(given)
+    for task in given.tasks:
+        parts = TASKS[task](given)
         known, held_out = (torch.tensor([row.value for row in part], dtype=torch.float64) for part in parts)
         error = (held_out - known.median()).abs().median()
         crps = (held_out[:, None] - known).abs().mean() - (known[:, None] - known).abs().mean() / 2
-        print(f"{task.__name__}: {len(known)} to learn from, {len(held_out)} held out")
+        print(f"{task}: {len(known)} to learn from, {len(held_out)} held out")
         print(f"{'context':10}{'trained':14}{'seed':>5}{'median error':>14}{'CRPS':>10}{'CPU s':>10}")
         print(f"{'-':10}{'constant':14}{'-':>5}{error:14.4f}{crps:10.4f}", flush=True)
         for seed in given.seeds:
@@ -149,6 +152,7 @@ def main() -> None:
     parser.add_argument("--train-rows", type=int, help="400; 300 for learning")
     parser.add_argument("--test-rows", type=int, help="100; 150 for learning")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of learning")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="of learning")
     parser.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=CONTEXTS)
     parser.add_argument("--choose", action="store_true", help="two or three numbers in the context")
     parser.add_argument("--copy", action="store_true", help="a number may be one of the context")
