@@ -103,10 +103,10 @@ def twice(given: argparse.Namespace) -> list[list[Row]]:
 
 def votes(given: argparse.Namespace) -> list[list[Row]]:
     """Films; a value is the decimal logarithm of the votes."""
-    parts = parts_of("movies", 7 * max(given.train_rows // 4, given.test_rows // 2) + 7)
+    parts = parts_of("movies", (given.train_rows, 0, given.test_rows))
     made = [
-        [{"prompt": r["prompt"], "value": round(math.log10(r["value"]), 3)} for r in part]
-        for part in (parts["train"][: given.train_rows], parts["test"][: given.test_rows])
+        [{"prompt": r["prompt"], "value": round(math.log10(r["value"]), 3)} for r in parts[part]]
+        for part in ("train", "test")
     ]
     return [[Row("prompt", "x", fields) for fields in part] for part in made]
 
