@@ -88,7 +88,7 @@ def _train_values(run: Run) -> None:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
     rows = FactRows(train_store, [example.individual for example in run.train_examples])
-    rates = {}
+    single = [name for name in ("model.copy_head.bias", "model.copy_head.new.bias") if model.copy_head is not None]
     if rows.people:
         needed: dict[str, Any] = {"copy_numbers": False, "value_loss": "nll", "value_branch_members": 1}
         model.config.require("training on rows that name individuals", **needed)
@@ -98,12 +98,10 @@ def _train_values(run: Run) -> None:
             )
         _center(model, model.value_branch, noise=1.0)
         model.value_branch.log_noise.requires_grad_(True)
-        rates = dict.fromkeys(
-            ("model.value_branch.log_noise", "model.action.value_head.bias"), stage.noise_learning_rate
-        )
+        single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
     elif stage.center and model.value_branch is not None:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
-    trained = TrainedForCausalLM(model)
+    trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.noise_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
 
