@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 from functools import partial
 
 import numpy as np
@@ -229,30 +230,42 @@ def test_values_are_written_in_digits_and_read_again():
 
 def test_draws_follow_the_softmax():
     logits = torch.tensor([[0.0, 2.0, -torch.inf, 1.0, -torch.inf]]).expand(40_000, -1)
-    found = drawn(logits, torch.Generator().manual_seed(0))[:, 0].bincount(minlength=5) / len(logits)
+    found = drawn(logits, torch.rand(len(logits), 1, generator=torch.Generator().manual_seed(0)))[:, 0].bincount(
+        minlength=5
+    ) / len(logits)
     torch.testing.assert_close(found, logits[0].softmax(-1), atol=0.01, rtol=0)
     assert found[2] == 0 == found[4]
 
 
 def test_samples_that_share_a_prompts_cache_are_those_of_whole_passes(tiny_tokenizer):
     backbone = make_backbone("llama", tiny_tokenizer)
-    writer = DigitWriter(make=None, samples=3, max_new_tokens=4)
+    head = backbone.get_output_embeddings()
+    often = torch.nn.Linear(
+        head.in_features, head.out_features
+    )  # a model that ends its answers soon, but not all at once
+    often.weight = head.weight
+    with torch.no_grad():
+        often.bias.zero_()[tiny_tokenizer.eos_token_id] = math.log(head.out_features / 3)
+    backbone.set_output_embeddings(often)
+    writer = DigitWriter(make=None, samples=3, max_new_tokens=8)
     prompts = ["The long one is", "It was a much longer and older one, and it is", "The short one was"]
     found = writer._sample(backbone, tiny_tokenizer, prompts, seed=5)
     ids = tiny_tokenizer(prompts)["input_ids"]
     order = sorted(range(3), key=lambda row: len(ids[row]))
     rows = [list(ids[row]) for row in order for _ in range(3)]
     generator, made = torch.Generator().manual_seed(5), [[] for _ in rows]
-    for _ in range(4):
+    for _ in range(8):
         with torch.no_grad():
             logits = torch.stack([backbone(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
-        chosen = drawn(logits, generator)[:, 0].tolist()
+        chosen = drawn(logits, torch.rand(len(rows), 1, generator=generator))[:, 0].tolist()
         for row, out, token in zip(rows, made, chosen, strict=True):
             ended = tiny_tokenizer.eos_token_id in out
             out.append(tiny_tokenizer.eos_token_id if ended else token)
             row.append(out[-1])
     texts = tiny_tokenizer.batch_decode(made, skip_special_tokens=True)
     assert [found[row] for row in order] == [texts[0:3], texts[3:6], texts[6:9]] and len(set(texts)) > 3
+    lengths = {out.index(tiny_tokenizer.eos_token_id) if tiny_tokenizer.eos_token_id in out else 8 for out in made}
+    assert len(lengths) > 3
 
 
 def test_adapters_learn_the_digits_alone(tiny_tokenizer):

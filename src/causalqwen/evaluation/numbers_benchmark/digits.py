@@ -27,6 +27,8 @@ _TOKENS = 2048
 """Of rows that are trained at once, with their padding; longer batches take several turns."""
 _CACHED = 40_000
 """Of samples that are drawn at once, with their prompts."""
+_WRITING = 0.75
+"""When fewer of the samples than this are still written, the others leave the cache."""
 _ANSWER = re.compile(r"\s*([+-]?\d+(?:,\d{3})*(?:\.\d+)?)")
 
 
@@ -125,31 +127,35 @@ class DigitWriter:
             logits, mask, position = (
                 t.repeat_interleave(self.samples, 0) for t in (out.logits[:, -1], mask, position[:, -1:])
             )
-            made: list[Tensor] = []
-            ended = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
+            made = torch.full((len(mask), self.max_new_tokens), tokenizer.eos_token_id, device=mask.device)
+            going = torch.arange(len(mask), device=mask.device)  # the samples that are still written, among all
             for step in range(self.max_new_tokens):
-                chosen = drawn(logits, generator)
-                chosen = chosen.masked_fill(ended.unsqueeze(-1), tokenizer.eos_token_id)
-                made.append(chosen)
-                ended |= chosen.squeeze(-1) == tokenizer.eos_token_id
-                if bool(ended.all()) or step == self.max_new_tokens - 1:
+                level = torch.rand(len(made), 1, generator=generator, device=mask.device)
+                chosen = drawn(logits, level[going])
+                ended = (made[going, step - 1] == tokenizer.eos_token_id) & (step > 0)
+                made[going, step] = chosen.squeeze(-1).masked_fill(ended, tokenizer.eos_token_id)
+                on = made[going, step] != tokenizer.eos_token_id
+                if not bool(on.any()) or step == self.max_new_tokens - 1:
                     break
+                if on.float().mean() < _WRITING:
+                    cache.batch_select_indices(on.nonzero().squeeze(-1))
+                    going, chosen, mask, position = (tensor[on] for tensor in (going, chosen, mask, position))
                 mask, position = torch.cat([mask, torch.ones_like(chosen)], dim=1), position + 1
                 logits = backbone(
                     input_ids=chosen, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
                 ).logits[:, -1]
-            found = tokenizer.batch_decode(torch.cat(made, dim=1), skip_special_tokens=True)
+            found = tokenizer.batch_decode(made, skip_special_tokens=True)
             for place, row in enumerate(rows):
                 texts[row] = found[place * self.samples : (place + 1) * self.samples]
         return texts
 
 
-def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """A token of the softmax over logits [B, V] per row, int64 [B, 1]: one uniform draw through the cumulated probabilities,
-    where `torch.multinomial` draws V of them."""
+def drawn(logits: Tensor, level: Tensor) -> Tensor:
+    """A token of the softmax over logits [B, V] per row, int64 [B, 1], by its cumulated probabilities at level [B, 1] in
+    [0, 1): one uniform draw where `torch.multinomial` takes V of them."""
     cumulated = logits.float().softmax(-1).cumsum(-1)
-    level = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, level, right=True).clamp(max=logits.shape[-1] - 1)
+    found = torch.searchsorted(cumulated, level * cumulated[:, -1:], right=True)
+    return found.clamp(max=logits.shape[-1] - 1)
 
 
 def written(value: float) -> str:
