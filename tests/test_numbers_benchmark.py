@@ -128,6 +128,14 @@ def test_conformal_intervals_cover_what_they_say(kind):
             assert inside(found, values[999:]).mean() == pytest.approx(level, abs=0.03)
 
 
+def test_a_point_that_narrows_stays_the_point():
+    values = np.array([1234.5, 98765.4, 3.3])
+    points, wide = np.repeat(values[:, None], 2, axis=1), np.tile([[1.0, 1e6]], (99, 1))
+    transform = ValueTransform.fit("symlog", torch.from_numpy(values))
+    found = conformal_interval(wide, np.full(99, 1e3), points, 0.5, transform)
+    np.testing.assert_array_equal(found, points)
+
+
 def test_conformal_intervals_are_those_of_mapie():
     regression = pytest.importorskip("mapie.regression")
     base = pytest.importorskip("sklearn.base")

@@ -26,6 +26,9 @@ FAMILIES = ("gaussian", "cauchy")
 _DIVERGED = 1e9
 """The score of a row without one, above all others."""
 
+_LEVEL = 1e-4
+"""What two models of which neither is better may differ by, relative CRPS."""
+
 Scored = tuple[np.ndarray, CausalQwenForCausalLM]
 
 
@@ -89,7 +92,7 @@ def clearly_better(plain: Scored, other: Scored) -> Scored:
     """The other of two models with their scores [n] on the same rows (lower is better) where its mean is lower by more than a
     standard error of the paired difference, else the plain one."""
     gain = _finite(plain[0]) - _finite(other[0])
-    return other if gain.mean() > gain.std() / math.sqrt(len(gain)) else plain
+    return other if gain.mean() > max(gain.std() / math.sqrt(len(gain)), _LEVEL) else plain
 
 
 def _finite(scores: np.ndarray) -> np.ndarray:
