@@ -289,6 +289,21 @@ def test_adapters_learn_the_digits_alone(tiny_tokenizer):
     assert digit_ids(tiny_tokenizer).shape == (10,)
 
 
+def test_adapters_in_bfloat16_learn_what_they_learn_in_float32(tiny_tokenizer):
+    table = NumberTable([f"The {word} one is" for word in ("long", "short")] * 8, np.zeros((16, 1)), np.arange(16.0))
+    told = []
+    for bf16 in (False, True):
+        backbone = make_backbone("llama", tiny_tokenizer)
+        writer = DigitWriter(make=None, epochs=12, batch_size=4, bf16=bf16)
+        with torch.no_grad():
+            before = backbone(**tiny_tokenizer("The long one is", return_tensors="pt")).logits[0, -1].log_softmax(-1)
+        writer._fine_tune(backbone, tiny_tokenizer, table, seed=0)
+        with torch.no_grad():
+            after = backbone(**tiny_tokenizer("The long one is", return_tensors="pt")).logits[0, -1].log_softmax(-1)
+        told.append(after - before)
+    assert (told[1] - told[0]).abs().max() < 0.1 * told[0].abs().max()
+
+
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 

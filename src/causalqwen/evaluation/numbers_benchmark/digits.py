@@ -52,8 +52,7 @@ class DigitWriter:
     def __call__(self, train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
         graft = self.make()
         backbone, tokenizer = graft.backbone, graft.processor.tokenizer
-        with self._autocast(backbone):
-            self._fine_tune(backbone, tokenizer, train, seed)
+        self._fine_tune(backbone, tokenizer, train, seed)
         fallback = np.quantile(train.values, CRPS_LEVELS.numpy())
 
         def predict(table: NumberTable) -> Forecast:
@@ -95,9 +94,10 @@ class DigitWriter:
             optimizer.zero_grad()
             for some in batches_by_length([rows[index][0] for index in picked], _TOKENS):
                 ids, labels = _padded([rows[picked[place]] for place in some], backbone.device)
-                hidden = backbone.base_model(input_ids=ids, use_cache=False)[0]
                 learned = labels[:, 1:] != IGNORE_INDEX  # the vocabulary only where something is learned
-                logits = backbone.get_output_embeddings()(hidden[:, :-1][learned]).float()
+                with self._autocast(backbone):  # anew each time: it keeps the weights that it has cast
+                    hidden = backbone.base_model(input_ids=ids, use_cache=False)[0]
+                    logits = backbone.get_output_embeddings()(hidden[:, :-1][learned]).float()
                 targets = labels[:, 1:][learned]
                 loss = F.cross_entropy(logits, targets)
                 if self.ntl:
