@@ -310,3 +310,9 @@ def test_the_benchmark_of_numbers_names_what_it_does_not_know(tmp_path):
     assert "unknown table 'cities'; known: boiling, birds-height" in said
     said = run("benchmark", "numbers", "--output", tmp_path, "--methods", "guess", code=1).output
     assert "unknown methods guess; known: constant, ridge" in said and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rows", ["800", "800,200", "8,1,4", "a,b,c", "²,3,4"])
+def test_a_benchmark_takes_three_sizes(rows, tmp_path):
+    wrong = run("benchmark", "numbers", "--output", tmp_path, "--rows", rows, code=1)
+    assert "--rows takes three sizes from 2 on" in wrong.stderr

@@ -1,6 +1,7 @@
 """Commands that predict and score: predict, evaluate, benchmark, demo, doctor."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -199,7 +200,7 @@ def numbers(
 
 
 def _sizes(rows: str) -> tuple[int, ...]:
-    sizes = tuple(int(size) if size.strip().isdigit() else 0 for size in rows.split(","))
+    sizes = tuple(int(size) if re.fullmatch("[0-9]+", size.strip()) else 0 for size in rows.split(","))
     if len(sizes) != 3 or min(sizes) < 2:
         raise ValueError(f"--rows takes three sizes from 2 on, like 800,200,400, not {rows!r}")
     return sizes

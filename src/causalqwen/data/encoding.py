@@ -187,6 +187,11 @@ class EncodedRows(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._value_from)
 
+    @property
+    def class_names(self) -> list[str]:
+        """All that rows name, in the order in which they first did."""
+        return self._classes.known
+
     def __getitem__(self, index: Any) -> Any:
         """The example at `index`, one at a time."""
         place = range(len(self))[index]
@@ -204,17 +209,17 @@ class _Names:
 
     def __init__(self) -> None:
         self._codes, self._code_of = array("i"), dict[str, int]()
-        self._known: list[str] = []
+        self.known: list[str] = []
 
     def append(self, name: str | None) -> None:
         if name is not None and name not in self._code_of:
-            self._code_of[name] = len(self._known)
-            self._known.append(name)
+            self._code_of[name] = len(self.known)
+            self.known.append(name)
         self._codes.append(-1 if name is None else self._code_of[name])
 
     def __getitem__(self, place: int) -> str | None:
         code = self._codes[place]
-        return None if code < 0 else self._known[code]
+        return None if code < 0 else self.known[code]
 
 
 def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
@@ -236,6 +241,13 @@ def number_classes(examples: Iterable[Example], num_token_id: int) -> list[str |
         for token, value in zip(example.input_ids[1:], example.numeric_labels[1:], strict=True)
         if token == num_token_id and math.isfinite(value)
     ]
+
+
+def class_names(examples: Sequence[Example]) -> set[str]:
+    """The classes that examples name, without decoding those on disk."""
+    if isinstance(examples, EncodedRows):
+        return set(examples.class_names)
+    return {example.class_name for example in examples if example.class_name is not None}
 
 
 def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]:

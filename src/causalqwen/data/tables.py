@@ -45,15 +45,16 @@ def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> dict[str, 
     """So many train, validation and test records of a table, split by entity, the same ones each time, behind the first `skip`.
 
     A table with fewer records gives all it has, in these proportions. ValueError for a name that is not in `TABLES`, and for a
-    table of which nothing is left behind the skipped ones.
+    table of which too little is left behind the skipped ones. Parts end where an entity does, so that they use a few records
+    more: skip more than were used.
     """
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; known: {', '.join(TABLES)}")
     records = TABLES[name].read()
-    left = min(sum(rows), len(records) - skip)
-    if left < len(rows):
-        raise ValueError(f"table {name} has {len(records)} records: none are left to use behind the first {skip}")
+    left = max(0, min(sum(rows), len(records) - skip))
     validation, test = (left * part // sum(rows) for part in rows[1:])
+    if any(asked and not got for asked, got in zip(rows, (left - validation - test, validation, test), strict=True)):
+        raise ValueError(f"table {name} has {len(records)} records: too few are left behind the first {skip}")
     sizes = {"skipped": skip, "train": left - validation - test, "validation": validation, "test": test}
     parts = split_by_entity(records, sizes)
     del parts["skipped"]

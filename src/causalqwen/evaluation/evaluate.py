@@ -12,7 +12,6 @@ from causalqwen.data import Example, number_classes
 from causalqwen.evaluation.rivals import NumberTable, score_rivals
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.copying import Candidates
 from causalqwen.training import FactStore, score_tokens
 
 
@@ -29,9 +28,7 @@ def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example], stor
                 prompts.append(model.processor.decode(example.input_ids[:end], example.numeric_values[:end]))
                 places.append(place)
             place += 1
-    facts, picked = store.facts, np.array(places, dtype=np.int64)
-    candidates = None if facts.numbers is None else Candidates(**facts.numbers[picked].candidates())
-    return NumberTable(prompts, np.array(facts.features[picked]), np.array(facts.values[picked]), candidates)
+    return NumberTable(prompts, np.array(store.facts.features[places]), np.array(store.facts.values[places]))
 
 
 def evaluate(

@@ -187,5 +187,6 @@ def central(quantiles: np.ndarray, level: float) -> np.ndarray:
 
 
 def inside(interval: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Which values [n] lie in intervals [n, 2], ends included."""
-    return (interval[:, 0] <= values) & (values <= interval[:, 1])
+    """Which values [n] lie in intervals [n, 2], ends included: an end that went through t and back is off by its last bits."""
+    rounding = 1e-9 * np.abs(values)
+    return (interval[:, 0] - rounding <= values) & (values <= interval[:, 1] + rounding)

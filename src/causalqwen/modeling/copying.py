@@ -1,7 +1,7 @@
 """Copying: which of the numbers in the context is said again (theory 3.8)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ class Candidates:
     def __getitem__(self, index: Any) -> "Candidates":
         """Some of the positions."""
         return replace(self, rows=self.rows[index], at=self.at[index])
+
+    def to(self, device: torch.device | str) -> "Candidates":
+        """The same there."""
+        return replace(self, **{one.name: getattr(self, one.name).to(device) for one in fields(self)})
 
     @property
     def offered(self) -> Tensor:

@@ -251,7 +251,8 @@ class NumberPredictionMixin:
         names = [classes] * len(prompts) if classes is None or isinstance(classes, str) else list(classes)
         if len(names) != len(prompts):
             raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
-        self.value_law_of(names)  # an unknown class stops it here
+        for name in set(names):
+            self._levels_of_class(name)  # an unknown class stops it here
         processor = self.processor
         limit = getattr(self.config.text_config, "max_position_embeddings", None)
         encoded = processor(prompts, prompt=True) if prompts else {"input_ids": []}

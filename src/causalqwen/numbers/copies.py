@@ -63,6 +63,10 @@ class CopyLaw:
         value, probability = self.most_likely()
         return probability > 0.5, value
 
+    def to(self, device: torch.device | str) -> "CopyLaw":
+        """The same there."""
+        return replace(self, candidates=self.candidates.to(device), log_weights=self.log_weights.to(device))
+
     def beside_levels(self) -> "CopyLaw":
         """The same law with an axis more, [..., 1], beside which many levels stand."""
         candidates, log_weights = self.candidates.unsqueeze(-2), self.log_weights.unsqueeze(-2)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from causalqwen.data import Example
 from causalqwen.distributions import upcast
-from causalqwen.modeling.copying import NOWHERE, Candidates
+from causalqwen.modeling.copying import NOWHERE
 
 FEATURES = "number_features.npy"
 _INDICES = ("place", "offsets", "values", "places")
@@ -31,7 +31,7 @@ class KeptNumbers:
     values: np.ndarray
     places: np.ndarray
 
-    def __getitem__(self, index: slice | np.ndarray) -> "KeptNumbers":
+    def __getitem__(self, index: slice) -> "KeptNumbers":
         """Those of some positions."""
         return replace(self, row=self.row[index], place=self.place[index])
 
@@ -111,8 +111,3 @@ def numbers_in(examples: Sequence[Example], num_token_id: int, features: Tensor,
     if hidden:
         keys = keys.masked_fill((places < 0).unsqueeze(-1), 0.0)
     return KeptNumbers.of(examples, num_token_id, keys.cpu().numpy().astype(np.float32))
-
-
-def on_device(candidates: dict[str, Tensor], device: torch.device) -> Candidates:
-    """`KeptNumbers.candidates` there."""
-    return Candidates(**{name: tensor.to(device) for name, tensor in candidates.items()})

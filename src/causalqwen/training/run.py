@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from causalqwen.data import Example, number_classes
+from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform, finest_place
@@ -80,21 +81,28 @@ def fit(
         model.config.value_range = [values.min().item(), values.max().item()]
         model.config.value_place = finest_place(values)
     model.config.interval_levels, model.config.class_interval_levels = None, {}
-    model.ovr_impl, model.bf16 = settings.ovr_impl, settings.bf16
+    model.ovr_impl = settings.ovr_impl
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
-    for name in stages:
-        TRAINERS[name](run)
-    model.requires_grad_(True).eval()
-    metrics: dict[str, Any] = {}
-    facts = run.eval_facts()
-    if facts is not None:
-        classes = number_classes(eval_examples, model.config.num_token_id)
+    was_bf16, model.bf16 = model.bf16, settings.bf16
+    try:
+        for name in stages:
+            TRAINERS[name](run)
+        model.requires_grad_(True).eval()
+        return _final_scores(run)
+    finally:
+        model.bf16 = was_bf16
+
+
+def _final_scores(run: Run) -> dict[str, Any]:
+    """Recalibrate on the evaluation rows and score them; empty without such rows."""
+    model, facts = run.model, run.eval_facts()
+    if facts is None:
+        return {}
+    classes = number_classes(run.eval_examples, model.config.num_token_id)
+    scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
+    if run.settings.recalibrate and _recalibrate(model, scores["values"], classes, run.train_examples):
         scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
-        if settings.recalibrate and _recalibrate(model, scores["values"], classes, train_examples):
-            scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
-        metrics = scores["metrics"]
-    model.bf16 = False
-    return metrics
+    return scores["metrics"]
 
 
 def _recalibrate(
@@ -112,8 +120,8 @@ def _recalibrate(
     law, config = model.value_law, model.config
     config.interval_levels = list(law.fit_interval_levels(loc, scale, value))
     of_new = [name for name, one in zip(classes, new.tolist(), strict=True) if one]
-    met = {example.class_name for example in train_examples} | set(classes)
-    config.class_interval_levels = dict.fromkeys(sorted(met - {None}))  # known, without levels of their own
+    met = class_names(train_examples) | {name for name in classes if name is not None}
+    config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
     config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
     return True
 

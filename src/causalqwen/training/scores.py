@@ -11,11 +11,11 @@ from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.copying import Candidates
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks
-from causalqwen.training.candidates import on_device
 from causalqwen.training.features import COLUMNS, TokenFacts, number_terms
 from causalqwen.training.sharding import on_whole
 
@@ -144,7 +144,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     network: Any = None if domain is None else model.abduction.domains[domain]
     beside = {} if network is None else {"distance": network.distance(features).cpu()}
     if facts.numbers is not None:
-        offered = on_device(facts.numbers.candidates(), model.device)[numbers.to(model.device)]
+        offered = Candidates(**facts.numbers.candidates()).to(model.device)[numbers.to(model.device)]
         of_text = model.copy_law(features[numbers], offered)
         beside |= {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
         beside |= {"copied": of_text.copied()[0].cpu()}

@@ -43,13 +43,13 @@ class ValueStage(Stage):
         standardize: fit the mean and standard deviation by which the branch reads the features.
         center: start at the centre of the value axis, with the spread of the training values, instead of wherever W_reg reads
             the average features; rows that share individuals always do.
-        noise_learning_rate: of single numbers, which have further to go than any weight: the copy head's biases and, where rows
-            share individuals, the noise's scale and the value head's bias.
+        scalar_learning_rate: of single numbers, which have further to go than any weight: the copy head's biases and, where
+            rows share individuals, the noise's scale and the value head's bias.
     """
 
     standardize: bool = True
     center: bool = False
-    noise_learning_rate: float = 0.03
+    scalar_learning_rate: float = 0.03
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _train_values(run: Run) -> None:
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
     elif stage.center and model.value_branch is not None:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
-    trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.noise_learning_rate)
+    trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
 

@@ -72,7 +72,7 @@ class Graft:
     def _trained(
         self, start: CausalQwenForCausalLM, transform: str, training: NumberTable, validation: NumberTable, seed: int
     ) -> CausalQwenForCausalLM:
-        model = copy.deepcopy(start, {id(start.backbone): start.backbone})  # which stays as it is
+        model = copy.deepcopy(start, {id(kept): kept for kept in (start.backbone, start.processor)})
         if model.value_branch is not None:
             torch.manual_seed(seed)
             for member in (model.value_branch.residual, *model.value_branch.others):
@@ -117,7 +117,9 @@ def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
     law, loc, scale = located(model, validation)
     values = torch.from_numpy(validation.values)
     new = ~law.stands(values) if isinstance(law, CopyLaw) else torch.ones_like(values, dtype=torch.bool)
-    model.config.interval_levels = list(model.value_law.fit_interval_levels(loc[new], scale[new], values[new]))
+    model.config.interval_levels = None
+    if bool(new.any()):
+        model.config.interval_levels = list(model.value_law.fit_interval_levels(loc[new], scale[new], values[new]))
 
 
 @torch.no_grad()
@@ -127,7 +129,7 @@ def located(model: CausalQwenForCausalLM, table: NumberTable) -> tuple[ValueLaw 
     loc, scale = model.value_parameters(features, *model.abduction(features))
     law: ValueLaw | CopyLaw = model.value_law
     if model.config.copy_numbers:
-        law = model.copy_law(features, table.candidates)
+        law = model.copy_law(features, table.candidates.to(model.device)).to("cpu")
     return law, loc.double().cpu(), scale.double().cpu()
 
 

@@ -15,6 +15,7 @@ from causalqwen.evaluation.evaluate import number_table
 from causalqwen.evaluation.rivals import NumberTable
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.copying import Candidates
 from causalqwen.numbers import ValueLaw, ValueTransform, symlog
 from causalqwen.training import FactStore
 
@@ -87,7 +88,9 @@ def prepare(
         store = FactStore.build(model, examples, folder, title=f"{name}, {part}")
         if store.folder not in known:
             took(f"facts {store.folder.name}", started, len(examples))
-        tables[part] = replace(number_table(model, examples, store), prompts=prompts)
+        numbers = store.facts.numbers
+        candidates = None if numbers is None else Candidates(**numbers.candidates())  # of every row, in order
+        tables[part] = replace(number_table(model, examples, store), prompts=prompts, candidates=candidates)
     asking = f"prompt {store.folder.name}"
     if asking not in seconds:
         some, started = prompts[: 2 * _BATCH], time.perf_counter()

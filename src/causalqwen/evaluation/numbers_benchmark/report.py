@@ -22,7 +22,8 @@ def summary(benchmark: Benchmark, methods: Sequence[str], seeds: int) -> dict[st
     notes, and 95% bootstrap intervals over test rows: `interval` of crps and crps_log, `over_constant` of their ratio to
     the constant's, `over_best` of their paired difference to the method with the lowest mean.
     """
-    found: dict[str, Any] = {"backbone": benchmark.backbone, "config": benchmark.config, "tables": {}}
+    found: dict[str, Any] = {"backbone": benchmark.backbone, "bf16": benchmark.bf16, "config": benchmark.config}
+    found["tables"] = {}
     for name in benchmark.tables:
         scored: dict[str, Rows] = {}
         told: dict[str, list[dict[str, Any]]] = {}
