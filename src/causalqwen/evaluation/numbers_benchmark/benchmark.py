@@ -46,6 +46,8 @@ GRAFTS = {"gaussian": _BRANCH | {"value_family": "gaussian"}, "causalqwen": _OUR
 TRAINING: dict[str, Any] = {"values": {"epochs": 12, "center": True}, "evaluations": 12}
 """Of every graft: a few hundred rows are learned in a few passes, and the best of twelve evaluations is kept."""
 METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
+FORMAT = 1
+"""Of results: a number more wherever a method, or what is kept of it, changes."""
 _TEXT_ALONE = ("constant", "boosting", *DIGITS)
 """Methods to which the kept features cost nothing."""
 
@@ -119,7 +121,8 @@ class Benchmark:
 
     def file(self, name: str, method: str, seed: int) -> Path:
         """Where a result lies; its name holds a hash of all that it depends on."""
-        made: dict[str, Any] = {"backbone": self.backbone, "method": method, "seed": seed, "config": self.config}
+        made: dict[str, Any] = {"format": FORMAT, "backbone": self.backbone, "method": method, "seed": seed}
+        made["config"] = self.config
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"bf16": True} if self.bf16 else {}
         made |= {"training": self.training} if method in GRAFTS else {}
