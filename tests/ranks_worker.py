@@ -21,6 +21,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 CASES = {
     "values": TrainSettings(values=ValueStage(epochs=8, batch_size=7), logging_steps=1, evaluations=3),
     "individuals": TrainSettings(values=ValueStage(epochs=1, batch_size=5), logging_steps=1, evaluations=1),
+    "classes": TrainSettings(values=ValueStage(epochs=1, batch_size=9), logging_steps=1, evaluations=1),
     "heads": TrainSettings(
         values=None,
         heads=HeadStage(epochs=1, batch_size=7, accumulation=2, negatives=100, learning_rate=1e-3),
@@ -51,11 +52,12 @@ def sentences(count: int, seed: int) -> list[str]:
     return texts
 
 
-def examples(model, count: int, seed: int, people: bool = False):
-    """Rows of `sentences`; with `people`, some of somebody's."""
+def examples(model, count: int, seed: int, people: bool = False, classes: bool = False):
+    """Rows of `sentences`; with `people`, some of somebody's; with `classes`, those with one number apart from the others."""
     rows = []
     for index, text in enumerate(sentences(count, seed)):
         fields = {"text": text} | ({"individual": WORDS[index % 9]} if people and index % 4 else {})
+        fields |= {"class": "some" if index % 3 else "one"} if classes else {}
         rows.append(parse_row(json.dumps(fields), "x"))
     return encode_rows(rows, model.processor)
 
@@ -63,7 +65,8 @@ def examples(model, count: int, seed: int, people: bool = False):
 def run_case(name: str, folder: Path, output: Path, *, fsdp: bool = False) -> None:
     """Train a fresh model as the case says, into `output`."""
     model = load_model(folder, "cpu")
-    rows = examples(model, 43, 0, people=name == "individuals"), examples(model, 13, 1)
+    classes = name == "classes"
+    rows = examples(model, 43, 0, name == "individuals"), examples(model, 360 if classes else 13, 1, classes=classes)
     settings = dataclasses.replace(CASES[name], fsdp=fsdp)
     if settings.lora is not None:
         settings = dataclasses.replace(
