@@ -750,6 +750,7 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
         model.bf16 = True
         near = FactStore.build(model, rows, tmp_path).facts.features  # not those that were kept in float32
     assert not np.array_equal(exact, near) and near.dtype == np.float32
+        model.bf16 = False
     np.testing.assert_allclose(near, exact, atol=0.05 * np.abs(exact).max())
     stage = {"epochs": 1, "batch_size": 4}
     settings = TrainSettings.from_dict({"bf16": True, "values": False, "lora": stage, "logging_steps": 1})
@@ -760,3 +761,6 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
     assert not torch.equal(
         moved, graft_tiny("llama", tiny_tokenizer).backbone.get_decoder().layers[0].self_attn.q_proj.weight
     )
+    with pytest.raises(ValueError, match="9 layers are to be trained"):
+        train(model, rows, [], tmp_path / "wrong", TrainSettings.from_dict({"bf16": True, "backbone": {"layers": 9}}))
+    assert not model.bf16
