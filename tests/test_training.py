@@ -750,7 +750,7 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
         model.bf16 = True
         near = FactStore.build(model, rows, tmp_path).facts.features  # not those that were kept in float32
     assert not np.array_equal(exact, near) and near.dtype == np.float32
-        model.bf16 = False
+    model.bf16 = False
     np.testing.assert_allclose(near, exact, atol=0.05 * np.abs(exact).max())
     stage = {"epochs": 1, "batch_size": 4}
     settings = TrainSettings.from_dict({"bf16": True, "values": False, "lora": stage, "logging_steps": 1})
