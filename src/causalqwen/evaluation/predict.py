@@ -55,7 +55,7 @@ def classes_of_rows(model: CausalQwenForCausalLM, rows: Sequence[Row]) -> list[s
         return [None] * len(rows)
     for row in rows:
         try:
-            model.value_law_of(row.class_name)
+            model.levels_of_class(row.class_name)
         except ValueError as error:
             raise RowError(f"{row.place}, field class: {error}") from None
     return [row.class_name for row in rows]

@@ -197,16 +197,17 @@ class NumberPredictionMixin:
         intervals were not recalibrated for.
         """
         if classes is None or isinstance(classes, str):
-            levels = self._levels_of_class(classes)
+            levels = self.levels_of_class(classes)
             return replace(self.value_law, interval_levels=tuple(levels) if levels else None)
-        tables = {name: self._levels_of_class(name) for name in dict.fromkeys(classes)}
+        tables = {name: self.levels_of_class(name) for name in dict.fromkeys(classes)}
         if not any(tables.values()):
             return self.value_law
         place = {name: index for index, name in enumerate(tables)}
         of_class = torch.tensor([table or WANTED_LEVELS.tolist() for table in tables.values()], dtype=torch.float64)
         return replace(self.value_law, interval_levels=of_class[[place[name] for name in classes]])
 
-    def _levels_of_class(self, name: str | None) -> list[float] | None:
+    def levels_of_class(self, name: str | None) -> list[float] | None:
+        """The interval levels of a class, or the model's own, see `value_law_of`, which raises the same."""
         known = self.config.class_interval_levels or {}
         if name is not None and name not in known:
             found = ", ".join(known) or "none"
@@ -252,7 +253,7 @@ class NumberPredictionMixin:
         if len(names) != len(prompts):
             raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
         for name in set(names):
-            self._levels_of_class(name)  # an unknown class stops it here
+            self.levels_of_class(name)  # an unknown class stops it here
         processor = self.processor
         limit = getattr(self.config.text_config, "max_position_embeddings", None)
         encoded = processor(prompts, prompt=True) if prompts else {"input_ids": []}

@@ -28,8 +28,10 @@ def train(
     settings: TrainSettings | None = None,
     *,
     resume: bool = False,
+    save: bool = True,
 ) -> dict[str, Any]:
-    """Train `model` in place and save it to `output`, whose files appear by rename at the end.
+    """Train `model` in place and save it to `output`, whose files appear by rename at the end; without `save`, what was learned
+    is in `model` alone.
 
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then gives the same curve.
@@ -45,21 +47,6 @@ def train(
         ValueError: training rows without a number; an output that already holds a model or an unfinished run
             (without `resume`), or another run's work (with it).
     """
-    metrics = fit(model, train_examples, eval_examples, output, settings, resume=resume)
-    save_by_rename(model, Path(output), Path(output) / WORK)
-    return metrics
-
-
-def fit(
-    model: CausalQwenForCausalLM,
-    train_examples: Sequence[Example],
-    eval_examples: Sequence[Example],
-    output: Path,
-    settings: TrainSettings | None = None,
-    *,
-    resume: bool = False,
-) -> dict[str, Any]:
-    """`train`, but for the saving: what was learned is in `model` alone."""
     settings = settings or TrainSettings()
     output = Path(output)
     ranks.join(model.device)
@@ -88,9 +75,12 @@ def fit(
         for name in stages:
             TRAINERS[name](run)
         model.requires_grad_(True).eval()
-        return _final_scores(run)
+        metrics = _final_scores(run)
     finally:
         model.bf16 = was_bf16
+    if save:
+        save_by_rename(model, output, work)
+    return metrics
 
 
 def _final_scores(run: Run) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor, crps_
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, symlog
 from causalqwen.numbers.copies import CopyLaw
-from causalqwen.training import TrainSettings
-from causalqwen.training.run import fit
+from causalqwen.training import TrainSettings, train
 from causalqwen.training.stages import WORK
 
 TRANSFORMS = ("affine", "symlog", "quantile")
@@ -84,7 +83,7 @@ class Graft:
             work.mkdir(parents=True)
             for kept in self.facts.resolve().glob("features-*"):
                 (work / kept.name).symlink_to(kept)
-            fit(model, learned, held, work.parent, settings)
+            train(model, learned, held, work.parent, settings, save=False)
         return model
 
 
