@@ -17,10 +17,11 @@ from causalqwen import CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.data import EncodedRows, RowError, encode_rows, number_classes, parse_row, read_rows
 from causalqwen.evaluation import evaluate, predict_file, predict_rows
 from causalqwen.evaluation.figures import calibration
-from causalqwen.numbers import CRPS_LEVELS, ValueLaw
+from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import FEWEST_OF_CLASS, WANTED_LEVELS
-from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training import FactStore, LoraStage, TrainSettings, ValueStage, train
+from causalqwen.training.trainer import FactRows, TrainedForCausalLM, collate_facts, collate_tokens
 from causalqwen_cli.app import app
 from conftest import graft_tiny
 
@@ -36,8 +37,9 @@ def drawn(count: int, seed: int):
     return torch.zeros_like(values), torch.ones_like(values), values, classes
 
 
-def of_rows(levels, classes) -> torch.Tensor:
-    return torch.tensor([levels[name] for name in classes], dtype=torch.float64)
+def of_rows(levels, classes) -> ClassLaws:
+    laws = tuple(ValueLaw(interval_levels=tuple(levels[name])) for name in WIDTHS)
+    return ClassLaws(laws, torch.tensor([list(WIDTHS).index(name) for name in classes]))
 
 
 # ---- the law ---------------------------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ def test_levels_of_a_class_cover_that_class_where_those_of_all_cover_none(count)
     fitted = law.fit_class_interval_levels(*drawn(count, count))
     loc, scale, values, classes = drawn(fresh, count + 1)
     marginal = ValueLaw(interval_levels=law.fit_interval_levels(*drawn(count, count)[:3]))
-    conditional = ValueLaw(interval_levels=of_rows(fitted, classes))
+    conditional = of_rows(fitted, classes)
     for level in (0.5, 0.8, 0.9):
         covered = {}
         for name, of in (("marginal", marginal), ("conditional", conditional)):
@@ -77,27 +79,46 @@ def test_a_class_needs_so_many_rows_that_its_outermost_level_was_observed():
     assert unnamed == {}
 
 
+def some_law(rng: np.random.Generator) -> ValueLaw:
+    """A law on an axis of its own, with levels or without."""
+    kind, about = rng.choice(["affine", "symlog", "quantile"]), torch.from_numpy(rng.normal(5, 3, size=40).round(1))
+    levels = tuple(np.sort(rng.uniform(size=101)).tolist()) if rng.uniform() < 0.5 else None
+    return ValueLaw(ValueTransform.fit(kind, about), "gaussian", (about.min().item(), about.max().item()), levels)
+
+
 @settings(max_examples=25)
-@given(st.integers(1, 4), st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(0, 99))
-def test_rows_with_levels_of_their_own_are_what_each_is_alone(n, p, seed):
+@given(st.integers(1, 6), st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6), st.integers(0, 99))
+def test_rows_of_several_classes_are_what_each_is_alone(n, p, seed):
     """Any number of rows and of asked levels, as many of the one as of the other too; copies among them."""
     rng = np.random.default_rng(seed)
-    levels = np.sort(rng.uniform(size=(n, 101)), axis=1)
+    laws = tuple(some_law(rng) for _ in range(3))
+    of_row = torch.from_numpy(rng.integers(3, size=n))
     loc, scale = torch.from_numpy(rng.normal(size=n)), torch.from_numpy(rng.uniform(0.5, 2, size=n))
-    p = torch.tensor(p, dtype=torch.float64)
-    candidates = torch.from_numpy(rng.normal(size=(n, 2)))
+    value, p = torch.from_numpy(rng.normal(5, 3, size=n)), torch.tensor(p, dtype=torch.float64)
+    candidates = torch.from_numpy(rng.normal(5, 3, size=(n, 2)))
     log_weights = torch.from_numpy(rng.normal(size=(n, 3))).log_softmax(-1)
-    together = ValueLaw(interval_levels=torch.from_numpy(levels))
+    together = ClassLaws(laws, of_row)
+    copies = CopyLaw(together, candidates, log_weights)
     grid = together.quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), p)
-    ends = together.interval(loc, scale, 0.8)
-    copies = CopyLaw(together, candidates, log_weights).interval(loc, scale, 0.8)
     assert grid.shape == (n, len(p))
-    for row in range(n):
-        alone = ValueLaw(interval_levels=tuple(levels[row].tolist()))
+
+    def found(law, copied, rows) -> dict[str, torch.Tensor]:
+        of = loc[rows], scale[rows]
+        made = {name: getattr(law, name)(*of, value[rows]) for name in ("cdf", "central_level", "log_prob", "crps")}
+        made |= {kind: law.axis_losses(*of, value[rows], kind) for kind in ("nll", "crps")}
+        made |= {"quantile_crps": law.quantile_crps(*of, value[rows]), "clip": law.clip(100 * value[rows])}
+        made |= {f"copied {name}": getattr(copied, name)(*of, value[rows]) for name in ("cdf", "log_prob", "crps")}
+        made |= {"low": law.interval(*of, 0.8)[0], "copied high": copied.interval(*of, 0.8)[1]}
+        return made | {"raw": law.quantile(*of, 0.7, raw=True)}
+
+    of_all = found(together, copies, slice(None))
+    for row, place in enumerate(of_row.tolist()):
+        alone = laws[place]
         assert torch.equal(grid[row], alone.quantile(loc[row], scale[row], p))
-        assert [end[row].item() for end in ends] == [end.item() for end in alone.interval(loc[row], scale[row], 0.8)]
-        copied = CopyLaw(alone, candidates[row], log_weights[row]).interval(loc[row], scale[row], 0.8)
-        assert [end[row].item() for end in copies] == [end.item() for end in copied]
+        here = slice(row, row + 1)
+        of_one = found(alone, CopyLaw(alone, candidates[here], log_weights[here]), here)
+        for name, column in of_one.items():
+            torch.testing.assert_close(of_all[name][here], column, rtol=1e-12, atol=1e-12, equal_nan=True, msg=name)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -208,7 +229,7 @@ def test_who_names_no_class_or_one_with_too_few_rows_gets_the_models_own_levels(
     for classes, message in (
         (
             ["wild", "Wild", None, None],
-            "unknown class 'Wild'; the classes of this model's intervals: calm, met, rare, wild",
+            "unknown class 'Wild'; the classes of this model's numbers: calm, met, rare, wild",
         ),
         (["wild"], "one class per prompt, got 1 for 4"),
     ):
@@ -217,7 +238,7 @@ def test_who_names_no_class_or_one_with_too_few_rows_gets_the_models_own_levels(
 
 
 def test_a_model_without_classes_knows_none(tiny_llama):
-    with pytest.raises(ValueError, match="unknown class 'wild'; the classes of this model's intervals: none"):
+    with pytest.raises(ValueError, match="unknown class 'wild'; the classes of this model's numbers: none"):
         tiny_llama.predict_number("It is", classes="wild")
     rows = [parse_row('{"prompt": "It is", "class": "wild"}', "a")]
     (described,) = predict_rows(tiny_llama, rows)  # a field like any other
@@ -276,9 +297,165 @@ def test_the_picture_of_calibration_reads_each_numbers_levels():
 
 
 def test_a_grid_of_quantiles_may_be_as_long_as_there_are_rows():
-    loc = torch.zeros(len(CRPS_LEVELS), 1, dtype=torch.float64)
-    levels = torch.stack([WANTED_LEVELS**2, WANTED_LEVELS]).repeat(100, 1)[: len(CRPS_LEVELS)]
-    found = ValueLaw(interval_levels=levels).quantile(loc, torch.ones_like(loc), CRPS_LEVELS)
+    n = len(CRPS_LEVELS)
+    loc = torch.zeros(n, 1, dtype=torch.float64)
     squared = ValueLaw(interval_levels=tuple((WANTED_LEVELS**2).tolist()))
-    assert torch.equal(found[0], squared.quantile(loc[0], torch.ones(1, dtype=torch.float64), CRPS_LEVELS))
-    torch.testing.assert_close(found[1], ValueLaw().quantile(loc[1], torch.ones(1, dtype=torch.float64), CRPS_LEVELS))
+    found = ClassLaws((squared, ValueLaw()), torch.arange(n) % 2).quantile(loc, torch.ones_like(loc), CRPS_LEVELS)
+    one = torch.ones(1, dtype=torch.float64)
+    assert torch.equal(found[0], squared.quantile(loc[0], one, CRPS_LEVELS))
+    assert torch.equal(found[1], ValueLaw().quantile(loc[1], one, CRPS_LEVELS))
+
+
+# ---- axes of their own -----------------------------------------------------------------------------------------------
+
+UNITS = {"grams": 0.002, "heads": 3e6}
+
+
+def weighed(count: int, seed: int) -> list[dict]:
+    """Values of two classes, whose sizes are a billion apart, and whose text says which of two halves they lie in."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "prompt": f"The {'big' if big else 'small'} one is",
+            "value": round(unit * (1 + 0.4 * big + 0.02 * rng.normal()), 8),
+            "class": name,
+        }
+        for name, unit in UNITS.items()
+        for big in rng.integers(2, size=count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def with_axes(tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("axes")
+    model = graft_tiny("llama", tiny_tokenizer)
+    files = {
+        part: written(folder / f"{part}.jsonl", weighed(count, count)) for part, count in (("train", 80), ("eval", 99))
+    }
+    learned, held = (encode_rows(read_rows(file), model.processor) for file in files.values())
+    stage = ValueStage(epochs=30, batch_size=20, learning_rate=3e-3)
+    settings = TrainSettings(values=stage, evaluations=1, class_transforms=True)
+    metrics = train(model, learned, held, folder / "model", settings)
+    return model.eval(), metrics, learned, held, files, folder / "model"
+
+
+def test_one_model_learns_quantities_of_any_size_each_on_its_own_axis(with_axes):
+    model, metrics, _, _, _, folder = with_axes
+    assert set(model.config.class_values) == set(UNITS)
+    loaded = CausalQwenForCausalLM.from_pretrained(folder)
+    for name, unit in UNITS.items():
+        small, big = model.predict_number(["The small one is", "The big one is"], classes=name)
+        assert small.median == pytest.approx(unit, rel=0.1) and big.median == pytest.approx(1.4 * unit, rel=0.1)
+        assert loaded.predict_number("The big one is", classes=name)[0].median == pytest.approx(big.median, rel=1e-5)
+        assert metrics["classes"][name]["median_error"] < 0.1 * unit and metrics["classes"][name]["own_levels"]
+        assert model.config.class_values[name]["value_range"] == pytest.approx([unit, 1.4 * unit], rel=0.1)
+    mixed = model.predict_number(["The big one is"] * 2, classes=["heads", "grams"])
+    assert mixed[0].median / mixed[1].median == pytest.approx(UNITS["heads"] / UNITS["grams"], rel=0.2)
+
+
+def test_who_asks_such_a_model_names_a_class(with_axes, tmp_path):
+    model, _, _, _, files, folder = with_axes
+    for ask in (
+        lambda: model.predict_number("The big one is"),
+        lambda: model.predict_number(["It is"] * 2, classes=["heads", None]),
+        lambda: model.generate(**model.processor("The big one is", return_tensors="pt"), max_new_tokens=2),
+        lambda: model.value_transform,
+    ):
+        with pytest.raises(ValueError, match="axes of their own: name one of grams, heads, for each number"):
+            ask()
+    model.number_class = "heads"
+    try:
+        assert model.predict_number("The big one is") == model.predict_number("The big one is", classes="heads")
+        assert model.value_transform == model.value_law_of("heads").transform
+        assert model.generated_values(torch.zeros(1)).item() == pytest.approx(model.value_transform.center, rel=1e-5)
+        model.generate(**model.processor("The big one is", return_tensors="pt"), max_new_tokens=2)
+    finally:
+        model.number_class = None
+    source = written(tmp_path / "rows.jsonl", [{"prompt": "It is", "class": "grams"}, {"prompt": "It is"}])
+    with pytest.raises(
+        RowError, match="row 2, field class: the classes of this model's numbers have axes of their own"
+    ):
+        predict_file(model, source, tmp_path / "out.jsonl")
+    arguments = ["evaluate", "--model", folder, "--data", files["eval"], "--output", tmp_path / "scores"]
+    arguments += ["--train", files["train"], "--validation", files["eval"]]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads((tmp_path / "scores" / "metrics.json").read_text())
+    assert found["quantile_crps"] < 0.2 * found["rivals"]["ridge"]["quantile_crps"]
+
+
+def test_losses_of_classes_are_those_of_each_alone_in_value_and_gradient(with_axes):
+    model = with_axes[0]
+    model.number_class = None
+    z = torch.randn(7, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    codes = torch.tensor([1, 0, 1, 1, 0, 1, 0])
+    names = list(model.config.class_values)
+    values = torch.tensor([UNITS[names[code]] * (1 + 0.1 * i) for i, code in enumerate(codes)], dtype=torch.float64)
+    weight = model.action.value_head.weight
+    together = model.value_losses(z, values, classes=codes)
+    (gradient,) = torch.autograd.grad(together.sum(), weight)
+    alone, summed = torch.zeros_like(together), torch.zeros_like(weight)
+    for row, code in enumerate(codes.tolist()):
+        model.number_class = names[code]
+        loss = model.value_losses(z[row : row + 1], values[row : row + 1])
+        alone[row], summed = loss.detach(), summed + torch.autograd.grad(loss.sum(), weight)[0]
+    model.number_class = None
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, summed, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("copying", [False, True])
+def test_tokens_of_classes_lose_what_their_kept_facts_lose(tiny_tokenizer, tmp_path, copying):
+    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=copying).eval()
+    rows = [parse_row(json.dumps(row | {"prompt": "7 and " + row["prompt"]}), "a") for row in weighed(3, 0)]
+    examples = encode_rows(rows, model.processor)
+    axes = {
+        name: ValueTransform.fit("symlog", torch.tensor([unit, 2 * unit, 3 * unit])) for name, unit in UNITS.items()
+    }
+    model.config.class_values = {
+        name: {"value_transform": axis.to_dict(), "value_range": None, "value_place": None}
+        for name, axis in axes.items()
+    }
+    store, trained = FactStore.build(model, examples, tmp_path), TrainedForCausalLM(model)
+    codes = [list(UNITS).index(example.class_name) for example in examples]
+    facts = FactRows(store, classes=codes)
+    for chosen in ([0, 4, 1], [5], list(range(6))):
+        of_facts = trained(**collate_facts([facts[i] for i in chosen]))
+        of_tokens = trained(**collate_tokens([examples[i] for i in chosen], 2, list(UNITS)))
+        torch.testing.assert_close(of_facts["loss_reg"], of_tokens["loss_reg"], rtol=1e-5, atol=1e-6)
+    assert "classes" not in collate_facts([FactRows(store)[0]])
+
+
+def test_axes_of_classes_are_learned_through_tokens_and_kept(with_axes, tmp_path):
+    model, _, learned, held, _, folder = with_axes
+    again = CausalQwenForCausalLM.from_pretrained(folder)
+    settings = TrainSettings(
+        values=None, lora=LoraStage(rank=2, batch_size=20), value_transform="keep", evaluations=1, logging_steps=1
+    )
+    metrics = train(again, learned, held, tmp_path / "more", settings)
+    assert [again.value_law_of(name).transform for name in UNITS] == [
+        model.value_law_of(name).transform for name in UNITS
+    ]
+    assert metrics["classes"]["grams"]["median_error"] < 0.1 * UNITS["grams"]
+
+
+def test_rows_without_a_known_class_are_told_before_anything_is_learned(with_axes, tiny_tokenizer, tmp_path):
+    *_, folder = with_axes
+    model = graft_tiny("llama", tiny_tokenizer)
+    named, unnamed, other = (
+        encode_rows([parse_row(json.dumps({"prompt": "It is", "value": 3} | row), "a")] * 4, model.processor)
+        for row in ({"class": "grams"}, {}, {"class": "miles"})
+    )
+    settings = TrainSettings(values=ValueStage(epochs=1), class_transforms=True)
+    for learned, held, message in (
+        (unnamed, [], "class_transforms: no row with a number names a class"),
+        (named + unnamed, [], "a row with a number names no class; an axis was fitted for grams"),
+        (named, other, "no training row is of the class 'miles'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(model, learned, held, tmp_path / "out", settings)
+    known = CausalQwenForCausalLM.from_pretrained(folder)
+    with pytest.raises(
+        ValueError, match="no training row is of the class 'miles'; an axis was fitted for grams, heads"
+    ):
+        train(known, other, [], tmp_path / "other", TrainSettings(value_transform="keep"))

@@ -53,7 +53,7 @@ def evaluate(
             number_table(model, part, FactStore.build(model, part, work, title="rows of the rivals"))
             for part in (train_examples, validation_examples)
         )
-        metrics["rivals"] = score_rivals(train, validation, number_table(model, examples, store), model.value_law)
+        metrics["rivals"] = score_rivals(train, validation, number_table(model, examples, store), scores["law"])
     return {"metrics": metrics, "values": scores["values"], "law": scores["law"]}
 
 

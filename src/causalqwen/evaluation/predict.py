@@ -47,11 +47,11 @@ def predict_rows(
 
 
 def classes_of_rows(model: CausalQwenForCausalLM, rows: Sequence[Row]) -> list[str | None]:
-    """The class by which each row's intervals are recalibrated; none, whatever rows say, where the model knows no classes.
+    """The class by whose law each row's numbers are predicted; none, whatever rows say, where the model knows no classes.
 
-    Raises RowError for a class that is not among those that the model knows.
+    Raises RowError for a class that is not among those that the model knows, and for none where it needs one.
     """
-    if not model.config.class_interval_levels:
+    if not (model.config.class_interval_levels or model.config.class_values):
         return [None] * len(rows)
     for row in rows:
         try:

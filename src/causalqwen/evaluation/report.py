@@ -12,7 +12,7 @@ from causalqwen.decoding import CausalDecoding
 from causalqwen.evaluation import figures
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.numbers import ValueLaw
+from causalqwen.numbers import ClassLaws, ValueLaw
 
 NAMES = {
     "constant": "median of the training values",
@@ -66,7 +66,7 @@ def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def value_figures(law: ValueLaw, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
+def value_figures(law: ValueLaw | ClassLaws, values: dict[str, torch.Tensor], unit: str) -> dict[str, str]:
     """Scatter and calibration of held-out numbers, as SVG; calibration is that of new numbers, which stand in no context.
 
     law, values: those of `evaluate`.

@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.copying import Candidates
-from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
+from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
 from causalqwen.training import LEVELS
 
 
@@ -29,13 +29,15 @@ from causalqwen.training import LEVELS
 class NumberTable:
     """Numbers to predict: the text before each, the features there [n, H], and its value [n].
 
-    candidates: the numbers in each text, where the model that read them copies.
+    candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
+    model of several kinds.
     """
 
     prompts: list[str]
     features: np.ndarray
     values: np.ndarray
     candidates: Candidates | None = None
+    class_name: str | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -152,13 +154,13 @@ RIVALS: dict[str, Rival] = {
 
 
 def score_rivals(
-    train: NumberTable, validation: NumberTable, test: NumberTable, law: ValueLaw
+    train: NumberTable, validation: NumberTable, test: NumberTable, law: ValueLaw | ClassLaws
 ) -> dict[str, dict[str, Any]]:
     """Scores of every rival on the test rows, keys as `score_values`; quantiles are clipped by `law` as the model's are."""
     return {name: score_forecast(fit(train, validation, 0)(test), test.values, law) for name, fit in RIVALS.items()}
 
 
-def score_forecast(forecast: Forecast, values: np.ndarray, law: ValueLaw) -> dict[str, Any]:
+def score_forecast(forecast: Forecast, values: np.ndarray, law: ValueLaw | ClassLaws) -> dict[str, Any]:
     """mae, median_error, crps (closed where the forecast has one), quantile_crps, coverage and log_score, if any."""
     points = forecast.quantiles[:, len(CRPS_LEVELS) // 2] if forecast.points is None else forecast.points
     error = np.abs(values - points)
@@ -175,7 +177,7 @@ def score_forecast(forecast: Forecast, values: np.ndarray, law: ValueLaw) -> dic
     return scores
 
 
-def crps_of(quantiles: np.ndarray, values: np.ndarray, law: ValueLaw) -> np.ndarray:
+def crps_of(quantiles: np.ndarray, values: np.ndarray, law: ValueLaw | ClassLaws) -> np.ndarray:
     """CRPS [n] from quantiles [n, 199], clipped by `law` (theory 3.11)."""
     return quantile_crps(torch.from_numpy(values), law.clip(torch.tensor(quantiles)), CRPS_LEVELS).numpy()
 

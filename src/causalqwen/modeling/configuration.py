@@ -94,6 +94,8 @@ class CausalQwenConfig(PreTrainedConfig):
         interval_levels: raw central level to use for each wanted one (101 wanted levels, 0% to 100%): the
             recalibration fitted on validation rows, or None. class_interval_levels: those of each class that rows named, by
             name; None for a class that had too few rows, which takes the model's own.
+        class_values: of a model whose classes have axes of their own, value_transform, value_range and value_place of each, by
+            name (`TrainSettings.class_transforms`).
         value_digits: significant digits of a generated number. value_place: the power of ten that it is a multiple of, that
             of the training values (0: integers); None for any.
         value_loss: what L_reg is made of: "nll" (overview 2.5), or "crps", in the same units of the axis (theory 3.11).
@@ -146,6 +148,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_range: list[float] | None = None
     interval_levels: list[float] | None = None
     class_interval_levels: dict[str, list[float] | None] | None = None
+    class_values: dict[str, dict[str, Any]] | None = None
     value_digits: int = 6
     value_place: int | None = None
 
@@ -171,6 +174,8 @@ class CausalQwenConfig(PreTrainedConfig):
             self.domains = {}
         if self.class_interval_levels is None:
             self.class_interval_levels = {}
+        if self.class_values is None:
+            self.class_values = {}
         if self.free_token_ids is None:
             self.free_token_ids = []
         if self.num_token_id is None:

@@ -1,5 +1,7 @@
 """Everything after the backbone: from features z to laws, decisions and losses."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -372,8 +374,10 @@ class HeadsMixin:
             features, input_ids, numeric_values, attention_mask, self.config.num_token_id, hidden
         )
 
-    def copy_law(self, features: Tensor, candidates: Candidates) -> CopyLaw:
+    def copy_law(self, features: Tensor, candidates: Candidates, law: ValueLaw | None = None) -> CopyLaw:
         """The law of the values that follow features [..., H], the positions of `candidates`: one of these, or a new number.
+
+        law: the new number's; `value_law` by default.
 
         Where there is a value branch, the copy head reads features as the branch does, standardized.
         """
@@ -384,7 +388,7 @@ class HeadsMixin:
             found = self.value_branch.standardize(features), self.value_branch.standardize(candidates.features)
         log_weights = self.copy_head(*found, candidates)
         values = candidates.values[candidates.rows].masked_fill(~candidates.offered, torch.inf)
-        return CopyLaw(self.value_law, values, log_weights)
+        return CopyLaw(self.value_law if law is None else law, values, log_weights)
 
     def value_losses(
         self,
@@ -392,6 +396,7 @@ class HeadsMixin:
         values: Tensor,
         group: Tensor | None = None,
         candidates: Candidates | None = None,
+        classes: Tensor | None = None,
     ) -> Tensor:
         """L_reg of values [n], in the data's units, after features [n, H]; [n]: `ValueLaw.axis_losses` of `config.value_loss`.
         In training, the mean over the branch's members of what each would lose alone.
@@ -399,11 +404,23 @@ class HeadsMixin:
         group: int64 [n], -1 for none; values of one group share an individual, and each is charged its part of their joint
             likelihood with e1 integrated out (theory 3.14). A value that shares with none has the law that predicts it.
         candidates: for each value, the numbers that it may be a copy of (`CopyLaw.axis_losses`); not beside a group.
+        classes: int64 [n], the place in `config.class_values` of each one's class, where classes have axes of their own; not
+            beside a group either.
         """
         loc_U, scale_U = self.abduction(features)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, each_member=self.training)
-        of_values = self.value_law if candidates is None else self.copy_law(features, candidates)
-        losses = of_values.axis_losses(loc_Y, scale_Y, values, self.config.value_loss)
+
+        def losses_under(law: ValueLaw, rows: Any = ...) -> Tensor:
+            of_values = law if candidates is None else self.copy_law(features[rows], candidates[rows], law)
+            return of_values.axis_losses(loc_Y[..., rows], scale_Y[..., rows], values[rows], self.config.value_loss)
+
+        if classes is None:
+            losses = losses_under(self.value_law)
+        else:
+            names = list(self.config.class_values or {})
+            rows = [(classes == place).nonzero().flatten() for place in range(len(names))]
+            parts = [losses_under(self.value_law_of(name), of) for name, of in zip(names, rows, strict=True)]
+            losses = torch.cat(parts, dim=-1)[..., torch.cat(rows).argsort()]
         if self.training:
             losses, loc_Y = losses.mean(0), loc_Y.mean(0)
         if group is None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from causalqwen.numbers import (
     round_significant,
 )
 from causalqwen.numbers.copies import CopyLaw
-from causalqwen.numbers.law import WANTED_LEVELS, ends_of_interval, level_of_quantile
+from causalqwen.numbers.law import ClassLaws, ends_of_interval, level_of_quantile
 
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
@@ -174,50 +175,81 @@ class NumberPredictionMixin:
     config: CausalQwenConfig
     processor: CausalQwenProcessor
 
+    number_class: str | None = None
+    """The class of numbers that are not said to be of another, where classes have axes of their own."""
+
     @property
     def value_transform(self) -> ValueTransform:
-        """The map between values and the axis of the value head."""
-        return ValueTransform(**(self.config.value_transform or {}))
+        """The map between values and the axis of the value head, see `value_law`."""
+        return self.value_law.transform
 
     @property
     def value_law(self) -> ValueLaw:
-        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels."""
-        config = self.config
-        return ValueLaw(
-            self.value_transform,
-            config.value_family,
-            (config.value_range[0], config.value_range[1]) if config.value_range else None,
-            tuple(config.interval_levels) if config.interval_levels else None,
-        )
+        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels; of
+        a model whose classes have axes of their own, the law of `number_class`.
 
-    def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw:
-        """`value_law` with the levels of a class, or, of a sequence, with those of each row's class, float64 [n, 101].
+        ValueError where such a model has no `number_class`.
+        """
+        return self._law_of_class(None)
 
-        None, and a class that had too few rows, stand for the model's own levels. ValueError for a class that the model's
-        intervals were not recalibrated for.
+    @overload
+    def value_law_of(self, classes: str | None) -> ValueLaw: ...
+
+    @overload
+    def value_law_of(self, classes: Sequence[str | None]) -> ValueLaw | ClassLaws: ...
+
+    def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw | ClassLaws:
+        """`value_law` of a class: with its levels and, where classes have axes of their own, on its axis; of a sequence, that
+        of each row's class.
+
+        None stands for `number_class`, or, where a model has one axis for all, for the model's own levels, as does a class
+        that had too few rows. ValueError for a class that the model does not know, and for none where it needs one.
         """
         if classes is None or isinstance(classes, str):
-            levels = self.levels_of_class(classes)
-            return replace(self.value_law, interval_levels=tuple(levels) if levels else None)
-        tables = {name: self.levels_of_class(name) for name in dict.fromkeys(classes)}
-        if not any(tables.values()):
-            return self.value_law
-        place = {name: index for index, name in enumerate(tables)}
-        of_class = torch.tensor([table or WANTED_LEVELS.tolist() for table in tables.values()], dtype=torch.float64)
-        return replace(self.value_law, interval_levels=of_class[[place[name] for name in classes]])
+            return self._law_of_class(classes)
+        names = list(dict.fromkeys(classes)) or [next(iter(self.config.class_values or {}), None)]
+        laws = tuple(self._law_of_class(name) for name in names)
+        if all(law == laws[0] for law in laws):
+            return laws[0]
+        place = {name: index for index, name in enumerate(names)}
+        return ClassLaws(laws, torch.tensor([place[name] for name in classes]))
+
+    def _law_of_class(self, name: str | None) -> ValueLaw:
+        levels, axis = self.levels_of_class(name), self._axis_of_class(name)
+        span = axis["value_range"]
+        return ValueLaw(
+            ValueTransform(**(axis["value_transform"] or {})),
+            self.config.value_family,
+            (span[0], span[1]) if span else None,
+            tuple(levels) if levels else None,
+        )
 
     def levels_of_class(self, name: str | None) -> list[float] | None:
         """The interval levels of a class, or the model's own, see `value_law_of`, which raises the same."""
-        known = self.config.class_interval_levels or {}
+        config = self.config
+        known: dict[str, Any] = dict.fromkeys(config.class_values or {}) | (config.class_interval_levels or {})
+        name = self.number_class if name is None else name
         if name is not None and name not in known:
             found = ", ".join(known) or "none"
-            raise ValueError(f"unknown class {name!r}; the classes of this model's intervals: {found}")
-        return known.get(name) or self.config.interval_levels
+            raise ValueError(f"unknown class {name!r}; the classes of this model's numbers: {found}")
+        if name is None and config.class_values:
+            raise ValueError(
+                f"the classes of this model's numbers have axes of their own: name one of {', '.join(known)}, for each number "
+                "or as the model's number_class"
+            )
+        return known.get(name) or config.interval_levels
+
+    def _axis_of_class(self, name: str | None) -> dict[str, Any]:
+        """value_transform, value_range and value_place."""
+        config = self.config
+        if config.class_values:
+            return config.class_values[name or self.number_class]
+        return {key: getattr(config, key) for key in ("value_transform", "value_range", "value_place")}
 
     def generated_values(self, loc_Y: Tensor) -> Tensor:
         """What a text says where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`."""
         values = self.value_transform.inverse(loc_Y)
-        return round_significant(values, self.config.value_digits, self.config.value_place)
+        return round_significant(values, self.config.value_digits, self._axis_of_class(None)["value_place"])
 
     @torch.no_grad()
     def predict_number(
@@ -237,8 +269,9 @@ class NumberPredictionMixin:
             individual: who it is about; nobody in particular by default. What is not known about them, where they were
                 inferred, is integrated out. Who was inferred from words is nobody in particular here: how far their numbers
                 follow from their words was never learned (`likelihood="values"` infers from numbers).
-            classes: of which class each number is, or all are: its intervals are then recalibrated for that class. None for
-                the model's own recalibration. What is predicted about an individual is never recalibrated.
+            classes: of which class each number is, or all are: its intervals are then recalibrated for that class, and it is
+                read on that class's axis, where classes have axes of their own. None for `number_class`, or the model's own
+                recalibration. What is predicted about an individual is never recalibrated, and is of `number_class`.
 
         Returns:
             one `NumberPrediction` per prompt, in their order; of a model that copies, a `CopiedNumberPrediction` where numbers
@@ -300,7 +333,7 @@ class NumberPredictionMixin:
             self.config.require("the number that an individual says", copy_numbers=False)
             return self._of_individual(features, individual, prob)
         names = classes or [None] * len(features)
-        laws = {name: self.value_law_of(name) for name in set(names)}
+        laws = {name: self._law_of_class(name) for name in set(names)}
         parameters = zip(loc, scale, prob, strict=True)
         plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
         if candidates is None:

@@ -1,7 +1,7 @@
 """The number channel outside the model: finding numbers in text, transforming values, writing them. No model here."""
 
 from causalqwen.numbers.grammar import NumberSpan, find_numbers
-from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw
+from causalqwen.numbers.law import CRPS_LEVELS, ClassLaws, ValueLaw
 from causalqwen.numbers.rendering import (
     PLAIN,
     NumberStyle,
@@ -20,6 +20,7 @@ __all__ = [
     "KINDS",
     "PLAIN",
     "PROTECTED",
+    "ClassLaws",
     "NumberRules",
     "NumberSpan",
     "NumberStyle",

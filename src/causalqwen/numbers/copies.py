@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.losses import quantile_crps
-from causalqwen.numbers.law import CRPS_LEVELS, ValueLaw, ends_of_interval, level_of_quantile
+from causalqwen.numbers.law import CRPS_LEVELS, ClassLaws, ValueLaw, ends_of_interval, level_of_quantile
 
 _SAME = 1e-9  # relative: two numbers that differ by less are one
 _END = 1e-12  # no quantile of the new number is asked for nearer to 0 or 1
@@ -24,7 +24,7 @@ class CopyLaw:
         log_weights: [..., 1 + m], log pi, the new number's first; -inf where a row has fewer.
     """
 
-    law: ValueLaw
+    law: ValueLaw | ClassLaws
     candidates: Tensor
     log_weights: Tensor
 

@@ -1,7 +1,8 @@
 """The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,22 +50,67 @@ def ends_of_interval(level: float) -> tuple[float, float]:
     return tail, 1 - tail
 
 
+class _Calibrated:
+    """Intervals, and the levels fitted for them, of whatever has quantiles and central levels."""
+
+    quantile: Callable[..., Tensor]
+    central_level: Callable[..., Tensor]
+
+    def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
+        """Central interval that covers `level` in (0, 1); recalibrated where levels were fitted, unless `raw`."""
+        low, high = ends_of_interval(level)
+        return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
+
+    def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
+        """Raw central levels that cover each wanted level of these validation rows.
+
+        The k-th smallest of their n central levels (`central_level`) with k = ceil((n + 1) level): the
+        split-conformal quantile, so that an interval covers at least `level` of new exchangeable rows on average; 1 is
+        reached only where n rows cannot support the level, and is kept below it so that intervals stay finite.
+        """
+        if values.numel() == 0:
+            raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
+        return _levels_that_cover(self.central_level(loc, scale, values))
+
+    def fit_class_interval_levels(
+        self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
+    ) -> dict[str, list[float] | None]:
+        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name.
+
+        classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
+        all rows.
+        """
+        central = self.central_level(loc, scale, values)
+        return {
+            name: list(_levels_that_cover(central[rows])) if len(rows) >= FEWEST_OF_CLASS else None
+            for name, rows in rows_of_classes(classes).items()
+        }
+
+
+def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
+    central = central.sort().values
+    rank = torch.ceil((len(central) + 1) * WANTED_LEVELS).long()
+    # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
+    beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
+    levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
+    return tuple(levels.cummax(0).values.tolist())
+
+
 @dataclass(frozen=True)
-class ValueLaw:
+class ValueLaw(_Calibrated):
     """t(Y) ~ S(loc, scale) for many rows at once: loc, scale, values and results are float64 tensors [...].
 
     Args:
         transform: t.
         family: the stable law on its axis.
         value_range: smallest and largest training value, where known.
-        interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None. Of all rows, or a
-            float64 tensor [n, 101], the levels of each row i for loc[i], scale[i].
+        interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None.
     """
 
     transform: ValueTransform = field(default_factory=ValueTransform)
     family: str = "cauchy"
     value_range: tuple[float, float] | None = None
-    interval_levels: tuple[float, ...] | Tensor | None = None
+    interval_levels: tuple[float, ...] | None = None
 
     @property
     def law(self) -> StableFamily:
@@ -81,30 +127,15 @@ class ValueLaw:
         p = level_of_quantile(p)
         if not raw and self.interval_levels is not None:
             central = 2 * p - 1
-            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs(), loc.dim())
+            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs())
         return self._raw_quantile(loc, scale, p)
 
-    def _raw_level(self, level: Tensor, dims: int) -> Tensor:
-        """The central level of the raw law that covers `level` of the validation rows: linear between the fitted ones.
-
-        dims: of loc; the rows of the fitted levels are its first ones.
-        """
-        fitted = torch.as_tensor(self.interval_levels, dtype=torch.float64)
-        rows, last = fitted.shape[:-1], fitted.shape[-1] - 1
-        if rows:
-            fitted = fitted.reshape(*rows, *[1] * (dims - len(rows)), -1)
-        position = level * last
-        left = position.floor().clamp(max=last - 1).long()
-        shape = torch.broadcast_shapes(fitted.shape[:-1], left.shape)
-        fitted = fitted.expand(*shape, -1)
-        place = left.expand(shape).unsqueeze(-1)
-        lower, upper = (fitted.gather(-1, end).squeeze(-1) for end in (place, place + 1))
-        return lower + (upper - lower) * (position - left)
-
-    def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
-        """Central interval that covers `level` in (0, 1); recalibrated where levels were fitted, unless `raw`."""
-        low, high = ends_of_interval(level)
-        return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
+    def _raw_level(self, level: Tensor) -> Tensor:
+        """The central level of the raw law that covers `level` of the validation rows: linear between the fitted ones."""
+        fitted = torch.tensor(self.interval_levels, dtype=torch.float64, device=level.device)
+        position = level * (len(fitted) - 1)
+        left = position.floor().clamp(max=len(fitted) - 2).long()
+        return fitted[left] + (fitted[left + 1] - fitted[left]) * (position - left)
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
@@ -165,33 +196,73 @@ class ValueLaw:
         low, high = self.value_range
         return quantiles.clamp(low - (high - low), high + (high - low))
 
-    def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
-        """Raw central levels that cover each wanted level of these validation rows.
 
-        The k-th smallest of their n central levels (`central_level`) with k = ceil((n + 1) level): the
-        split-conformal quantile, so that an interval covers at least `level` of new exchangeable rows on average; 1 is
-        reached only where n rows cannot support the level, and is kept below it so that intervals stay finite.
-        """
-        if values.numel() == 0:
-            raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
-        central = self.central_level(loc, scale, values).sort().values
-        rank = torch.ceil((len(central) + 1) * WANTED_LEVELS).long()
-        # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
-        beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
-        levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
-        return tuple(levels.cummax(0).values.tolist())
+@dataclass(frozen=True)
+class ClassLaws(_Calibrated):
+    """The laws of n values of several classes at once. It stands in for a `ValueLaw` wherever rows come first: loc, scale and
+    values are [n, ...], and each row has its own class's law.
 
-    def fit_class_interval_levels(
-        self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
-    ) -> dict[str, list[float] | None]:
-        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name.
+    Args:
+        laws: one for each class. of_row: int64 [n], which of them is each row's.
+    """
 
-        classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
-        all rows.
-        """
-        return {
-            name: list(self.fit_interval_levels(loc[rows], scale[rows], values[rows]))
-            if len(rows) >= FEWEST_OF_CLASS
-            else None
-            for name, rows in rows_of_classes(classes).items()
-        }
+    laws: tuple[ValueLaw, ...]
+    of_row: Tensor
+
+    def _rows(self) -> Iterator[tuple[ValueLaw, Tensor]]:
+        for place, law in enumerate(self.laws):
+            yield law, (self.of_row == place).nonzero().flatten()
+
+    def _each(self, found: Callable[[ValueLaw, Tensor], Tensor]) -> Tensor:
+        """found(law, its rows) of every law, the rows in their own order again."""
+        parts = [(found(law, rows), rows) for law, rows in self._rows()]
+        order = torch.cat([rows for _, rows in parts]).argsort()
+        return torch.cat([part for part, _ in parts])[order]
+
+    def _by_row(self, method: str, *columns: Tensor, **settings: Any) -> Tensor:
+        def found(law: ValueLaw, rows: Tensor) -> Tensor:
+            result: Tensor = getattr(law, method)(*(column[rows] for column in columns), **settings)
+            return result
+
+        return self._each(found)
+
+    @property
+    def interval_levels(self) -> Tensor:
+        """Those of each row, float64 [n, 101]; the wanted levels themselves where none were fitted."""
+        levels = [law.interval_levels or tuple(WANTED_LEVELS.tolist()) for law in self.laws]
+        return torch.tensor(levels, dtype=torch.float64)[self.of_row]
+
+    def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
+        """`ValueLaw.quantile`. p may have fewer axes than loc, and is then the same for all rows."""
+        p = level_of_quantile(p)
+        if p.dim() < loc.dim():
+            return self._by_row("quantile", loc, scale, p=p, raw=raw)
+        return self._by_row("quantile", loc, scale, p, raw=raw)
+
+    def clip(self, quantiles: Tensor) -> Tensor:
+        """`ValueLaw.clip`."""
+        return self._by_row("clip", quantiles)
+
+    def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """`ValueLaw.cdf`."""
+        return self._by_row("cdf", loc, scale, value)
+
+    def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """`ValueLaw.central_level`."""
+        return self._by_row("central_level", loc, scale, value)
+
+    def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """`ValueLaw.log_prob`."""
+        return self._by_row("log_prob", loc, scale, value)
+
+    def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """`ValueLaw.crps`."""
+        return self._by_row("crps", loc, scale, value)
+
+    def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """`ValueLaw.quantile_crps`."""
+        return self._by_row("quantile_crps", loc, scale, value)
+
+    def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
+        """`ValueLaw.axis_losses`."""
+        return self._by_row("axis_losses", loc, scale, value, kind=kind)

@@ -52,6 +52,7 @@ class TokenFacts:
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
     numbers: those in the positions' rows, where the model copies; it is no column.
+    class_code: of one row, the place in `config.class_values` of its numbers' class; no column either.
     """
 
     features: np.ndarray
@@ -70,6 +71,7 @@ class TokenFacts:
     threshold: np.ndarray
     also_right: np.ndarray
     numbers: KeptNumbers | None = None
+    class_code: int | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -83,7 +85,7 @@ class TokenFacts:
         return torch.from_numpy(getattr(self, name))
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name != "numbers")
+COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in ("numbers", "class_code"))
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
 _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
@@ -167,7 +169,7 @@ def facts_of(
         for name, tensor in found.items():
             columns[name].append(tensor.cpu())
     made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
-    return TokenFacts(**made, numbers=None)
+    return TokenFacts(**made, numbers=None, class_code=None)
 
 
 def number_terms(

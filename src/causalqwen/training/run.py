@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform, finest_place
+from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import STAGES, TrainSettings
@@ -61,13 +63,13 @@ def train(
         if getattr(getattr(settings, name), "anchor", 0) > 0
     }
     values = _known_values(model, train_examples, needed=settings.values is not None)
+    class_values = _class_values(model, train_examples, eval_examples, values, settings)
     _open_work(output, work, settings, resume)
-    if settings.value_transform != "keep" and len(values):
-        transform = ValueTransform.fit(settings.value_transform, values)
-        model.config.value_transform = transform.to_dict()
-        model.config.value_range = [values.min().item(), values.max().item()]
-        model.config.value_place = finest_place(values)
     model.config.interval_levels, model.config.class_interval_levels = None, {}
+    if settings.value_transform != "keep" and len(values):
+        for name, found in _axis(settings.value_transform, values).items():
+            setattr(model.config, name, found)
+    model.config.class_values = class_values
     model.ovr_impl = settings.ovr_impl
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
     was_bf16, model.bf16 = model.bf16, settings.bf16
@@ -107,9 +109,9 @@ def _recalibrate(
     if not bool(new.any()):
         return False
     loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
-    law, config = model.value_law, model.config
+    config, of_new = model.config, [name for name, one in zip(classes, new.tolist(), strict=True) if one]
+    law = model.value_law_of(of_new if config.class_values else None)
     config.interval_levels = list(law.fit_interval_levels(loc, scale, value))
-    of_new = [name for name, one in zip(classes, new.tolist(), strict=True) if one]
     met = class_names(train_examples) | {name for name in classes if name is not None}
     config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
     config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
@@ -138,6 +140,41 @@ def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], nee
     if not values and needed:
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _axis(kind: str, values: torch.Tensor) -> dict[str, Any]:
+    """What a configuration says of these values, by its names."""
+    return {
+        "value_transform": ValueTransform.fit(kind, values).to_dict(),
+        "value_range": [values.min().item(), values.max().item()],
+        "value_place": finest_place(values),
+    }
+
+
+def _class_values(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    values: torch.Tensor,
+    settings: TrainSettings,
+) -> dict[str, dict[str, Any]]:
+    """`config.class_values` as this run needs it; ValueError for a number of no class, or of one that has no axis."""
+    num_id = model.config.num_token_id
+    known: dict[str, dict[str, Any]] = {}
+    if settings.value_transform == "keep":
+        known = model.config.class_values or {}
+    elif settings.class_transforms:
+        rows = rows_of_classes(number_classes(train_examples, num_id))
+        if not rows:
+            raise ValueError("class_transforms: no row with a number names a class")
+        known = {name: _axis(settings.value_transform, values[of]) for name, of in rows.items()}
+    for name in dict.fromkeys(number_classes(chain(train_examples, eval_examples), num_id)) if known else ():
+        if name not in known:
+            found = (
+                "a row with a number names no class" if name is None else f"no training row is of the class {name!r}"
+            )
+            raise ValueError(f"class_transforms: {found}; an axis was fitted for {', '.join(known)}")
+    return known
 
 
 def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:

@@ -12,7 +12,7 @@ from causalqwen.distributions import upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.copying import Candidates
-from causalqwen.numbers import ValueLaw
+from causalqwen.numbers import ClassLaws, ValueLaw
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks
@@ -36,8 +36,8 @@ def score_tokens(
     """Scores of the model over facts: language, numbers found, values, and the state of U.
 
     split: the blocks are this rank's `share`; every rank gets the scores of all.
-    classes: of the numbers, in the order of the blocks (`number_classes`): intervals are then those of each number's class; a
-    model that was recalibrated for no class has its own levels for all.
+    classes: of the numbers, in the order of the blocks (`number_classes`): laws are then those of each number's class; a
+    model that knows no class has its own for all.
 
     Returns:
         `metrics`: loss, cls_loss, reg_loss, accuracy (any right token is right), num_precision, num_recall, num_f1,
@@ -84,11 +84,11 @@ def score_tokens(
         metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
     known = model.config.class_interval_levels or {}
-    of_new = model.value_law_of(classes) if classes and known else model.value_law
+    of_new = model.value_law_of(classes if known or model.config.class_values else None)
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = 0.0
     if len(values["value"]):
-        law: ValueLaw | CopyLaw = of_new
+        law: ValueLaw | ClassLaws | CopyLaw = of_new
         if model.config.copy_numbers:
             law = CopyLaw(
                 of_new,
@@ -145,7 +145,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     beside = {} if network is None else {"distance": network.distance(features).cpu()}
     if facts.numbers is not None:
         offered = Candidates(**facts.numbers.candidates()).to(model.device)[numbers.to(model.device)]
-        of_text = model.copy_law(features[numbers], offered)
+        of_text = model.copy_law(features[numbers], offered, ValueLaw())  # the new number's law is not looked at here
         beside |= {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
         beside |= {"copied": of_text.copied()[0].cpu()}
     return beside | {
@@ -197,7 +197,7 @@ def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: i
     return log_p.exp().masked_fill(~action.vocabulary_mask, 0.0).sum(-1)[0]
 
 
-def score_values(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
+def score_values(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
     """Scores of predicted values (theory 3.11), float64 [n] each, in the data's units.
 
     mae, mse and median_error of the median; log_score, the mean log density (higher is better); crps (lower is better, see
@@ -218,7 +218,7 @@ def score_values(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Te
 
 
 def score_classes(
-    law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
+    law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
 ) -> dict[str, dict[str, Any]]:
     """Scores of each class's values by name: numbers (how many), median_error, coverage, coverage_raw as `score_values`."""
     inside = _inside(law, loc, scale, values)
@@ -229,7 +229,7 @@ def score_classes(
     }
 
 
-def _inside(law: ValueLaw | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
+def _inside(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
     """Which values lie in their intervals: bool [2, levels, n], those of the law as it is and of the raw one."""
     found = []
     for raw in (False, True):

@@ -149,6 +149,8 @@ class TrainSettings:
     Args:
         value_transform: "affine", "symlog" or "quantile", fitted to the training values, or "identity"; "keep" for the model's
             own. See `ValueTransform`.
+        class_transforms: fit it to each class's own values instead, where every row with a number names a `class`: one model of
+            quantities in different units. Whoever asks for a number then names its class.
         values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
             backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
@@ -166,6 +168,7 @@ class TrainSettings:
 
     seed: int = 0
     value_transform: str = "affine"
+    class_transforms: bool = False
     values: ValueStage | None = field(default_factory=ValueStage)
     heads: HeadStage | None = None
     lora: LoraStage | None = None

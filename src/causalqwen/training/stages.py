@@ -12,9 +12,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
-from causalqwen.data import Example
+from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import ValueBranch
+from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
@@ -58,6 +59,11 @@ class Run:
         """The facts of the training rows under the model as it is now."""
         return FactStore.build(self.model, self.train_examples, self.work, title="training rows")
 
+    def class_codes(self) -> list[int | None]:
+        """`TokenFacts.class_code` of every training row."""
+        place = {name: index for index, name in enumerate(self.model.config.class_values or {})}
+        return [place.get(example.class_name) for example in self.train_examples]
+
     def eval_facts(self) -> FactStore | None:
         """Those of the evaluation rows, if there are any."""
         if not self.eval_examples:
@@ -85,12 +91,18 @@ def _train_values(run: Run) -> None:
     model, stage = run.model, run.settings.values
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
-        _fit_standardization(model, train_store)
+        classes = number_classes(run.train_examples, model.config.num_token_id) if model.config.class_values else []
+        _fit_standardization(model, train_store, rows_of_classes(classes).values())
     _train_numbers_only(model)
-    rows = FactRows(train_store, [example.individual for example in run.train_examples])
+    rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [name for name in ("model.copy_head.bias", "model.copy_head.new.bias") if model.copy_head is not None]
     if rows.people:
-        needed: dict[str, Any] = {"copy_numbers": False, "value_loss": "nll", "value_branch_members": 1}
+        needed: dict[str, Any] = {
+            "copy_numbers": False,
+            "value_loss": "nll",
+            "value_branch_members": 1,
+            "class_values": {},
+        }
         model.config.require("training on rows that name individuals", **needed)
         if model.value_branch is None:
             raise ValueError(
@@ -121,13 +133,18 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
 
 
-def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
-    """Mean and standard deviation of the features that precede values to learn, for the value branch."""
+def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore, classes: Iterable[torch.Tensor]) -> None:
+    """Mean and standard deviation of the features that precede values to learn, for the value branch; the deviation is that
+    within classes that have axes of their own (the rows of each): what tells these apart is far larger than what differs
+    between the values of one."""
     if model.value_branch is None:
         return
     learned = np.isfinite(store.facts.values)
     features = torch.from_numpy(store.facts.features[learned]).double()
-    std, mean = torch.std_mean(features, dim=0)
+    mean = features.mean(0)
+    for rows in classes:
+        features[rows] -= features[rows].mean(0)
+    std = features.std(0)
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
     model.value_branch.feature_std.copy_(std)
@@ -165,7 +182,7 @@ def _train_heads(run: Run) -> None:
         run,
         "heads",
         trained,
-        FactRows(train_store),
+        FactRows(train_store, classes=run.class_codes()),
         collate_facts,
         lambda model: eval_store.renewed(model, split=True),
         best="eval_cls_loss",
@@ -217,13 +234,13 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
 
 
 def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict[str, float] | None = None) -> None:
-    pad = run.model.processor.tokenizer.pad_token_id
+    pad, names = run.model.processor.tokenizer.pad_token_id, list(run.model.config.class_values or {})
     _run_stage(
         run,
         name,
         trained,
         ExampleRows(run.train_examples),
-        lambda examples: collate_tokens(examples, pad),
+        lambda examples: collate_tokens(examples, pad, names),
         lambda model: (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True)),
         rates=rates,
     )
@@ -300,6 +317,7 @@ def _run_stage(
         dataloader_pin_memory=False,
         use_cpu=model.device.type == "cpu",
     )
+    classes = number_classes(eval_examples, model.config.num_token_id) if model.config.class_values else None
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
     trainer = CausalTrainer(
         model=trained,
@@ -308,7 +326,7 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=collator,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, blocks(model), split=True),
+        scorer=lambda: score_tokens(model, blocks(model), split=True, classes=classes),
         metrics_file=MetricsFile(run.output / METRICS, name),
         rates=rates,
     )

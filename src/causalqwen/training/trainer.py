@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class TrainedForCausalLM(nn.Module):
         also_right: Tensor | None = None,
         group: Tensor | None = None,
         candidates: dict[str, Tensor] | None = None,
+        classes: Tensor | None = None,
         anchor_chunk: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
@@ -88,6 +90,7 @@ class TrainedForCausalLM(nn.Module):
             labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S]. also_right: [B, S, R], see the model's
                 `forward`; of kept facts, `rest_loss` has taken it already.
             group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
+            classes: int64 [B, S-1], where classes have axes of their own: see `value_losses`.
             candidates: of kept facts, where the model copies: the fields of `Candidates`, rows and at [1, N].
             anchor_chunk: which of the anchor's chunks to take, counted round.
         """
@@ -124,6 +127,7 @@ class TrainedForCausalLM(nn.Module):
             masks.values[masks.num_mask],
             None if group is None else group[masks.num_mask],
             None if offered is None else offered[masks.num_mask],
+            None if classes is None else classes[masks.num_mask],
         )
         parts = model.losses(
             masks, rest_loss, log_num, log_not_num, value_losses, num_items_in_batch, num_numbers_in_batch
@@ -148,10 +152,17 @@ class FactRows(torch.utils.data.Dataset):
     """Rows of a `FactStore` for a data loader: one at a time, or, with `owners`, all rows of one individual at a time.
 
     owners: whose each row is; a row of nobody's (None) stands alone, and its values share no individual.
+    classes: each row's `TokenFacts.class_code`.
     """
 
-    def __init__(self, store: FactStore, owners: Sequence[str | None] | None = None) -> None:
+    def __init__(
+        self,
+        store: FactStore,
+        owners: Sequence[str | None] | None = None,
+        classes: Sequence[int | None] | None = None,
+    ) -> None:
         self.store = store
+        self.classes = classes or [None] * len(store)
         groups: dict[str, list[int]] = {}
         alone = []
         for row in range(len(store)):
@@ -167,7 +178,8 @@ class FactRows(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> tuple[bool, list[TokenFacts]]:
         """Whether the rows share an individual, and the rows."""
-        return index < self.people, [self.store[row] for row in self.groups[index]]
+        rows = [replace(self.store[row], class_code=self.classes[row]) for row in self.groups[index]]
+        return index < self.people, rows
 
 
 def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
@@ -187,6 +199,8 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
         owner = torch.tensor([index if shares else -1 for index, (shares, _) in enumerate(groups)])
         sizes = torch.tensor([sum(len(row) for row in group) for _, group in groups])
         batch["group"] = owner.repeat_interleave(sizes).unsqueeze(0)
+    if (codes := _codes([row.class_code for row in rows])) is not None:
+        batch["classes"] = codes.repeat_interleave(torch.tensor([len(row) for row in rows])).unsqueeze(0)
     first = torch.full((1, 1), IGNORE_INDEX)
     batch |= {
         "labels": torch.cat([first, packed("targets").long()], dim=1),
@@ -205,9 +219,18 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
     return batch if own else ranks.without_losses(batch)
 
 
-def collate_tokens(examples: Sequence[Example], pad_token_id: int) -> dict[str, Any]:
-    """`collate`, and which chunk of an anchor goes with the batch. On many ranks, this rank's part of the batch."""
+def _codes(codes: Sequence[int | None]) -> Tensor | None:
+    """int64 [n], -1 for None; None where all are."""
+    return torch.tensor([-1 if code is None else code for code in codes]) if any(c is not None for c in codes) else None
+
+
+def collate_tokens(examples: Sequence[Example], pad_token_id: int, class_names: Sequence[str] = ()) -> dict[str, Any]:
+    """`collate`, which chunk of an anchor goes with the batch, and, where classes have axes of their own (`class_names`), which
+    class every position is of. On many ranks, this rank's part of the batch."""
     batch = collate(examples, pad_token_id)
+    if class_names:
+        codes = torch.tensor([class_names.index(example.class_name) for example in examples])
+        batch["classes"] = codes.unsqueeze(1).expand(-1, batch["labels"].shape[1] - 1)
     # The chunk follows from the whole batch, so that a resumed run, on any number of ranks, meets the same one.
     chunk = int(batch["input_ids"].sum())
     places, own = ranks.rows_of_rank(range(len(examples)))

@@ -126,7 +126,7 @@ class Benchmark:
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"bf16": True} if self.bf16 else {}
         made |= {"training": self.training} if method in GRAFTS else {}
-        made |= {"settings": (DIGITS | GRAFTS).get(method)}
+        made |= {"settings": (DIGITS | GRAFTS).get(method)} | ({"axes": "by class"} if method == JOINT else {})
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"

@@ -4,7 +4,7 @@ import copy
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,20 @@ class Graft:
     settings: dict[str, Any]
 
     def __call__(self, training: NumberTable, validation: NumberTable, seed: int) -> Predictor:
-        model = self.trained(training, [validation], seed)
+        model = self.trained([training], [validation], seed)
         return lambda table: forecast(model, table)
 
-    def trained(self, training: NumberTable, held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
-        """The model of that transform whose `relative_crps` on the validation rows is least; with Cauchy tails, and then with
+    def trained(self, training: list[NumberTable], held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
+        """One model of all these tables, each a class with an axis of its own if there are several.
+
+        It is that of the transform whose `relative_crps` on the validation rows is least; with Cauchy tails, and then with
         copying, where `config` leaves them open and they are clearly better: a few hundred rows say little about far tails,
         and in most tables a number of the text is the value by chance alone. (Log scores do not compare: an atom has a
         probability, not a density.)"""
 
         def fitted(transforms: Sequence[str], **config: Any) -> Scored:
             start = self.make(**self.config | config)
-            models = [self._trained(start, transform, training, _joined(held), seed) for transform in transforms]
+            models = [self._trained(start, transform, training, held, seed) for transform in transforms]
             found = [(np.concatenate([relative_crps(model, table) for table in held]), model) for model in models]
             return min(found, key=lambda scored: _finite(scored[0]).mean())
 
@@ -64,20 +66,33 @@ class Graft:
         for other in others:
             best = clearly_better(best, other)
         if self.config.get("copy_numbers"):
-            law = best[1].value_law
-            best = clearly_better(best, fitted([law.transform.kind], value_family=law.family))
+            kept: Any = best[1].config
+            best = clearly_better(best, fitted([kept.value_transform["kind"]], value_family=kept.value_family))
         return best[1]
 
     def _trained(
-        self, start: CausalQwenForCausalLM, transform: str, training: NumberTable, validation: NumberTable, seed: int
+        self,
+        start: CausalQwenForCausalLM,
+        transform: str,
+        training: list[NumberTable],
+        validation: list[NumberTable],
+        seed: int,
     ) -> CausalQwenForCausalLM:
         model = copy.deepcopy(start, {id(kept): kept for kept in (start.backbone, start.processor)})
         if model.value_branch is not None:
             torch.manual_seed(seed)
             for member in (model.value_branch.residual, *model.value_branch.others):
                 member.reset_parameters()
-        learned, held = (examples_of(model, part.prompts, part.values.tolist()) for part in (training, validation))
-        settings = TrainSettings.from_dict({"seed": seed, "value_transform": transform, **self.settings})
+        learned, held = (
+            [
+                one
+                for table in part
+                for one in examples_of(model, table.prompts, table.values.tolist(), table.class_name)
+            ]
+            for part in (training, validation)
+        )
+        axes = {"value_transform": transform, "class_transforms": len(training) > 1}
+        settings = TrainSettings.from_dict({"seed": seed, **axes, **self.settings})
         with tempfile.TemporaryDirectory(dir=self.facts) as folder:
             work = Path(folder) / "run" / WORK
             work.mkdir(parents=True)
@@ -103,7 +118,8 @@ def relative_crps(model: CausalQwenForCausalLM, table: NumberTable) -> np.ndarra
     units and on the log scale, the mean of both."""
     recalibrated(model, table)
     quantiles, values = forecast(model, table).quantiles, table.values
-    found = (crps_of(quantiles, values, model.value_law), crps_log(quantiles, values, model.value_law))
+    law = model.value_law_of(table.class_name)
+    found = (crps_of(quantiles, values, law), crps_log(quantiles, values, law))
     logged = symlog(torch.from_numpy(values)).numpy()
     spread = (float(np.abs(column - np.median(column)).mean()) for column in (values, logged))
     relative = [crps / max(width, 1e-300) for crps, width in zip(found, spread, strict=True)]
@@ -116,9 +132,10 @@ def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
     law, loc, scale = located(model, validation)
     values = torch.from_numpy(validation.values)
     new = ~law.stands(values) if isinstance(law, CopyLaw) else torch.ones_like(values, dtype=torch.bool)
-    model.config.interval_levels = None
+    model.config.interval_levels, model.config.class_interval_levels = None, {}
     if bool(new.any()):
-        model.config.interval_levels = list(model.value_law.fit_interval_levels(loc[new], scale[new], values[new]))
+        of_new = model.value_law_of(validation.class_name)
+        model.config.interval_levels = list(of_new.fit_interval_levels(loc[new], scale[new], values[new]))
 
 
 @torch.no_grad()
@@ -126,9 +143,9 @@ def located(model: CausalQwenForCausalLM, table: NumberTable) -> tuple[ValueLaw 
     """The law of the values behind each row's features, and its loc and scale [n], float64."""
     features = torch.from_numpy(table.features).to(model.device, model.abduction.loc_net.weight.dtype)
     loc, scale = model.value_parameters(features, *model.abduction(features))
-    law: ValueLaw | CopyLaw = model.value_law
+    law: Any = model.value_law_of(table.class_name)
     if model.config.copy_numbers:
-        law = model.copy_law(features, table.candidates.to(model.device)).to("cpu")
+        law = model.copy_law(features, table.candidates.to(model.device), law).to("cpu")
     return law, loc.double().cpu(), scale.double().cpu()
 
 
@@ -139,29 +156,24 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     wide = law.beside_levels() if isinstance(law, CopyLaw) else law
     loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     quantiles, raw = (wide.quantile(loc, scale, CRPS_LEVELS, raw=raw).numpy() for raw in (False, True))
-    kept = (model.value_law.transform.kind, model.value_law.family)
+    new = law.law if isinstance(law, CopyLaw) else law
+    kept = (new.transform.kind, new.family)
     notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)}
     notes["copies"] = float(model.config.copy_numbers)
     return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)
 
 
 def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], seed: int) -> dict[str, Predictor]:
-    """One model on the training rows of all tables at once (train, validation), recalibrated for each on its own validation
-    rows; a predictor per table."""
-    learned = _joined([training for training, _ in tables.values()])
-    model = graft.trained(learned, [validation for _, validation in tables.values()], seed)
+    """One model on the training rows of all tables at once (train, validation), each a class with an axis of its own,
+    recalibrated for each on its own validation rows; a predictor per table."""
+    named = {name: tuple(replace(part, class_name=name) for part in pair) for name, pair in tables.items()}
+    model = graft.trained([pair[0] for pair in named.values()], [pair[1] for pair in named.values()], seed)
 
     def predictor(validation: NumberTable) -> Predictor:
         def predict(table: NumberTable) -> Forecast:
             recalibrated(model, validation)
-            return forecast(model, table)
+            return forecast(model, replace(table, class_name=validation.class_name))
 
         return predict
 
-    return {name: predictor(validation) for name, (_, validation) in tables.items()}
-
-
-def _joined(tables: list[NumberTable]) -> NumberTable:
-    prompts = [prompt for table in tables for prompt in table.prompts]
-    features, values = (np.concatenate([getattr(table, name) for table in tables]) for name in ("features", "values"))
-    return NumberTable(prompts, features, values)
+    return {name: predictor(pair[1]) for name, pair in named.items()}

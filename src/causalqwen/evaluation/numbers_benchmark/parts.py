@@ -58,10 +58,13 @@ def spread_transform(values: Any) -> ValueTransform:
     return ValueTransform.fit("symlog" if logged else "affine", values)
 
 
-def examples_of(model: CausalQwenForCausalLM, prompts: Sequence[str], values: Sequence[float]) -> list[Example]:
+def examples_of(
+    model: CausalQwenForCausalLM, prompts: Sequence[str], values: Sequence[float], class_name: str | None = None
+) -> list[Example]:
     """Prompt rows, encoded, of which the value alone is learned: what is kept of them is one position each."""
+    named = {} if class_name is None else {"class": class_name}
     rows = [
-        Row("prompt", f"row {index}", {"prompt": prompt, "value": float(value)})
+        Row("prompt", f"row {index}", {"prompt": prompt, "value": float(value)} | named)
         for index, (prompt, value) in enumerate(zip(prompts, values, strict=True), start=1)
     ]
     examples = encode_rows(rows, model.processor)
