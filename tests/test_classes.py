@@ -20,8 +20,8 @@ from causalqwen.evaluation.figures import calibration
 from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import FEWEST_OF_CLASS, WANTED_LEVELS
-from causalqwen.training import FactStore, LoraStage, TrainSettings, ValueStage, train
-from causalqwen.training.trainer import FactRows, TrainedForCausalLM, collate_facts, collate_tokens
+from causalqwen.training import FactStore, HeadStage, LoraStage, TrainSettings, ValueStage, train
+from causalqwen.training.trainer import FactRows, TrainedForCausalLM, class_code, collate_facts, collate_tokens
 from causalqwen_cli.app import app
 from conftest import graft_tiny
 
@@ -212,7 +212,7 @@ def test_training_fits_levels_for_every_class_with_rows_enough(trained):
 def test_a_checkpoint_from_before_classes_loads(trained, tmp_path):
     model, *_ = trained
     settings = model.config.to_dict()
-    del settings["class_interval_levels"]
+    del settings["class_interval_levels"], settings["class_values"]
     (tmp_path / "config.json").write_text(json.dumps(settings))
     old = CausalQwenConfig.from_pretrained(tmp_path)
     assert old.class_interval_levels == {} and old.interval_levels == model.config.interval_levels
@@ -384,9 +384,13 @@ def test_who_asks_such_a_model_names_a_class(with_axes, tmp_path):
     assert found["quantile_crps"] < 0.2 * found["rivals"]["ridge"]["quantile_crps"]
 
 
-def test_losses_of_classes_are_those_of_each_alone_in_value_and_gradient(with_axes):
-    model = with_axes[0]
-    model.number_class = None
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("training", [False, True])
+def test_losses_of_classes_are_those_of_each_alone_in_value_and_gradient(tiny_tokenizer, members, training):
+    model = graft_tiny("llama", tiny_tokenizer, value_branch_members=members, value_branch_dropout=0.0).train(training)
+    with_symlogs(model)
+    for member in (model.value_branch.residual, *model.value_branch.others):
+        torch.nn.init.normal_(member.last.weight, std=0.1)
     z = torch.randn(7, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     codes = torch.tensor([1, 0, 1, 1, 0, 1, 0])
     names = list(model.config.class_values)
@@ -399,16 +403,12 @@ def test_losses_of_classes_are_those_of_each_alone_in_value_and_gradient(with_ax
         model.number_class = names[code]
         loss = model.value_losses(z[row : row + 1], values[row : row + 1])
         alone[row], summed = loss.detach(), summed + torch.autograd.grad(loss.sum(), weight)[0]
-    model.number_class = None
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, summed, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("copying", [False, True])
-def test_tokens_of_classes_lose_what_their_kept_facts_lose(tiny_tokenizer, tmp_path, copying):
-    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=copying).eval()
-    rows = [parse_row(json.dumps(row | {"prompt": "7 and " + row["prompt"]}), "a") for row in weighed(3, 0)]
-    examples = encode_rows(rows, model.processor)
+def with_symlogs(model) -> None:
+    """Give the classes axes."""
     axes = {
         name: ValueTransform.fit("symlog", torch.tensor([unit, 2 * unit, 3 * unit])) for name, unit in UNITS.items()
     }
@@ -416,14 +416,48 @@ def test_tokens_of_classes_lose_what_their_kept_facts_lose(tiny_tokenizer, tmp_p
         name: {"value_transform": axis.to_dict(), "value_range": None, "value_place": None}
         for name, axis in axes.items()
     }
+
+
+@pytest.mark.parametrize("copying", [False, True])
+def test_tokens_of_classes_lose_what_their_kept_facts_lose(tiny_tokenizer, tmp_path, copying):
+    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=copying).eval()
+    rows = [parse_row(json.dumps(row | {"prompt": "7 and " + row["prompt"]}), "a") for row in weighed(3, 0)]
+    rows += [parse_row('{"text": "no number here"}', "a"), parse_row('{"text": "nor here", "class": "news"}', "a")]
+    examples = encode_rows(rows, model.processor)
+    with_symlogs(model)
     store, trained = FactStore.build(model, examples, tmp_path), TrainedForCausalLM(model)
-    codes = [list(UNITS).index(example.class_name) for example in examples]
+    codes = [class_code(example, list(UNITS)) for example in examples]
+    assert codes == [0, 0, 0, 1, 1, 1, -1, -1]
     facts = FactRows(store, classes=codes)
-    for chosen in ([0, 4, 1], [5], list(range(6))):
+    for chosen in ([0, 4, 1], [5], [6], [7, 6], list(range(8))):
         of_facts = trained(**collate_facts([facts[i] for i in chosen]))
         of_tokens = trained(**collate_tokens([examples[i] for i in chosen], 2, list(UNITS)))
         torch.testing.assert_close(of_facts["loss_reg"], of_tokens["loss_reg"], rtol=1e-5, atol=1e-6)
     assert "classes" not in collate_facts([FactRows(store)[0]])
+
+
+def test_rows_without_numbers_need_no_class(tiny_tokenizer, tmp_path):
+    """In batches of their own too, and in every stage; a model whose `number_class` is set is trained like any other."""
+    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=True)
+    rows = [parse_row(json.dumps(row | {"prompt": "7 and " + row["prompt"]}), "a") for row in weighed(4, 0)]
+    rows += [parse_row('{"text": "no number here"}', "a"), parse_row('{"text": "nor here", "class": "news"}', "a")]
+    examples = encode_rows(rows, model.processor)
+    stages = {"values": ValueStage(epochs=1, batch_size=1), "heads": HeadStage(batch_size=1), "lora": LoraStage(rank=2)}
+    model.number_class = "grams"
+    settings = TrainSettings(**stages, evaluations=1, class_transforms=True, value_transform="quantile")
+    metrics = train(model, examples, examples, tmp_path / "model", settings)
+    assert model.number_class == "grams" and set(metrics["classes"]) == set(UNITS)
+    for name in UNITS:  # of a model that copies, beside a number and without one
+        found = model.predict_number(["7 and The big one is", "The big one is"], classes=name)
+        assert found[0].cdf(math.inf) == pytest.approx(1)
+    with pytest.raises(ValueError, match="unknown class 'news'; the classes of this model's numbers: grams, heads"):
+        model.predict_number("It is", classes="news")
+    model.number_class = None
+    assert model.abduct("no number here") is not None
+    axes = model.config.class_values
+    words = [example for example in examples if example.class_name is None]
+    train(model, words, [], tmp_path / "words", TrainSettings(values=None, heads=HeadStage(epochs=1), evaluations=1))
+    assert model.config.class_values == axes  # text alone tells nothing of axes
 
 
 def test_axes_of_classes_are_learned_through_tokens_and_kept(with_axes, tmp_path):

@@ -182,6 +182,9 @@ def refuse_settings(config: VllmConfig) -> None:
         "number_context: a number is one token here, graft with number_context='value'": (
             config.model_config.hf_config.writes_digits
         ),
+        "class_transforms: no request says of which class its numbers are": bool(
+            config.model_config.hf_config.class_values
+        ),
         "copy_numbers: no number of the context is copied here, graft with copy_numbers=False": (
             config.model_config.hf_config.copy_numbers
         ),

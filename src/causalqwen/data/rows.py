@@ -7,7 +7,8 @@
                                                                is taught; "context" may stand before it
 
 `"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
-`"class": "name"` says of which kind its numbers are: each class's intervals are recalibrated on its own rows (theory 3.8).
+`"class": "name"` says of which kind its numbers are: each class's intervals are recalibrated on its own rows, and each may
+have an axis of its own (theory 3.8).
 Other fields of a row are kept and written back by `predict`. In CSV an empty cell is a field that is not there, and the
 column `value` holds numbers.
 """

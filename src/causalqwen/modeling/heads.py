@@ -414,12 +414,15 @@ class HeadsMixin:
             of_values = law if candidates is None else self.copy_law(features[rows], candidates[rows], law)
             return of_values.axis_losses(loc_Y[..., rows], scale_Y[..., rows], values[rows], self.config.value_loss)
 
-        if classes is None:
+        if not len(values):
+            losses = loc_Y  # nothing to lose, under any law
+        elif classes is None:
             losses = losses_under(self.value_law)
         else:
             names = list(self.config.class_values or {})
-            rows = [(classes == place).nonzero().flatten() for place in range(len(names))]
-            parts = [losses_under(self.value_law_of(name), of) for name, of in zip(names, rows, strict=True)]
+            met = classes.unique().tolist()
+            rows = [(classes == place).nonzero().flatten() for place in met]
+            parts = [losses_under(self.value_law_of(names[place]), of) for place, of in zip(met, rows, strict=True)]
             losses = torch.cat(parts, dim=-1)[..., torch.cat(rows).argsort()]
         if self.training:
             losses, loc_Y = losses.mean(0), loc_Y.mean(0)

@@ -176,7 +176,7 @@ class NumberPredictionMixin:
     processor: CausalQwenProcessor
 
     number_class: str | None = None
-    """The class of numbers that are not said to be of another, where classes have axes of their own."""
+    """The class of numbers that are not said to be of another; it is not kept in a checkpoint."""
 
     @property
     def value_transform(self) -> ValueTransform:
@@ -185,10 +185,10 @@ class NumberPredictionMixin:
 
     @property
     def value_law(self) -> ValueLaw:
-        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels; of
-        a model whose classes have axes of their own, the law of `number_class`.
+        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels; the
+        law of `number_class`, where that is set.
 
-        ValueError where such a model has no `number_class`.
+        ValueError where classes have axes of their own, and `number_class` is not set.
         """
         return self._law_of_class(None)
 
@@ -202,8 +202,8 @@ class NumberPredictionMixin:
         """`value_law` of a class: with its levels and, where classes have axes of their own, on its axis; of a sequence, that
         of each row's class.
 
-        None stands for `number_class`, or, where a model has one axis for all, for the model's own levels, as does a class
-        that had too few rows. ValueError for a class that the model does not know, and for none where it needs one.
+        None stands for `number_class`, and, where that is None too, for the model's own levels, as does a class that had too
+        few rows. ValueError for a class that the model does not know, and for none where it needs one.
         """
         if classes is None or isinstance(classes, str):
             return self._law_of_class(classes)
@@ -226,24 +226,26 @@ class NumberPredictionMixin:
 
     def levels_of_class(self, name: str | None) -> list[float] | None:
         """The interval levels of a class, or the model's own, see `value_law_of`, which raises the same."""
-        config = self.config
-        known: dict[str, Any] = dict.fromkeys(config.class_values or {}) | (config.class_interval_levels or {})
-        name = self.number_class if name is None else name
+        axes, levels = self.config.class_values or {}, self.config.class_interval_levels or {}
+        known, name = axes or levels, self._class_or_own(name)
         if name is not None and name not in known:
             found = ", ".join(known) or "none"
             raise ValueError(f"unknown class {name!r}; the classes of this model's numbers: {found}")
-        if name is None and config.class_values:
+        if name is None and axes:
             raise ValueError(
-                f"the classes of this model's numbers have axes of their own: name one of {', '.join(known)}, for each number "
+                f"the classes of this model's numbers have axes of their own: name one of {', '.join(axes)}, for each number "
                 "or as the model's number_class"
             )
-        return known.get(name) or config.interval_levels
+        return levels.get(name or "") or self.config.interval_levels
+
+    def _class_or_own(self, name: str | None) -> str | None:
+        return self.number_class if name is None else name
 
     def _axis_of_class(self, name: str | None) -> dict[str, Any]:
         """value_transform, value_range and value_place."""
-        config = self.config
-        if config.class_values:
-            return config.class_values[name or self.number_class]
+        config, name = self.config, self._class_or_own(name)
+        if config.class_values and name is not None:
+            return config.class_values[name]
         return {key: getattr(config, key) for key in ("value_transform", "value_range", "value_place")}
 
     def generated_values(self, loc_Y: Tensor) -> Tensor:
@@ -270,8 +272,8 @@ class NumberPredictionMixin:
                 inferred, is integrated out. Who was inferred from words is nobody in particular here: how far their numbers
                 follow from their words was never learned (`likelihood="values"` infers from numbers).
             classes: of which class each number is, or all are: its intervals are then recalibrated for that class, and it is
-                read on that class's axis, where classes have axes of their own. None for `number_class`, or the model's own
-                recalibration. What is predicted about an individual is never recalibrated, and is of `number_class`.
+                read on that class's axis, where classes have axes of their own. None for `number_class`, or else the model's
+                own recalibration. What is predicted about an individual is never recalibrated, and is of `number_class`.
 
         Returns:
             one `NumberPrediction` per prompt, in their order; of a model that copies, a `CopiedNumberPrediction` where numbers
@@ -338,7 +340,7 @@ class NumberPredictionMixin:
         plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
         if candidates is None:
             return plain
-        copies = self.copy_law(features, candidates)
+        copies = self.copy_law(features, candidates, ValueLaw())  # each row's own law takes its place below
         columns = (candidates.offered.cpu(), copies.candidates.cpu(), copies.log_weights.cpu().double())
         found = []
         for one, offered, values, log_weights in zip(plain, *columns, strict=True):

@@ -142,7 +142,9 @@ class ReadingMixin:
         loc, scale = self.as_values_read(z, *self.abduction(z))
         head = self.action.value_head
         left = self.value_loadings(loc, scale)[1]
-        values = self.value_transform.forward(read.values[numbers])
+        values = read.values[numbers]
+        if len(values):
+            values = self.value_transform.forward(values)
         reader = self._readers(CausalDecoding())[1]
         return ValueEvidence(loc, scale, values, head.weight[0].double(), head.bias[0].double(), left, reader)
 

@@ -233,7 +233,7 @@ class ClassLaws(_Calibrated):
         return torch.tensor(levels, dtype=torch.float64)[self.of_row]
 
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
-        """`ValueLaw.quantile`. p may have fewer axes than loc, and is then the same for all rows."""
+        """`ValueLaw.quantile`. p has as many axes as loc, and rows first too, or fewer, and is then the same for all rows."""
         p = level_of_quantile(p)
         if p.dim() < loc.dim():
             return self._by_row("quantile", loc, scale, p=p, raw=raw)

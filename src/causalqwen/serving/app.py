@@ -153,6 +153,7 @@ class _Service:
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
         model.config.require_plain_numbers("the server")
+        _ = model.value_law  # a model whose numbers need a class is told so before anything is served
         self.processor, self.settings = model.processor, settings
         self.processor("made ready before there are threads")
         limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}

@@ -52,7 +52,8 @@ class TokenFacts:
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
     numbers: those in the positions' rows, where the model copies; it is no column.
-    class_code: of one row, the place in `config.class_values` of its numbers' class; no column either.
+    class_code: of one row, the place in `config.class_values` of its class, -1 for none, None where classes have no axes; no
+        column either.
     """
 
     features: np.ndarray

@@ -46,8 +46,9 @@ def train(
 
     Raises:
         FileNotFoundError: an anchor text that is not there.
-        ValueError: training rows without a number; an output that already holds a model or an unfinished run
-            (without `resume`), or another run's work (with it).
+        ValueError: training rows without a number; a number of no class, or of one without an axis, where classes have axes of
+            their own; an output that already holds a model or an unfinished run (without `resume`), or another run's work
+            (with it).
     """
     settings = settings or TrainSettings()
     output = Path(output)
@@ -72,14 +73,15 @@ def train(
     model.config.class_values = class_values
     model.ovr_impl = settings.ovr_impl
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
-    was_bf16, model.bf16 = model.bf16, settings.bf16
+    before = model.bf16, model.number_class
+    model.bf16, model.number_class = settings.bf16, None
     try:
         for name in stages:
             TRAINERS[name](run)
         model.requires_grad_(True).eval()
         metrics = _final_scores(run)
     finally:
-        model.bf16 = was_bf16
+        model.bf16, model.number_class = before
     if save:
         save_by_rename(model, output, work)
     return metrics
@@ -161,7 +163,7 @@ def _class_values(
     """`config.class_values` as this run needs it; ValueError for a number of no class, or of one that has no axis."""
     num_id = model.config.num_token_id
     known: dict[str, dict[str, Any]] = {}
-    if settings.value_transform == "keep":
+    if settings.value_transform == "keep" or not (len(values) or settings.class_transforms):
         known = model.config.class_values or {}
     elif settings.class_transforms:
         rows = rows_of_classes(number_classes(train_examples, num_id))
@@ -174,6 +176,8 @@ def _class_values(
                 "a row with a number names no class" if name is None else f"no training row is of the class {name!r}"
             )
             raise ValueError(f"class_transforms: {found}; an axis was fitted for {', '.join(known)}")
+    if known and any(example.individual is not None for example in train_examples):
+        raise ValueError("class_transforms: rows that name individuals have one axis for all")
     return known
 
 

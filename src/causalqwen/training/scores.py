@@ -55,7 +55,7 @@ def score_tokens(
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
         [n, 3], the median and both ends at 90%, in the data's units; where the model copies, also `stands`, whether the value
         stands in the context (loc and scale are those of a new number).
-        `law`: that of a new number, with the levels of each one's class.
+        `law`: that of a new number, of each one's class.
     """
     was_training = model.training
     model.eval()

@@ -149,8 +149,8 @@ class TrainSettings:
     Args:
         value_transform: "affine", "symlog" or "quantile", fitted to the training values, or "identity"; "keep" for the model's
             own. See `ValueTransform`.
-        class_transforms: fit it to each class's own values instead, where every row with a number names a `class`: one model of
-            quantities in different units. Whoever asks for a number then names its class.
+        class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
+            a number then names its `class`, and so does whoever asks for one.
         values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
             backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
@@ -186,6 +186,10 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.value_transform not in (*TRANSFORMS, "keep"):
             raise ValueError(f"value_transform {self.value_transform!r} is not one of {', '.join(TRANSFORMS)} and keep")
+        if self.class_transforms and self.value_transform == "keep":
+            raise ValueError(
+                "class_transforms fits axes, and value_transform 'keep' keeps those that are there; choose one"
+            )
         if self.ovr_impl not in IMPLEMENTATIONS:
             raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
         if all(getattr(self, name) is None for name in STAGES):

@@ -15,7 +15,6 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import ValueBranch
-from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
@@ -27,6 +26,7 @@ from causalqwen.training.trainer import (
     FactRows,
     MetricsFile,
     TrainedForCausalLM,
+    class_code,
     collate_facts,
     collate_tokens,
     last_checkpoint,
@@ -59,10 +59,14 @@ class Run:
         """The facts of the training rows under the model as it is now."""
         return FactStore.build(self.model, self.train_examples, self.work, title="training rows")
 
+    @property
+    def class_names(self) -> list[str]:
+        """The classes that have axes of their own, in their order."""
+        return list(self.model.config.class_values or {})
+
     def class_codes(self) -> list[int | None]:
         """`TokenFacts.class_code` of every training row."""
-        place = {name: index for index, name in enumerate(self.model.config.class_values or {})}
-        return [place.get(example.class_name) for example in self.train_examples]
+        return [class_code(example, self.class_names) for example in self.train_examples]
 
     def eval_facts(self) -> FactStore | None:
         """Those of the evaluation rows, if there are any."""
@@ -91,8 +95,7 @@ def _train_values(run: Run) -> None:
     model, stage = run.model, run.settings.values
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
-        classes = number_classes(run.train_examples, model.config.num_token_id) if model.config.class_values else []
-        _fit_standardization(model, train_store, rows_of_classes(classes).values())
+        _fit_standardization(model, train_store)
     _train_numbers_only(model)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [name for name in ("model.copy_head.bias", "model.copy_head.new.bias") if model.copy_head is not None]
@@ -101,7 +104,6 @@ def _train_values(run: Run) -> None:
             "copy_numbers": False,
             "value_loss": "nll",
             "value_branch_members": 1,
-            "class_values": {},
         }
         model.config.require("training on rows that name individuals", **needed)
         if model.value_branch is None:
@@ -133,18 +135,13 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
 
 
-def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore, classes: Iterable[torch.Tensor]) -> None:
-    """Mean and standard deviation of the features that precede values to learn, for the value branch; the deviation is that
-    within classes that have axes of their own (the rows of each): what tells these apart is far larger than what differs
-    between the values of one."""
+def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
+    """Mean and standard deviation of the features that precede values to learn, for the value branch."""
     if model.value_branch is None:
         return
     learned = np.isfinite(store.facts.values)
     features = torch.from_numpy(store.facts.features[learned]).double()
-    mean = features.mean(0)
-    for rows in classes:
-        features[rows] -= features[rows].mean(0)
-    std = features.std(0)
+    std, mean = torch.std_mean(features, dim=0)
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
     model.value_branch.feature_std.copy_(std)
@@ -234,7 +231,7 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
 
 
 def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict[str, float] | None = None) -> None:
-    pad, names = run.model.processor.tokenizer.pad_token_id, list(run.model.config.class_values or {})
+    pad, names = run.model.processor.tokenizer.pad_token_id, run.class_names
     _run_stage(
         run,
         name,

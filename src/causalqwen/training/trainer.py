@@ -199,8 +199,11 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
         owner = torch.tensor([index if shares else -1 for index, (shares, _) in enumerate(groups)])
         sizes = torch.tensor([sum(len(row) for row in group) for _, group in groups])
         batch["group"] = owner.repeat_interleave(sizes).unsqueeze(0)
-    if (codes := _codes([row.class_code for row in rows])) is not None:
-        batch["classes"] = codes.repeat_interleave(torch.tensor([len(row) for row in rows])).unsqueeze(0)
+    if rows[0].class_code is not None:
+        codes, sizes = (
+            torch.tensor(of_rows) for of_rows in ([row.class_code for row in rows], [len(row) for row in rows])
+        )
+        batch["classes"] = codes.repeat_interleave(sizes).unsqueeze(0)
     first = torch.full((1, 1), IGNORE_INDEX)
     batch |= {
         "labels": torch.cat([first, packed("targets").long()], dim=1),
@@ -219,9 +222,10 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
     return batch if own else ranks.without_losses(batch)
 
 
-def _codes(codes: Sequence[int | None]) -> Tensor | None:
-    """int64 [n], -1 for None; None where all are."""
-    return torch.tensor([-1 if code is None else code for code in codes]) if any(c is not None for c in codes) else None
+def class_code(example: Example, class_names: Sequence[str]) -> int | None:
+    """`TokenFacts.class_code` of a row, where `class_names` have axes of their own."""
+    name = example.class_name
+    return None if not class_names else class_names.index(name) if name in class_names else -1
 
 
 def collate_tokens(examples: Sequence[Example], pad_token_id: int, class_names: Sequence[str] = ()) -> dict[str, Any]:
@@ -229,7 +233,7 @@ def collate_tokens(examples: Sequence[Example], pad_token_id: int, class_names: 
     class every position is of. On many ranks, this rank's part of the batch."""
     batch = collate(examples, pad_token_id)
     if class_names:
-        codes = torch.tensor([class_names.index(example.class_name) for example in examples])
+        codes = torch.tensor([class_code(example, class_names) for example in examples])
         batch["classes"] = codes.unsqueeze(1).expand(-1, batch["labels"].shape[1] - 1)
     # The chunk follows from the whole batch, so that a resumed run, on any number of ranks, meets the same one.
     chunk = int(batch["input_ids"].sum())
@@ -386,6 +390,8 @@ class CausalTrainer(Trainer):
         scores = self.scorer()
         metrics: dict[str, float] = {}
         for key, value in scores["metrics"].items():
+            if key == "classes":
+                continue  # theirs are told when the run ends
             if isinstance(value, dict):
                 metrics |= {f"{metric_key_prefix}_{key}_{level}": share for level, share in value.items()}
             else:

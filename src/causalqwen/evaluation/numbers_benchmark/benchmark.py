@@ -45,6 +45,8 @@ JOINT = "causalqwen-joint"
 GRAFTS = {"gaussian": _BRANCH | {"value_family": "gaussian"}, "causalqwen": _OURS, JOINT: _OURS}
 TRAINING: dict[str, Any] = {"values": {"epochs": 12, "center": True}, "evaluations": 12}
 """Of every graft: a few hundred rows are learned in a few passes, and the best of twelve evaluations is kept."""
+JOINT_VALUES: dict[str, Any] = {"epochs": 36, "learning_rate": 2e-4}
+"""What the joint model's stage 1 has in place of that: several tables are learned more slowly than one."""
 METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
 FORMAT = 1
 """Of results: a number more wherever a method, or what is kept of it, changes."""
@@ -75,6 +77,7 @@ class Benchmark:
         backbone: its name, for the key of a result. make: a graft over it, see `graft`.
         table: unit and records of a name, see `real_table`.
         config: of every graft (`CausalQwenConfig`). training: of its stage 1 (`TrainSettings`, as in a YAML file).
+        joint: what the joint model's stage 1 has in place of that.
         digits: of every `DigitWriter`. bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
     """
 
@@ -85,6 +88,7 @@ class Benchmark:
     table: Callable[[str], tuple[str, Records]] = real_table
     config: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=lambda: dict(TRAINING))
+    joint: dict[str, Any] = field(default_factory=lambda: dict(JOINT_VALUES))
     digits: dict[str, Any] = field(default_factory=dict)
     bf16: bool = False
     say: Callable[[str], None] = lambda line: None
@@ -125,7 +129,7 @@ class Benchmark:
         made["config"] = self.config
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"bf16": True} if self.bf16 else {}
-        made |= {"training": self.training} if method in GRAFTS else {}
+        made |= {"training": self._training(method)} if method in GRAFTS else {}
         made |= {"settings": (DIGITS | GRAFTS).get(method)} | ({"axes": "by class"} if method == JOINT else {})
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True)
@@ -156,10 +160,14 @@ class Benchmark:
             return REGRESSIONS[method]
         if method in DIGITS:
             return DigitWriter(partial(self.make, **self.config), **DIGITS[method], **{"bf16": self.bf16} | self.digits)
-        return self._graft(parts.facts, GRAFTS[method])
+        return self._graft(parts.facts, method)
 
-    def _graft(self, facts: Path, config: dict[str, Any]) -> Graft:
-        return Graft(self.make, facts, self.config | config, self.training | {"bf16": self.bf16})
+    def _graft(self, facts: Path, method: str) -> Graft:
+        return Graft(self.make, facts, self.config | GRAFTS[method], self._training(method) | {"bf16": self.bf16})
+
+    def _training(self, method: str) -> dict[str, Any]:
+        values = {"values": self.training.get("values", {}) | self.joint} if method == JOINT else {}
+        return self.training | values
 
     def _run_joint(self, seed: int) -> None:
         """One model for all tables; a result for each, with its share of the seconds by rows."""
@@ -173,7 +181,7 @@ class Benchmark:
             stores = [FactStore.build(model, these, self.output / "facts" / name) for name, these in examples.items()]
             FactStore.gather(model, [one for these in examples.values() for one in these], stores, facts)
         started = time.perf_counter()
-        predictors = fit_joint(self._graft(facts, GRAFTS[JOINT]), pairs, seed)
+        predictors = fit_joint(self._graft(facts, JOINT), pairs, seed)
         seconds, rows = time.perf_counter() - started, sum(len(pair[0]) for pair in pairs.values())
         for name, predict in predictors.items():
             self._keep(name, JOINT, seed, predict, seconds * len(pairs[name][0]) / rows)
