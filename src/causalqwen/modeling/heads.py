@@ -415,7 +415,7 @@ class HeadsMixin:
             return of_values.axis_losses(loc_Y[..., rows], scale_Y[..., rows], values[rows], self.config.value_loss)
 
         if not len(values):
-            losses = loc_Y  # nothing to lose, under any law
+            losses = losses_under(ValueLaw())  # nothing to lose, under any law
         elif classes is None:
             losses = losses_under(self.value_law)
         else:
