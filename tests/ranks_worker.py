@@ -21,7 +21,9 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 CASES = {
     "values": TrainSettings(values=ValueStage(epochs=8, batch_size=7), logging_steps=1, evaluations=3),
     "individuals": TrainSettings(values=ValueStage(epochs=1, batch_size=5), logging_steps=1, evaluations=1),
-    "classes": TrainSettings(values=ValueStage(epochs=1, batch_size=9), logging_steps=1, evaluations=1),
+    "classes": TrainSettings(
+        values=ValueStage(epochs=1, batch_size=9), class_transforms=True, logging_steps=1, evaluations=1
+    ),
     "heads": TrainSettings(
         values=None,
         heads=HeadStage(epochs=1, batch_size=7, accumulation=2, negatives=100, learning_rate=1e-3),
@@ -66,7 +68,10 @@ def run_case(name: str, folder: Path, output: Path, *, fsdp: bool = False) -> No
     """Train a fresh model as the case says, into `output`."""
     model = load_model(folder, "cpu")
     classes = name == "classes"
-    rows = examples(model, 43, 0, name == "individuals"), examples(model, 360 if classes else 13, 1, classes=classes)
+    rows = (
+        examples(model, 43, 0, name == "individuals", classes),
+        examples(model, 360 if classes else 13, 1, classes=classes),
+    )
     settings = dataclasses.replace(CASES[name], fsdp=fsdp)
     if settings.lora is not None:
         settings = dataclasses.replace(

@@ -116,12 +116,13 @@ def test_two_ranks_train_as_one(two_ranks, one_rank, model_folder, name, way):
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_ranks_give_each_class_its_own_levels(two_ranks, one_rank, way):
+def test_ranks_give_each_class_its_own_axis_and_levels(two_ranks, one_rank, way):
     one, two = (
         json.loads((folder / "config.json").read_text())
         for folder in (one_rank("classes"), two_ranks / f"classes-{way}")
     )
-    assert list(one["class_interval_levels"]) == ["one", "some"]
+    assert list(one["class_interval_levels"]) == list(one["class_values"]) == ["one", "some"]
+    assert one["class_values"] == two["class_values"]
     for name, levels in one["class_interval_levels"].items():
         assert two["class_interval_levels"][name] == pytest.approx(levels, abs=1e-4)
     apart = np.subtract(*one["class_interval_levels"].values())
