@@ -1,7 +1,5 @@
 """Everything after the backbone: from features z to laws, decisions and losses."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -410,7 +408,7 @@ class HeadsMixin:
         loc_U, scale_U = self.abduction(features)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, each_member=self.training)
 
-        def losses_under(law: ValueLaw, rows: Any = ...) -> Tensor:
+        def losses_under(law: ValueLaw, rows: slice | Tensor = slice(None)) -> Tensor:
             of_values = law if candidates is None else self.copy_law(features[rows], candidates[rows], law)
             return of_values.axis_losses(loc_Y[..., rows], scale_Y[..., rows], values[rows], self.config.value_loss)
 

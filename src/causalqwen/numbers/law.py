@@ -1,6 +1,6 @@
 """The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -209,22 +209,14 @@ class ClassLaws(_Calibrated):
     laws: tuple[ValueLaw, ...]
     of_row: Tensor
 
-    def _rows(self) -> Iterator[tuple[ValueLaw, Tensor]]:
-        for place, law in enumerate(self.laws):
-            yield law, (self.of_row == place).nonzero().flatten()
-
-    def _each(self, found: Callable[[ValueLaw, Tensor], Tensor]) -> Tensor:
-        """found(law, its rows) of every law, the rows in their own order again."""
-        parts = [(found(law, rows), rows) for law, rows in self._rows()]
-        order = torch.cat([rows for _, rows in parts]).argsort()
-        return torch.cat([part for part, _ in parts])[order]
-
     def _by_row(self, method: str, *columns: Tensor, **settings: Any) -> Tensor:
-        def found(law: ValueLaw, rows: Tensor) -> Tensor:
-            result: Tensor = getattr(law, method)(*(column[rows] for column in columns), **settings)
-            return result
-
-        return self._each(found)
+        """That method of each law for its own rows, in the order of all rows again."""
+        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
+        parts = [
+            getattr(law, method)(*(column[of] for column in columns), **settings)
+            for law, of in zip(self.laws, rows, strict=True)
+        ]
+        return torch.cat(parts)[torch.cat(rows).argsort()]
 
     @property
     def interval_levels(self) -> Tensor:

@@ -64,9 +64,10 @@ class Run:
         """The classes that have axes of their own, in their order."""
         return list(self.model.config.class_values or {})
 
-    def class_codes(self) -> list[int | None]:
-        """`TokenFacts.class_code` of every training row."""
-        return [class_code(example, self.class_names) for example in self.train_examples]
+    def class_codes(self) -> list[int] | None:
+        """`TokenFacts.class_code` of every training row; None where classes have no axes."""
+        names = self.class_names
+        return [class_code(example, names) for example in self.train_examples] if names else None
 
     def eval_facts(self) -> FactStore | None:
         """Those of the evaluation rows, if there are any."""
@@ -100,11 +101,7 @@ def _train_values(run: Run) -> None:
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [name for name in ("model.copy_head.bias", "model.copy_head.new.bias") if model.copy_head is not None]
     if rows.people:
-        needed: dict[str, Any] = {
-            "copy_numbers": False,
-            "value_loss": "nll",
-            "value_branch_members": 1,
-        }
+        needed: dict[str, Any] = {"copy_numbers": False, "value_loss": "nll", "value_branch_members": 1}
         model.config.require("training on rows that name individuals", **needed)
         if model.value_branch is None:
             raise ValueError(

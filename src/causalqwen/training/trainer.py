@@ -159,10 +159,9 @@ class FactRows(torch.utils.data.Dataset):
         self,
         store: FactStore,
         owners: Sequence[str | None] | None = None,
-        classes: Sequence[int | None] | None = None,
+        classes: Sequence[int] | None = None,
     ) -> None:
-        self.store = store
-        self.classes = classes or [None] * len(store)
+        self.store, self.classes = store, classes
         groups: dict[str, list[int]] = {}
         alone = []
         for row in range(len(store)):
@@ -178,7 +177,9 @@ class FactRows(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> tuple[bool, list[TokenFacts]]:
         """Whether the rows share an individual, and the rows."""
-        rows = [replace(self.store[row], class_code=self.classes[row]) for row in self.groups[index]]
+        rows = [self.store[row] for row in self.groups[index]]
+        if self.classes is not None:
+            rows = [replace(row, class_code=self.classes[at]) for row, at in zip(rows, self.groups[index], strict=True)]
         return index < self.people, rows
 
 
@@ -222,10 +223,9 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
     return batch if own else ranks.without_losses(batch)
 
 
-def class_code(example: Example, class_names: Sequence[str]) -> int | None:
+def class_code(example: Example, class_names: Sequence[str]) -> int:
     """`TokenFacts.class_code` of a row, where `class_names` have axes of their own."""
-    name = example.class_name
-    return None if not class_names else class_names.index(name) if name in class_names else -1
+    return class_names.index(example.class_name) if example.class_name in class_names else -1
 
 
 def collate_tokens(examples: Sequence[Example], pad_token_id: int, class_names: Sequence[str] = ()) -> dict[str, Any]:

@@ -45,8 +45,8 @@ JOINT = "causalqwen-joint"
 GRAFTS = {"gaussian": _BRANCH | {"value_family": "gaussian"}, "causalqwen": _OURS, JOINT: _OURS}
 TRAINING: dict[str, Any] = {"values": {"epochs": 12, "center": True}, "evaluations": 12}
 """Of every graft: a few hundred rows are learned in a few passes, and the best of twelve evaluations is kept."""
-JOINT_VALUES: dict[str, Any] = {"epochs": 36, "learning_rate": 2e-4}
-"""What the joint model's stage 1 has in place of that: several tables are learned more slowly than one."""
+JOINT_TRAINING: dict[str, Any] = {"class_transforms": True, "values": {"epochs": 36, "learning_rate": 2e-4}}
+"""What the joint model has in place of that: an axis for each table, and several are learned more slowly than one."""
 METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
 FORMAT = 1
 """Of results: a number more wherever a method, or what is kept of it, changes."""
@@ -77,7 +77,7 @@ class Benchmark:
         backbone: its name, for the key of a result. make: a graft over it, see `graft`.
         table: unit and records of a name, see `real_table`.
         config: of every graft (`CausalQwenConfig`). training: of its stage 1 (`TrainSettings`, as in a YAML file).
-        joint: what the joint model's stage 1 has in place of that.
+        joint: what the joint model has in place of that.
         digits: of every `DigitWriter`. bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
     """
 
@@ -88,7 +88,7 @@ class Benchmark:
     table: Callable[[str], tuple[str, Records]] = real_table
     config: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=lambda: dict(TRAINING))
-    joint: dict[str, Any] = field(default_factory=lambda: dict(JOINT_VALUES))
+    joint: dict[str, Any] = field(default_factory=lambda: dict(JOINT_TRAINING))
     digits: dict[str, Any] = field(default_factory=dict)
     bf16: bool = False
     say: Callable[[str], None] = lambda line: None
@@ -130,7 +130,7 @@ class Benchmark:
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"bf16": True} if self.bf16 else {}
         made |= {"training": self._training(method)} if method in GRAFTS else {}
-        made |= {"settings": (DIGITS | GRAFTS).get(method)} | ({"axes": "by class"} if method == JOINT else {})
+        made |= {"settings": (DIGITS | GRAFTS).get(method)}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
@@ -166,8 +166,10 @@ class Benchmark:
         return Graft(self.make, facts, self.config | GRAFTS[method], self._training(method) | {"bf16": self.bf16})
 
     def _training(self, method: str) -> dict[str, Any]:
-        values = {"values": self.training.get("values", {}) | self.joint} if method == JOINT else {}
-        return self.training | values
+        if method != JOINT:
+            return self.training
+        values = self.training.get("values", {}) | self.joint.get("values", {})
+        return self.training | self.joint | {"values": values}
 
     def _run_joint(self, seed: int) -> None:
         """One model for all tables; a result for each, with its share of the seconds by rows."""

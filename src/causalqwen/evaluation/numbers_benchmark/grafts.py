@@ -48,7 +48,7 @@ class Graft:
         return lambda table: forecast(model, table)
 
     def trained(self, training: list[NumberTable], held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
-        """One model of all these tables, each on an axis of its own if they are named as classes.
+        """One model of all these tables, each on an axis of its own where `class_transforms` says so.
 
         It is that of the transform whose `relative_crps` on the validation rows is least; with Cauchy tails, and then with
         copying, where `config` leaves them open and they are clearly better: a few hundred rows say little about far tails,
@@ -91,8 +91,7 @@ class Graft:
             ]
             for part in (training, validation)
         )
-        axes = {"value_transform": transform, "class_transforms": training[0].class_name is not None}
-        settings = TrainSettings.from_dict({"seed": seed, **axes, **self.settings})
+        settings = TrainSettings.from_dict({"seed": seed, "value_transform": transform, **self.settings})
         with tempfile.TemporaryDirectory(dir=self.facts) as folder:
             work = Path(folder) / "run" / WORK
             work.mkdir(parents=True)
