@@ -19,9 +19,10 @@ from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
 from causalqwen.numbers.copies import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
+from causalqwen.training.batches import FactRows, collate_facts, collate_tokens
 from causalqwen.training.features import COLUMNS, facts_keys, stream_facts
 from causalqwen.training.settings import LoraStage
-from causalqwen.training.trainer import FactRows, TrainedForCausalLM, collate_facts, collate_tokens
+from causalqwen.training.trainer import TrainedForCausalLM
 from conftest import graft_tiny
 from test_generation import PROMPTS, eager, encode
 

@@ -15,8 +15,8 @@ from causalqwen.individuals import ValueEvidence, find_posterior, line_posterior
 from causalqwen.individuals.sampler import effective_draws, split_rhat
 from causalqwen.modeling.prediction import MixedNumberPrediction
 from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training.batches import FactRows, collate_facts
 from causalqwen.training.features import FactStore, token_facts
-from causalqwen.training.trainer import FactRows, collate_facts
 from conftest import graft_tiny
 
 GAUSSIAN, CAUCHY = get_family("gaussian"), get_family("cauchy")

@@ -23,10 +23,11 @@ from causalqwen.training import (
     train,
 )
 from causalqwen.training.anchor import TextAnchor
+from causalqwen.training.batches import collate_facts
 from causalqwen.training.features import COLUMNS, batches_by_length, facts_keys
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
-from causalqwen.training.trainer import TrainedForCausalLM, collate_facts, last_checkpoint
+from causalqwen.training.trainer import TrainedForCausalLM, last_checkpoint
 from conftest import graft_tiny
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

@@ -17,20 +17,12 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import ValueBranch
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
+from causalqwen.training.batches import FactRows, class_code, collate_facts, collate_tokens
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import TrainSettings
-from causalqwen.training.trainer import (
-    CausalTrainer,
-    FactRows,
-    MetricsFile,
-    TrainedForCausalLM,
-    class_code,
-    collate_facts,
-    collate_tokens,
-    last_checkpoint,
-)
+from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
 _NOISE_AT_CENTER = 0.05
 """Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""

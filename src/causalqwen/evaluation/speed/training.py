@@ -15,8 +15,9 @@ from causalqwen.evaluation.speed.losses import SHARE
 from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.training import FactStore
+from causalqwen.training.batches import collate_facts
 from causalqwen.training.negatives import sampling_of_negatives
-from causalqwen.training.trainer import TrainedForCausalLM, collate_facts
+from causalqwen.training.trainer import TrainedForCausalLM
 
 
 def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
