@@ -1,7 +1,7 @@
 """The front: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.modeling.context import NumberContext, hides_numbers
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.wishes import FOLLOWER, KEY, Wish, check_params
 
@@ -44,7 +45,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Answer:
-    """What follows a prompt. values: one per token, 0 off `<NUM>`. finish: "stop" or "length"."""
+    """What follows a prompt. values: one per token, 0 off `<NUM>`. finish: "stop" or "length".
+
+    Where digits stand in the context, those of a number follow its `<NUM>`; the last ones may be cut short by `max_tokens`, but
+    value and text are whole.
+    """
 
     text: str
     token_ids: list[int]
@@ -85,7 +90,11 @@ def request(
 ) -> tuple[Any, Any]:
     """A prompt with its numbers as vLLM takes it: (TokensPrompt, SamplingParams).
 
+    Where the backbone does not see `<NUM>`, vLLM does not get it either: it reads and makes the plain text.
+
     Args:
+        max_tokens: of the tokens that vLLM makes, the digits of numbers among them where they stand in the context, but not a
+            `<NUM>` that the backbone does not see.
         individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
         key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
         settings: temperature, noise_temperature, central_mass, top_p.
@@ -108,6 +117,8 @@ def request(
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
+    if hides_numbers(processor.number_context):
+        ids = [token for token in ids if token != processor.num_token_id]
     wish = {"preset": preset, "seed": seed, "values": known, "key": key} | settings
     given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
     sampling = SamplingParams(**(given | (params or {})))
@@ -130,7 +141,7 @@ def generate(
         settings: those of `request`.
     """
     prompts, config = list(prompts), llm.model_config.hf_config
-    processor = _processor(llm.model_config.model)
+    processor = processor_of(llm.model_config.model, config.number_context)
     if seed is None:
         seed = torch.randint(2**62, (len(prompts),)).tolist()
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
@@ -149,8 +160,11 @@ def generate(
 
 
 @lru_cache(maxsize=4)
-def _processor(folder: str) -> CausalQwenProcessor:
-    return CausalQwenProcessor.from_pretrained(folder)
+def processor_of(folder: str, context: NumberContext) -> CausalQwenProcessor:
+    """The processor of the model in a folder, whose configuration says what stands in the context for a number."""
+    processor = CausalQwenProcessor.from_pretrained(folder)
+    processor.number_context = context
+    return processor
 
 
 def _answer(
@@ -160,11 +174,21 @@ def _answer(
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]
     text, found, of_token = GrowingText(processor, ids, values, ()), [], []
-    for index, token in enumerate(done.token_ids):
-        law = numbers[str(len(ids) + index)] if token == processor.num_token_id else None
+    made = list(_told(processor, done.token_ids, len(ids), numbers))
+    for index, (token, law) in enumerate(made):
         of_token.append(0.0 if law is None else law["value"])
         span = text.append(token, of_token[-1])
         if law is not None:
             found.append(Number(token=index, span=span, **law))
     text.take(final=True)
-    return Answer(text.text, list(done.token_ids), of_token, found, done.finish_reason, seed)
+    return Answer(text.text, [token for token, _ in made], of_token, found, done.finish_reason, seed)
+
+
+def _told(
+    processor: CausalQwenProcessor, made: Sequence[int], start: int, numbers: dict[str, dict]
+) -> Iterator[tuple[int, dict | None]]:
+    """The tokens that vLLM made from place `start` on, each `<NUM>` with its number; one that vLLM does not get is put back."""
+    for place, token in enumerate(made, start):
+        if hides_numbers(processor.number_context) and str(place) in numbers:
+            yield processor.num_token_id, numbers[str(place)]
+        yield token, numbers[str(place)] if token == processor.num_token_id else None

@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.heads import HeadsMixin
 from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.serving.sampling import RowSampler
+from causalqwen_vllm.asking import processor_of
 from causalqwen_vllm.requests import Company, Request, companies
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
@@ -31,6 +33,9 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
     Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
     is what each row's plan decides. A generated number's value is computed when its token is fed, or asked for at the end.
 
+    Where digits stand in the context (`causalqwen.modeling.context`), the tokens of a number are decided with its value. A
+    `<NUM>` that the backbone does not see never enters vLLM's sequence: its first digit is decided in its stead.
+
     Raises:
         ValueError: a backbone that is not among `BACKBONES`, or an engine setting that could make a number wrong.
     """
@@ -41,6 +46,9 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         refuse_settings(vllm_config)
         self.config = config
         self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)  # `GraftState` gives V2's
+        self._writer = None
+        if config.writes_digits:
+            self._writer = processor_of(vllm_config.model_config.model, config.number_context)
         self.backbone = init_vllm_registered_model(
             vllm_config=vllm_config,
             prefix=maybe_prefix(prefix, "backbone"),
@@ -96,6 +104,11 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
                 last = positions[starts[1:].long() - 1]
                 starts = starts.tolist()
             self._step = requests, last
+            if self.config.writes_digits:
+                ids, places = input_ids.tolist(), positions.tolist()
+                of_rows = pairwise(range(count + 1) if starts is None else starts)
+                for request, (start, end) in zip(requests, of_rows, strict=True):
+                    request.feed(places[start], ids[start:end])
             is_number = input_ids == self.config.num_token_id
             if is_number.any():
                 found = is_number.nonzero().flatten().tolist()
@@ -126,7 +139,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
     def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
         """By place: `value`, and the law that it came from with every draw integrated out: `loc`, `scale` on the value axis,
         `median`, `intervals`, `num_prob`. Whether the last place holds a number is for the caller to know."""
-        if request.pending is not None and request.lacks(request.pending[0]):
+        if not request.hides_numbers and request.pending is not None and request.lacks(request.pending[0]):
             self._write([request])
         if not request.followed:
             return {}
@@ -144,12 +157,51 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         if self._step is None:
             return self.action.score_loc(self.abduction.locate(features), self.get_output_embeddings())[:, 0]
         (requests, last), self._step = self._step, None
-        for request, place, of_row in zip(requests, (last + 1).tolist(), hidden_states, strict=True):
+        places = (last + 1).tolist()
+        is_open = [
             request.decide(place, of_row)
+            for request, place, of_row in zip(requests, places, hidden_states, strict=True)
+        ]
+        scores = self._scores_of_groups(requests, features, last)
+        if self.config.hides_numbers:
+            self._announce(requests, places, is_open, scores)
+        if self.config.writes_digits:
+            self._put_digits(requests, places, scores)
+        return scores
+
+    def _announce(self, requests: list[Request], places: list[int], is_open: list[bool], scores: Tensor) -> None:
+        """Where `<NUM>` is decided, decide the number and its digits; take `<NUM>` away from scores [B, V'], in place."""
+        number = self.config.num_token_id
+        chosen = (scores.argmax(-1) == number).tolist()
+        scores[:, number] = -torch.inf
+        announced = [
+            (request, place)
+            for request, place, is_number, may_be in zip(requests, places, chosen, is_open, strict=True)
+            if is_number and may_be and place not in request.digits
+        ]
+        self._write([request for request, _ in announced])
+        for request, place in announced:
+            self._write_digits(request, place, place)
+
+    def _put_digits(self, requests: list[Request], places: list[int], scores: Tensor) -> None:
+        """Make the digits of numbers the best of scores [B, V'], in place."""
+        for row, (request, place) in enumerate(zip(requests, places, strict=True)):
+            if request.ids[place - 1] == self.config.num_token_id:
+                self._write_digits(request, place - 1, place)
+            if place in request.digits:
+                scores[row] = -torch.inf
+                scores[row, request.digits[place]] = 0.0
+
+    def _write_digits(self, request: Request, number: int, place: int) -> None:
+        """The digits of the number at `number` stand from `place` on."""
+        request.write_digits(place, self._writer.digits(request.ids[:number], request.value(number)))
+
+    def _scores_of_groups(self, requests: list[Request], features: Tensor, last: Tensor) -> Tensor:
+        """[B, V'], each row's under its plan."""
         groups = self._grouped(requests)
         if len(groups) == 1:
             return self._scores(requests, groups[0][1], features, last)
-        result = hidden_states.new_empty(len(requests), self.config.vocab_size, dtype=torch.float32)
+        result = features.new_empty(len(requests), self.config.vocab_size, dtype=torch.float32)
         for rows, company in groups:
             chosen = [requests[row] for row in rows]
             result[rows] = self._scores(chosen, company, features[rows], last[rows]).float()
@@ -169,7 +221,10 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         if company is not None or all(wish.plan.temperature == 0 for wish in wishes):
             return scores
         temperatures, top_ps = [wish.plan.temperature for wish in wishes], [wish.top_p for wish in wishes]
-        seeds, lengths = [wish.seed for wish in wishes], (last + 1).tolist()
+        seeds = [wish.seed for wish in wishes]
+        lengths = [
+            place + request.hidden_before(place) for request, place in zip(requests, (last + 1).tolist(), strict=True)
+        ]
         sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
         return sampler(last.unsqueeze(1), scores)
 
@@ -179,9 +234,6 @@ def refuse_settings(config: VllmConfig) -> None:
     parallel, kind = config.parallel_config, config.model_config.hf_config.text_config.model_type
     wrong = {
         f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
-        "number_context: a number is one token here, graft with number_context='value'": (
-            config.model_config.hf_config.writes_digits
-        ),
         "class_transforms: no request says of which class its numbers are": bool(
             config.model_config.hf_config.class_values
         ),

@@ -1,4 +1,4 @@
-"""What is kept for a request while vLLM runs it: its draws, and the values of its numbers by their place in the text."""
+"""What is kept for a request while vLLM runs it: its draws, and its numbers by their place in the text."""
 
 from collections.abc import Sequence
 
@@ -12,31 +12,59 @@ from causalqwen_vllm.wishes import Wish
 class Request:
     """One request of vLLM, from its first step to its last; preemption takes its cache away, but not this.
 
-    A token's place is its index in the text, the prompt included. `values`: place -> value. `followed`: place -> the
+    A token's place is its index in vLLM's sequence, the prompt included. `values`: place -> value. `followed`: place -> the
     features [H] that a generated number follows from. `pending`: place and features of the token that was decided last.
 
+    Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
+    tokens that were fed so far. With `hides_numbers` the sequence holds no `<NUM>`, and a number's place is that of its first
+    digit.
+
     Raises:
-        ValueError: more or fewer values than the prompt has numbers, or an individual of another size.
+        ValueError: more or fewer values than the prompt has numbers, one that should be hidden, an individual of another size.
     """
 
     def __init__(
-        self, wish: Wish, prompt: Sequence[int], num_token_id: int, causal_size: int, device: torch.device
+        self,
+        wish: Wish,
+        prompt: Sequence[int],
+        num_token_id: int,
+        causal_size: int,
+        device: torch.device,
+        hides_numbers: bool = False,
     ) -> None:
         places = [place for place, token in enumerate(prompt) if token == num_token_id]
-        if len(places) != len(wish.values):
+        if hides_numbers and places:
+            raise ValueError(f"this model sees no <NUM>, but one stands at {places[0]} of the prompt: leave it out")
+        if not hides_numbers and len(places) != len(wish.values):
             raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
-        self.wish, self.prompt_length = wish, len(prompt)
-        self.values = dict(zip(places, wish.values, strict=True))
+        self.wish, self.prompt_length, self.hides_numbers = wish, len(prompt), hides_numbers
+        self.values = {} if hides_numbers else dict(zip(places, wish.values, strict=True))
+        self.ids: list[int] = []
+        self.digits: dict[int, int] = {}
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None
         self.decided = len(prompt) - 1  # the last place whose token was decided
         self.bound = wish.bind(causal_size, device)
 
-    def decide(self, place: int, features: Tensor) -> None:
-        """Note what the token at `place` follows from. Places of the prompt, and those that are computed again after a
-        preemption, are known already."""
-        if place > self.decided:
+    def feed(self, place: int, tokens: Sequence[int]) -> None:
+        """Note the tokens that stand from `place` on."""
+        self.ids[place : place + len(tokens)] = tokens
+
+    def decide(self, place: int, features: Tensor) -> bool:
+        """Note what the token at `place` follows from, and tell whether it is decided now. Places of the prompt, and those
+        that are computed again after a preemption, are known already."""
+        is_open = place > self.decided
+        if is_open:
             self.decided, self.pending = place, (place, features)
+        return is_open
+
+    def hidden_before(self, place: int) -> int:
+        """How many `<NUM>` the text before `place` has that the sequence has not."""
+        return len(self.wish.values) + sum(at < place for at in self.values) if self.hides_numbers else 0
+
+    def write_digits(self, place: int, tokens: Sequence[int]) -> None:
+        """These stand from `place` on, whatever is predicted."""
+        self.digits |= {place + index: token for index, token in enumerate(tokens)}
 
     def lacks(self, place: int) -> bool:
         """Whether the number at `place` is the token that was decided last, and has no value yet."""

@@ -28,7 +28,7 @@ class RequestTable:
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         config = vllm_config.model_config.hf_config
-        self._num_token_id, self._causal_size, self._device = config.num_token_id, config.causal_size, device
+        self._of_model = config.num_token_id, config.causal_size, device, config.hides_numbers
         self.requests: list[Request] = []
         self.by_key: OrderedDict[str, Request] = OrderedDict()
         self.version = 0
@@ -44,7 +44,7 @@ class RequestTable:
         """What is kept for a request that vLLM runs for the first time."""
         assert params.extra_args is not None, "the parameters were checked"
         wish = Wish.read(params.extra_args[KEY])
-        request = Request(wish, prompt or (), self._num_token_id, self._causal_size, self._device)
+        request = Request(wish, prompt or (), *self._of_model)
         if wish.key:
             self.by_key[wish.key] = request
             if len(self.by_key) > _KEPT:

@@ -22,8 +22,9 @@ _WITH_INDIVIDUAL = ("shared-individual", "persona")
 class Wish:
     """One request's own.
 
-    plan: without its seed. values: of the prompt's numbers, left to right. key: under which its numbers are kept for whoever
-    asks for them; "" for nobody. top_p: of the preset `softmax`, whose draws are those of `causalqwen serve`.
+    plan: without its seed. values: of the prompt's numbers, left to right; where vLLM gets no `<NUM>`, their count matters to
+    the draws of `softmax`. key: under which its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset
+    `softmax`, whose draws are those of `causalqwen serve`.
     """
 
     plan: CausalDecoding

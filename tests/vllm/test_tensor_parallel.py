@@ -8,16 +8,20 @@ from causalqwen.modeling.loading import load_model
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
-def test_two_ranks_write_what_generate_writes(score_scale, tiny_tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "form",
+    [{"score_scale": "equal"}, {"score_scale": "documents"}, {"number_context": "digits", "value_digits": 2}],
+    ids=lambda form: next(iter(form.values())),
+)
+def test_two_ranks_write_what_generate_writes(form, tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    folder = write_tiny(tmp_path / score_scale, "llama", tiny_tokenizer, score_scale=score_scale)
+    folder = write_tiny(tmp_path / "model", "llama", tiny_tokenizer, **form)
     engines = Engines()
     llm, model = engines(folder, tensor_parallel_size=2), load_model(folder)
     try:
         for preset in ("standard", "causal", "persona", "softmax"):
             same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS.get(preset, {}))
             assert same >= 15
-            assert numbers > 16 or score_scale == "documents"  # under which `<NUM>` hardly ever wins here
+            assert numbers > 16 or form.get("score_scale") == "documents"  # under which `<NUM>` hardly ever wins here
     finally:
         engines.close()
