@@ -178,7 +178,7 @@ def measure(folder: Path, given: Path, name: str, rows: dict[str, list[dict]], s
     if (
         "vocabulary_family" in settings
     ):  # it has start values of its own, and is not calibrated; the features are the same
-        model = CausalQwenForCausalLM.from_backbone("smollm2-135m", **settings)
+        model = CausalQwenForCausalLM.from_backbone("smollm2-135m", **settings, number_context="value")
     elif settings:
         model = CausalQwenForCausalLM.from_pretrained(given, **settings)
     model.requires_grad_(True)

@@ -38,7 +38,9 @@ def make_model(folder: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=4,
     )
-    CausalQwenForCausalLM.from_backbone(LlamaForCausalLM(config), tokenizer=tokenizer).save_pretrained(folder)
+    backbone = LlamaForCausalLM(config)
+    model = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, number_context="value")
+    model.save_pretrained(folder)
 
 
 def make_rows(path: Path, count: int) -> None:

@@ -75,7 +75,7 @@ def main() -> None:
     for start, rate in [(name, rate) for name, rate in STARTS if name in chosen]:
         torch.manual_seed(0)
         model = CausalQwenForCausalLM.from_backbone(
-            "smollm2-135m", dtype=torch.float32, start=start, token_thresholds=0.01
+            "smollm2-135m", dtype=torch.float32, start=start, token_thresholds=0.01, number_context="value"
         )
         rows, held_out = examples(model, CALIBRATION_YEARS, 1536), examples(model, HELD_OUT_YEARS, 384)
         first = model.action.token_thresholds.detach().clone()

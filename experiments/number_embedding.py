@@ -41,7 +41,9 @@ def main() -> None:
         errors, scores = [], []
         for seed in SEEDS:
             torch.manual_seed(seed)
-            model = CausalQwenForCausalLM.from_backbone("smollm2-135m", dtype=torch.float32, number_embedding=form)
+            model = CausalQwenForCausalLM.from_backbone(
+                "smollm2-135m", dtype=torch.float32, number_embedding=form, number_context="value"
+            )
             examples = {name: encode_rows(rows(part), model.processor) for name, part in parts.items()}
             settings = TrainSettings(seed=seed, values=ValueStage(epochs=60), recalibrate=False, evaluations=1)
             with tempfile.TemporaryDirectory() as folder:

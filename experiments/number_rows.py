@@ -42,7 +42,7 @@ def mean(nats: list[list[float]]) -> float:
 
 
 def main() -> None:
-    model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", number_context="value")
     texts = {
         "speech": [p for p in speech_paragraphs(2012) if find_numbers(p)],
         "sentences": [sentence(r) for r in split_by_entity(boiling_points(), {"some": 60})["some"]],

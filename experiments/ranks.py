@@ -38,7 +38,8 @@ def run(output: Path, stages: list[str], dtype: str, *, fsdp: bool = False, halv
     for name in stages:
         settings = STAGES[name]
         torch.manual_seed(0)  # the ranks start from one model
-        model = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_branch_dropout=0.0).to(getattr(torch, dtype))
+        settings_of_model = {"value_branch_dropout": 0.0, "number_context": "value"}
+        model = CausalQwenForCausalLM.from_backbone("smollm2-135m", **settings_of_model).to(getattr(torch, dtype))
         texts = [sentence(record) for record in boiling_points()[::50][:100]]
         rows = encode_rows([parse_row(json.dumps({"text": text}), "row") for text in texts], model.processor)
         if halves:

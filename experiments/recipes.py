@@ -149,7 +149,7 @@ def scale_back(model: CausalQwenForCausalLM, divergence: Callable[[], float]) ->
 def prepare(folder: Path, seed: int) -> tuple[Path, list, list]:
     """The model that all recipes start at, the training rows and the test rows."""
     torch.manual_seed(seed)
-    model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", number_context="value")
     examples = {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in split_by_entity(boiling_points(), SIZES).items():

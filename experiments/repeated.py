@@ -73,7 +73,7 @@ def corrupt(rows: list[Measured], share: float, seed: int) -> None:
 
 def trained(rows: list[Measured], family: str, seed: int) -> tuple[CausalQwenForCausalLM, float]:
     """A model that learned from the rows of these subjects, and the marginal likelihood it ended with, nats a number."""
-    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_family=family)
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_family=family, number_context="value")
     made = [
         Row("prompt", f"row {i}", {"prompt": row.prompt, "value": row.seen, "individual": row.subject})
         for i, row in enumerate(rows)

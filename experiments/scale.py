@@ -114,7 +114,7 @@ def measure_kept() -> tuple[int, float]:
             vocab_size=len(tokenizer),
         )
     )
-    model = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer)
+    model = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, number_context="value")
     rows = [parse_row(f'{{"text": "It is {number} or so."}}', "row") for number in range(200)]
     with tempfile.TemporaryDirectory() as folder:
         store = FactStore.build(model, encode_rows(rows, model.processor), Path(folder))

@@ -316,7 +316,9 @@ def test_the_race_draws_num_with_its_softmax_probability():
     assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
 
 
-def test_beam_search_carries_the_values_of_its_beams(talker):
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_beam_search_carries_the_values_of_its_beams(tiny_tokenizer, context):
+    talker = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
     inputs = encode(talker, PROMPTS)
     made = talker.generate(**inputs, max_new_tokens=12, num_beams=4, num_return_sequences=2, do_sample=False,
                            return_dict_in_generate=True)  # fmt: skip
@@ -333,6 +335,9 @@ def test_beam_search_carries_the_values_of_its_beams(talker):
         for place in is_num[row, pad:].nonzero().flatten().tolist():
             if place >= len(prompt) - pad:
                 assert values[place].item() == pytest.approx(predicted[place - 1].item(), rel=1e-4)
+                if context != "value":
+                    digits = talker.processor.digits(ids[:place].tolist(), values[place].item())
+                    assert ids[place + 1 : place + 1 + len(digits)].tolist() == digits[: len(ids) - place - 1]
     assert torch.equal(talker.generate(**inputs, max_new_tokens=12, num_beams=4, do_sample=False), made.sequences[::2])
     with pytest.raises(ValueError, match="leave use_cache on"):
         talker.generate(**inputs, max_new_tokens=4, num_beams=2, use_cache=False)
@@ -497,10 +502,13 @@ def test_bad_prompts_are_refused(talker):
 
 
 @pytest.mark.parametrize("preset", [None, "standard", "causal", "persona", "shared-noise"])
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_drafts_from_the_text_itself_change_no_token_and_no_value(tiny_tokenizer, family, preset):
+@pytest.mark.parametrize(
+    ("family", "context"), [("qwen2", "value"), ("llama", "value"), ("llama", "digits"), ("qwen2", "both")]
+)
+def test_drafts_from_the_text_itself_change_no_token_and_no_value(tiny_tokenizer, family, context, preset):
     """Prompt lookup: several tokens per step where the text repeats itself, numbers among them."""
-    model = eager(graft_tiny(family, tiny_tokenizer))
+    model = eager(graft_tiny(family, tiny_tokenizer, number_context=context))
+    model.config.value_digits = 3  # the last of six digits may round either way in float32
     with torch.no_grad():
         model.action.num_bias += 2.0  # numbers now and then
     prompt = encode(model, ["one two 5 one two 5 one two"])

@@ -22,6 +22,7 @@ from causalqwen.individuals import (
     likeliest_spread,
 )
 from causalqwen.losses import ovr_log_probs
+from causalqwen.modeling.reading import EncodedText
 from conftest import graft_tiny
 from test_generation import eager
 
@@ -202,7 +203,7 @@ def test_abduction_finds_who_spoke(speaker):
     @torch.no_grad()
     def speak(prompt, seed):
         generator = torch.Generator().manual_seed(seed)
-        ids, _ = speaker.encode_text(prompt, prompt=True)
+        ids, *_ = speaker.encode_text(prompt, prompt=True)
         start = len(ids)
         for _ in range(40):
             loc, scale, gain = speaker._situated(speaker.features(ids[None]).last_hidden_state[0, -1:])
@@ -214,8 +215,9 @@ def test_abduction_finds_who_spoke(speaker):
     said = [(prompt, speak(prompt, seed)) for seed, prompt in enumerate(prompts)]
     contexts = []
     for prompt, tokens in said:
-        ids, _ = speaker.encode_text(prompt, prompt=True)
-        contexts.append((torch.cat([ids, tokens]), torch.zeros(len(ids) + len(tokens)), len(ids)))
+        text = speaker.encode_text(prompt, prompt=True)
+        spoken = EncodedText(tokens, torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool))
+        contexts.append((text.then(spoken), len(text.ids)))
     speaker._contexts = lambda observations, chunk: [contexts[i] for i in observations]
     found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)
     cosine = F.cosine_similarity(found.normal, truth.normal, dim=0).item()
@@ -326,16 +328,43 @@ def test_another_checkpoint_speaks_with_the_same_individual_and_noise(speaker):
         speaker.counterfactual_samples(OBSERVED, Intervention(model=other))
 
 
-def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer):
-    model = eager(graft_tiny("llama", tiny_tokenizer))
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer, context):
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
     model.config.value_range = [0.0, 100.0]  # as after training: numbers are <NUM>
-    observed = Observation(" 12.5 people, then 31 more", "They say that")
+    written = " 31" if context == "value" else " 1,031.0"  # digits are kept as they were written
+    observed = Observation(f" 12.5 people, then{written} more (-5)", "They say that 3")
     worlds = model.counterfactual_samples(
         observed, [Intervention(), Intervention(values={0: 99.0}), Intervention(tokens={1: " men"})]
     )
     assert worlds[0][0].text == observed.text
+    said = model.encode_text(observed.text)
+    assert worlds[0][0].tokens.tolist() == said.ids.tolist() and worlds[0][0].values.tolist() == said.values.tolist()
+    assert worlds[0][0].digits == tuple(said.digits.nonzero().squeeze(-1).tolist())
     assert worlds[1][0].values[0] == 99.0 and worlds[1][0].text.startswith(" 99")
-    assert worlds[2][0].text.startswith(" 12.5 men")
+    assert worlds[2][0].text.startswith(" 12.5 men")  # behind the number, not within its digits
+
+
+@pytest.mark.parametrize("context", ["digits", "both"])
+def test_what_is_set_waits_for_the_end_of_a_number_and_brings_digits_of_its_own(tiny_tokenizer, context):
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    model.config.value_range = [0.0, 100.0]
+    number, tokens = model.config.num_token_id, model.processor.tokenizer
+    what = Intervention(tokens={2: " of 1,000 men", 9: " so"}, values={0: -7.25})
+    plan = CausalDecoding.preset("causal", seed=3)
+    for world in model._continue("They say", plan, 3, 40, what):
+        spoken = [at for at in range(40) if at not in world.digits]
+        assert world.tokens[:2].tolist() == [number, *tokens(" -7.25")["input_ids"][:1]]
+        assert world.text.startswith(" -7.25 of 1,000 men") and world.values[0] == -7.25
+        assert world.values[world.tokens == number].tolist()[:2] == [-7.25, 1000.0]
+        set_here = model.encode_text(" -7.25 of 1,000 men")
+        assert world.forced[: len(set_here.ids)] == tuple(range(len(set_here.ids)))
+        last = world.forced[len(set_here.ids) :]
+        assert tokens.decode(world.tokens[list(last)]) == " so" and last[0] in spoken and last[0] >= 9
+        ids = world.tokens.tolist()
+        for place in (at for at in spoken if ids[at] == number and at > len(set_here.ids)):
+            whole = model.processor.digits(ids[:place], world.values[place].item())
+            assert ids[place + 1 : place + 1 + len(whole)] == whole[: 39 - place]
 
 
 def test_interventional_samples_are_those_of_a_persona(speaker):
@@ -349,7 +378,7 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
     assert [w.tokens.tolist() for w in worlds[1]] == made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     forced = Intervention(tokens={2: " and"})
     plan = CausalDecoding.preset("persona", individual=individual, seed=9)
-    rows = speaker._continue("A new year", plan, 9, 3, 6, forced)
+    rows = speaker._continue("A new year", plan, 3, 6, forced)
     whole = speaker.processor.tokenizer(" and")["input_ids"]
     assert all(row.tokens[:2].tolist() == w.tokens[:2].tolist() for row, w in zip(rows, worlds[1], strict=True))
     assert all(row.tokens[2 : 2 + len(whole)].tolist() == whole for row in rows)

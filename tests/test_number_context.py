@@ -13,8 +13,6 @@ from causalqwen import (
     CausalDecoding,
     CausalQwenForCausalLM,
     CausalQwenProcessor,
-    Individual,
-    Intervention,
     NumberTextStreamer,
     Observation,
 )
@@ -314,29 +312,32 @@ def test_values_are_trained(tiny_tokenizer, tmp_path):
     assert math.isfinite(metrics["quantile_crps"]) and model.config.value_range is not None
 
 
-def test_what_reads_numbers_as_values_alone_is_refused(talker):
-    talker.config.value_range = [0.0, 100.0]  # as training leaves it: numbers are read
-    inputs = encode(talker, PROMPTS[:1])
-    said, forced = Observation(" a long way.", prompt="We have come"), Intervention(tokens={1: " but"})
-    who = Individual.from_seed(1, talker.config.causal_size)
-    refused = [
-        lambda: talker.generate(**inputs, num_beams=2, max_new_tokens=3),
-        lambda: talker.generate(**inputs, prompt_lookup_num_tokens=2, max_new_tokens=3),
-        lambda: talker.abduct("My friends, we are 5."),
-        lambda: talker.counterfactual_samples(said, forced, individual=who, noise="redraw"),
-    ]
-    for ask in refused:
-        with pytest.raises(ValueError, match="number_context='value'"):
-            ask()
-    assert talker.abduct("My friends, we are here.").evidence[0].tokens > 2  # no number, nothing to refuse
+def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
+    """Who wrote a text chose its words and its numbers; digits follow from the numbers."""
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits").double()
+    model.config.value_range = [0.0, 100.0]  # as training leaves it: numbers are read
+    prompt, text = "Of 20 people", " some 1,272.50 came (-5), and 7"
+    read = model.read(model._contexts(Observation(text, prompt), 512))
+    plain = tiny_tokenizer(prompt + text, return_tensors="pt")["input_ids"]
+    assert plain[0].tolist() == [*tiny_tokenizer(prompt)["input_ids"], *tiny_tokenizer(text)["input_ids"]]
+    theirs = model.backbone.base_model(input_ids=plain).last_hidden_state[0]
+    encoded, at = model.encode_text(text), len(tiny_tokenizer(prompt)["input_ids"])
+    expected, targets = [], []
+    for token, is_digit in zip(encoded.ids.tolist(), encoded.digits.tolist(), strict=True):
+        if not is_digit:
+            expected.append(theirs[at - 1])
+            targets.append(token)
+        at += token != model.config.num_token_id
+    assert read.targets.tolist() == targets and targets.count(model.config.num_token_id) == 3
+    assert read.values[read.values != 0].tolist() == [1272.5, -5.0, 7.0]
+    torch.testing.assert_close(read.features, torch.stack(expected), rtol=0, atol=1e-9)
+    found = model.float().abduct(Observation(text, prompt))
+    assert (found.evidence[0].tokens, found.evidence[0].values) == (len(targets) - 3, 3)
+    shares = model.shares(Observation(text, prompt))
+    assert [share.text for share in shares if any(sign.isdigit() for sign in share.text)] == ["1272.5", "-5", "7"]
 
 
-def test_a_server_and_unknown_contexts_are_refused(talker, tiny_tokenizer):
-    pytest.importorskip("fastapi")
-    from causalqwen.serving import ServerSettings, create_app
-
-    with pytest.raises(ValueError, match="the server needs number_context='value'"):
-        create_app(talker, ServerSettings())
+def test_unknown_contexts_are_refused(tiny_tokenizer):
     with pytest.raises(ValueError, match="unknown number_context 'words'; use one of value, digits, both"):
         graft_tiny("llama", tiny_tokenizer, number_context="words")
     with pytest.raises(ValueError, match="unknown number_context"):

@@ -30,14 +30,13 @@ PEOPLE = {"Ann": Individual.from_seed(11, 32), "Bob": Individual.from_seed(12, 3
 PROMPT = "They say that -3.5 of the people who came here went on to count"
 
 
-@pytest.fixture(scope="module")
-def model(tiny_tokenizer):
+def talker(tiny_tokenizer, **settings):
     """A tiny model with a long context that often decides for `<NUM>` and never ends by itself."""
     from causalqwen import CausalQwenForCausalLM
 
     backbone = make_backbone("llama", tiny_tokenizer, max_position_embeddings=4096)
     torch.manual_seed(1)
-    made = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer)
+    made = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer, **settings)
     torch.manual_seed(3)
     with torch.no_grad():
         made.action.num_row.normal_(std=0.6)
@@ -45,6 +44,11 @@ def model(tiny_tokenizer):
     made.config.value_transform = {"kind": "affine", "center": 40.0, "width": 7.0}
     made.generation_config.eos_token_id = None
     return made
+
+
+@pytest.fixture(scope="module")
+def model(tiny_tokenizer):
+    return talker(tiny_tokenizer)
 
 
 class Server:
@@ -161,6 +165,23 @@ def test_what_a_server_says_about_itself(server):
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "softmax"])
 def test_texts_and_numbers_are_those_of_generate(server, model, name):
+    compare_with_generate(server, model, name)
+
+
+@pytest.mark.parametrize("context", ["digits", "both"])
+def test_digits_in_the_context_are_served_as_generate_writes_them(tiny_tokenizer, context):
+    other = talker(tiny_tokenizer, number_context=context)
+    other.config.value_digits = 3  # the last of six may round either way in float32, and the text goes on otherwise
+    with serving(other, window=0.002) as server:
+        for name in ("standard", "causal", "persona"):
+            compare_with_generate(server, other, name)
+        kept = server.complete({"preset": "standard"}, max_tokens=24).choices[0]
+        for length in range(1, 24):  # a number whose digits are cut short is written whole
+            cut = server.complete({"preset": "standard"}, max_tokens=length).choices[0]
+            assert kept.text.startswith(cut.text)
+
+
+def compare_with_generate(server, model, name):
     drawn = {"temperature": 0.7} if name != "standard" else {}
     choices = server.complete({"preset": name, **drawn}, n=2).choices
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
@@ -299,8 +320,9 @@ def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
         (["n all?"], " 351.4 dollars. 你好！ It is 7.25 in all."),
     ],
 )
-def test_a_growing_text_is_the_text_up_to_its_stop_string(model, stops, expected):
-    processor = model.processor
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_a_growing_text_is_the_text_up_to_its_stop_string(model, stops, expected, context):
+    processor = CausalQwenProcessor(model.processor.tokenizer, model.processor.num_token_id, number_context=context)
     prompt, text = processor("The price is"), " 351.4 dollars. 你好！ It is 7.25 in all."
     encoded = processor("The price is" + text)
     start = len(prompt["input_ids"])
@@ -315,6 +337,23 @@ def test_a_growing_text_is_the_text_up_to_its_stop_string(model, stops, expected
     assert "".join(pieces) == growing.text == expected
     assert growing.stopped == (expected != text)
     assert sum(map(bool, pieces)) > 3 and not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("prompt", ["Add 3 to 12", "The price is", "价格是"])
+def test_a_number_is_written_with_its_num_and_its_digits_add_nothing(model, prompt):
+    processor = CausalQwenProcessor(model.processor.tokenizer, model.processor.num_token_id, number_context="digits")
+    start = processor(prompt)
+    ids, values = start["input_ids"], list(start["numeric_values"])
+    growing, number, written = GrowingText(processor, ids, values, ["."]), -351.4, []
+    for token in [number, *processor.digits(ids, number), *processor.tokenizer(" K, 7")["input_ids"]]:
+        is_number = token == number
+        span = growing.append(processor.num_token_id if is_number else token, number if is_number else 0.0)
+        written.append(growing.text)
+        assert (span is not None) == is_number
+        assert span is None or growing.text[slice(*span)] == "-351.4"
+    between = "" if prompt == "价格是" else " "
+    assert written[0] == between + "-351.4" == written[len(processor.digits(ids, number))] and len(set(written)) > 2
+    assert growing.take(final=True) == between + "-351.4 K, 7" and not growing.stopped
 
 
 def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):

@@ -180,7 +180,7 @@ def counterfactual(
             "--value needs a model whose values were trained: to this one numbers are digits (use --force)"
         )
     observed = Observation(text, prompt)
-    length = max_new_tokens or len(loaded.encode_text(text)[0])
+    length = max_new_tokens or len(loaded.encode_text(text).ids)
     for option, places in (("--value", values), ("--force", tokens)):
         if places and max(places) >= length:
             raise ValueError(f"{option}: position {max(places)} lies behind the {length} tokens of the text")

@@ -17,6 +17,7 @@ from causalqwen.evaluation.report import write_page
 from causalqwen.evaluation.worlds import LEVEL
 from causalqwen.individuals import TokenEvidence, read_factor
 from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling.reading import EncodedText
 
 _CONTEXT = 512
 _SHOWN = {"tokens": 600, "coordinates": 20, "favoured": 12, "values": 12}
@@ -42,17 +43,15 @@ def what_told(
 ) -> tuple[list[list[Said]], TokenEvidence]:
     """The first `shown` tokens of the texts, each with what it said, and the evidence of the words among them."""
     limit = min(_CONTEXT, getattr(model.config.text_config, "max_position_embeddings", None) or _CONTEXT)
-    ids: list[Tensor] = []
-    values: list[Tensor] = []
+    read_texts: list[EncodedText] = []
     contexts = []
     left = shown
     for text in texts:
-        of_text, its_values = (column[:left] for column in model.encode_text(text))
-        left -= len(of_text)
-        ids.append(of_text)
-        values.append(its_values)
-        pairs = zip(of_text.split(limit), its_values.split(limit), strict=True)
-        contexts += [(part, of_part, 1) for part, of_part in pairs if len(part) > 1]
+        encoded = model.encode_text(text).part(slice(left))
+        left -= len(encoded.ids)
+        read_texts.append(encoded)
+        parts = [encoded.part(slice(start, start + limit)) for start in range(0, len(encoded.ids), limit)]
+        contexts += [(part, 1) for part in parts if len(part.ids) > 1]
     read = model.read(contexts)
     heard = individual.evidence[-1].likelihood if individual.evidence else "softmax"
     tokens = model.token_evidence(read, "ovr" if heard == "ovr" else "softmax")
@@ -68,11 +67,15 @@ def what_told(
         laws = zip(model.predict_values(at_numbers, individual), model.predict_values(at_numbers), strict=True)
     scored = iter(zip(gains.tolist(), is_number.tolist(), strict=True))
     found: list[list[Said]] = []
-    for of_text, its_values in zip(ids, values, strict=True):
+    for encoded in read_texts:
         found.append([])
         carried = 0.0  # by tokens within a character
-        pieces = token_texts(model, of_text, its_values)
-        for place, (text, value) in enumerate(zip(pieces, its_values.tolist(), strict=True)):
+        pieces = token_texts(model, encoded)
+        for place, (text, value, is_digit) in enumerate(
+            zip(pieces, encoded.values.tolist(), encoded.digits.tolist(), strict=True)
+        ):
+            if is_digit:  # part of its number
+                continue
             if place % limit == 0:  # nothing before it was read
                 found[-1].append(Said(text, None))
                 continue
@@ -82,14 +85,20 @@ def what_told(
     return found, tokens
 
 
-def token_texts(model: CausalQwenForCausalLM, ids: Tensor, values: Tensor) -> list[str]:
-    """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all."""
-    found, told = [], ""
-    for end in range(1, len(ids) + 1):
-        text = model.processor.decode(ids[:end], numeric_values=values[:end])
-        whole = not text.endswith("\ufffd") or end == len(ids)
-        found.append(text[len(told) :] if whole else "")
-        told = text if whole else told
+def token_texts(model: CausalQwenForCausalLM, text: EncodedText) -> list[str]:
+    """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all.
+
+    Of a `<NUM>` and the digits behind it, the first adds the number, the others nothing.
+    """
+    numbers = (text.ids == model.config.num_token_id) & text.digits.any()
+    found, told, owner = [""] * len(text.ids), "", 0
+    for place in range(len(text.ids)):
+        owner = owner if text.digits[place] else place
+        read = text.part(slice(place + 1)).part(~numbers[: place + 1])
+        decoded = model.processor.decode(read.ids, numeric_values=read.values)
+        if not decoded.endswith("\ufffd") or place == len(text.ids) - 1:
+            found[owner] += decoded[len(told) :]
+            told = decoded
     return found
 
 
@@ -209,6 +218,7 @@ def write_portrait(
         ),
         coordinates=pictures.coordinates(order.tolist(), means[0][order].numpy(), widths[order].numpy()),
         apart=int((means[0].abs() > 1.645 * widths).sum()), size=size, said=said, top=top, shown=len(pieces),
-        total=sum(len(model.encode_text(text)[0]) for text in texts), gained=sum(piece.gain or 0.0 for piece in pieces),
+        total=sum(int((~model.encode_text(text).digits).sum()) for text in texts),
+        gained=sum(piece.gain or 0.0 for piece in pieces),
         favoured=favoured, numbers=numbers[: _SHOWN["values"]], of_numbers=len(numbers),
     )  # fmt: skip

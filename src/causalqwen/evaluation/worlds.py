@@ -46,7 +46,7 @@ class Segment:
 def world_numbers(model: CausalQwenForCausalLM, world: World, individual: Individual) -> list[WorldNumber]:
     """The values of a world in their order, with the intervals of `model.value_predictions`."""
     predictions = model.value_predictions(world, individual)
-    before, of_before = model.encode_text(world.prompt, prompt=True)
+    before, of_before, _ = model.encode_text(world.prompt, prompt=True)
     ids, values = torch.cat([before, world.tokens]), torch.cat([of_before, world.values])
     first = len(before)
 
@@ -57,7 +57,10 @@ def world_numbers(model: CausalQwenForCausalLM, world: World, individual: Indivi
     for place in range(first, len(ids)):
         if ids[place] != model.config.num_token_id:
             continue
-        span = (characters(place) - origin, characters(place + 1) - origin)
+        end = place + 1
+        while end - first in world.digits:
+            end += 1
+        span = (characters(place) - origin, characters(end) - origin)
         law = predictions.get(place - first)
         told = () if law is None else (law.median, *law.interval(LEVEL))
         found.append(WorldNumber(values[place].item(), *span, *told))

@@ -226,10 +226,6 @@ class CausalQwenConfig(PreTrainedConfig):
             if found != needed:
                 raise ValueError(f"{what} needs {name}={needed!r}, but this model has {found!r}")
 
-    def require_plain_numbers(self, what: str) -> None:
-        """ValueError where `what` is asked for, which is there for numbers that are one token, and never copied."""
-        self.require(what, number_context="value", copy_numbers=False)
-
     @property
     def num_token_appended(self) -> bool:
         """Whether `<NUM>` stands behind the vocabulary matrix instead of on one of its rows."""

@@ -5,6 +5,7 @@ A value exists before its token does: each forward pass predicts the value that 
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers.generation import GenerationMode
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling.context import without
 from causalqwen.modeling.copying import Candidates
-from causalqwen.modeling.loop import MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
+from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 
 _SAMPLING_ARGUMENTS = (
@@ -138,8 +139,12 @@ class CausalGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
         if self.config.hides_numbers:
+            if value_log is not None:  # rows of beams have changed places, and their numbers with them
+                attention_mask[:, value_log.start :] = 1
             seen, kwargs["position_ids"] = without(input_ids == self.config.num_token_id, attention_mask)
             attention_mask = attention_mask.copy_(seen)  # in place: the steps that follow count on it
+        if value_log is not None:
+            _, value_log.positions = without(torch.zeros_like(input_ids, dtype=torch.bool), attention_mask)
         if value_log is not None and value_log.last >= 0 and not value_log.at_once:
             # Behind the last token of the text there may be drafts, which hold no number.
             found = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
@@ -167,21 +172,18 @@ class CausalGenerationMixin(GenerationMixin):
         self, outputs: CausalQwenOutput, model_kwargs: dict[str, Any], **kwargs: Any
     ) -> dict[str, Any]:
         """Make room for the value that the next token has if it is `<NUM>`; the token itself is chosen after this."""
-        log, mask = model_kwargs.get("value_log"), model_kwargs.get("attention_mask")
-        values = model_kwargs.get("numeric_values")
+        log, values = model_kwargs.get("value_log"), model_kwargs.get("numeric_values")
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         if log is not None:
             new = kwargs.get("num_new_tokens", 1)  # more than one: drafts that were right, and the token after them
-            drafted = outputs.features.shape[1] - 1 if "num_new_tokens" in kwargs else 0
-            positions = torch.full_like(values[:, :1], values.shape[1] - 1, dtype=torch.int64)
-            if mask is not None:
-                positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
-            at = outputs.features.shape[1] - 1 - drafted + new - 1
-            log.append(values.shape[1] + new - 1, outputs.features[:, at : at + 1], positions + new - 1)
+            drafted = log.positions.shape[1] - values.shape[1]
+            dropped = drafted + 1 - new  # drafts that were wrong
+            last = slice(-dropped - 1, -dropped or None)
+            log.append(values.shape[1] + new - 1, outputs.features[:, last], log.positions[:, last])
             room = values.new_zeros(len(values), new)
             if log.at_once:
                 room[:, -1] = log[log.last]
-            model_kwargs["numeric_values"] = torch.cat([values, room], dim=1)
+            log.values = model_kwargs["numeric_values"] = torch.cat([values, room], dim=1)
             if model_kwargs.get("past_key_values") is not None:
                 # Beam search reorders its rows through the cache alone, see `_reorder_cache`.
                 model_kwargs["past_key_values"].numeric_values = model_kwargs["numeric_values"]
@@ -214,26 +216,19 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         plan, bound = model_kwargs.pop("causal_decoding", None), None
-        if self.config.hides_numbers:
-            hidden = input_ids == self.config.num_token_id
-            model_kwargs["attention_mask"], _ = without(hidden, model_kwargs.get("attention_mask"))
         if plan is not None:
-            every_score = any(not isinstance(processor, MaskFreeRows) for processor in logits_processor)
+            every_score = any(not isinstance(processor, MaskFreeRows | ForceTokens) for processor in logits_processor)
             copies = generation_config.num_return_sequences or 1
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
             )
-            bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
             if bound.hindsight is not None:
                 self.config.require("a text under given noise", copy_numbers=False)
-        log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
+        at_once = input_ids.device.type != "cpu"
+        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound, at_once=at_once)
         if hasattr(streamer, "follow"):
             streamer.follow(log)
-        prompt_values = model_kwargs["numeric_values"]
-        if self.config.writes_digits:
-            digits = WriteDigits(self.config.num_token_id, prompt_values, log, self.processor.digits)
-            logits_processor = LogitsProcessorList([*logits_processor, digits])
-        race = None
+        prompt_values, race = log.values, None
         if generation_config.do_sample and (plan is not None or self.config.num_token_appended):
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False
@@ -263,7 +258,7 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """transformers' loop. A draft is checked under the plan itself: draws belong to positions, not to steps."""
-        self.config.require_plain_numbers("drafting from the text")
+        self.config.require("drafting from the text", copy_numbers=False)
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if model_kwargs.get("assistant_model") is not None:
             raise ValueError(
@@ -277,9 +272,9 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
-            bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
-        log = self._start_values(input_ids, model_kwargs, bound, at_once=input_ids.device.type != "cpu")
-        prompt_values, wants_dict = model_kwargs["numeric_values"], generation_config.return_dict_in_generate
+        at_once = input_ids.device.type != "cpu"
+        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound, at_once=at_once)
+        prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
         result = super()._assisted_decoding(
@@ -300,12 +295,11 @@ class CausalGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
-        self.config.require_plain_numbers("beam search")
+        self.config.require("beam search", copy_numbers=False)
         if not model_kwargs.get("use_cache", True):
             raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
-        log = self._start_values(input_ids, model_kwargs, at_once=True)
-        prompt_values = model_kwargs["numeric_values"]
-        wants_dict = generation_config.return_dict_in_generate
+        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, at_once=True)
+        prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.return_dict_in_generate = True
         result = super()._beam_search(
@@ -336,9 +330,21 @@ class CausalGenerationMixin(GenerationMixin):
         return values.masked_fill(~is_number, 0.0)
 
     def _start_values(
-        self, input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None = None, *, at_once: bool
-    ) -> ValueLog:
-        """Give the loop its values and an empty log of those it predicts."""
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        model_kwargs: dict[str, Any],
+        bound: BoundDecoding | None = None,
+        *,
+        at_once: bool,
+    ) -> tuple[ValueLog, LogitsProcessorList]:
+        """Give the loop its values and an empty log of those it predicts, and what writes their digits."""
+        if self.config.hides_numbers:
+            model_kwargs["attention_mask"], _ = without(
+                input_ids == self.config.num_token_id, model_kwargs.get("attention_mask")
+            )
+        if bound is not None:
+            bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
         if model_kwargs.get("numeric_values") is None:
             model_kwargs["numeric_values"] = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
 
@@ -351,10 +357,29 @@ class CausalGenerationMixin(GenerationMixin):
             return torch.where(copied, again, values)
 
         # What a number may be a copy of is known when the tokens before it are.
-        log = model_kwargs["value_log"] = ValueLog(compute, at_once and not self.config.copy_numbers)
+        log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not self.config.copy_numbers)
+        model_kwargs["value_log"] = log
         if self.config.copy_numbers:
             log.numbers = self._numbers_of_prompt(input_ids, model_kwargs)
-        return log
+        forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
+        writer = None
+        if self.config.writes_digits:
+
+            def digits(row: int, before: Sequence[int], value: float) -> list[int]:
+                """As they are set, or as they were said, or the shortest."""
+                told = [one.digits[row, len(before)] for one in forced if (row, len(before)) in one.digits]
+                if bound is not None and bound.hindsight is not None:
+                    answer = before[log.start :]
+                    index = len(answer) - self.config.hides_numbers * answer.count(self.config.num_token_id)
+                    said, tokens = bound.hindsight[row].digits.get(index, (None, []))
+                    told += [tokens] if said == value else []
+                return (*told, self.processor.digits(before, value))[0]
+
+            writer = WriteDigits(self.config.num_token_id, log, digits)
+            logits_processor = LogitsProcessorList([*logits_processor, writer])
+        for processor in forced:
+            processor.log, processor.writer = log, writer
+        return log, logits_processor
 
     def _numbers_of_prompt(self, input_ids: Tensor, model_kwargs: dict[str, Any]) -> Candidates:
         values, mask = model_kwargs["numeric_values"], model_kwargs.get("attention_mask")

@@ -211,8 +211,10 @@ class IndividualMixin(ReadingMixin):
             raise ValueError(
                 "the text is longer than the context of this model: its noise cannot be found in one piece"
             )
-        read = self.read(contexts)
-        first = contexts[0][2]
+        read, (text, first) = self.read(contexts), contexts[0]
+        seen = text.ids != self.config.num_token_id if self.config.hides_numbers else torch.ones_like(text.digits)
+        behind = seen[first - 1 : -1]  # of the tokens that something is decided behind: one position each
+        tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind]
         loc, scale, gain = self._situated(read.features)
         readers, noise = self._readers(CausalDecoding()), self.action.noise
         noise_temperature = temperature if noise_temperature is None else noise_temperature
@@ -221,18 +223,24 @@ class IndividualMixin(ReadingMixin):
         reach = noise_temperature * (upcast(noise) * gain).expand_as(held).contiguous()
         weight, bias, mask = self._score_rows()
         scorer = Scorer(held, reach, weight, bias, mask, readers[0])
-        positions = torch.arange(first - 1, first - 1 + len(read.targets))
-        start = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
+        positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens))
+        draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
         generator = torch.Generator().manual_seed(seed)
-        h, residuals = abduct_noise(scorer, read.targets, torch.special.ndtri(start), steps=steps, generator=generator)
-        draws = torch.special.ndtr(h)
-        said, value_residuals = torch.zeros(2, len(draws), dtype=torch.float64)
-        numbers = (read.targets == self.config.num_token_id).nonzero().squeeze(-1)
+        start = torch.special.ndtri(draws[chosen])
+        h, found = abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
+        draws[chosen] = torch.special.ndtr(h)
+        residuals = torch.zeros(len(tokens))
+        residuals[chosen] = found.float()
+        said, value_residuals = torch.zeros(2, len(tokens), dtype=torch.float64)
+        numbers = (tokens == self.config.num_token_id).nonzero().squeeze(-1)
         if len(numbers):
-            z = read.features[numbers]
+            z = read.features[read.targets == self.config.num_token_id]
             loc_V, scale_V = self.as_values_read(z, *self.abduction(z))
             loc_V = upcast(loc_V) + temperature * scale_V * readers[1](factor).float()
             loc_V = loc_V + noise_temperature * self.value_noise * readers[1](draws[numbers]).float()
-            said[numbers] = self.value_transform.forward(read.values[numbers])
+            said[numbers] = self.value_transform.forward(text.values[first:][behind][numbers])
             value_residuals[numbers] = said[numbers] - self.action.value(loc_V, torch.ones_like(scale_V))[0].double()
-        return Hindsight(draws, read.targets, residuals.float(), said, value_residuals)
+        places = (text.ids[first:] == self.config.num_token_id).nonzero().squeeze(-1).tolist()
+        index = (behind.cumsum(0) - 1).tolist()
+        digits = {index[at]: (text.values[first + at].item(), text.digits_of(first + at)) for at in places}
+        return Hindsight(draws, tokens, residuals, said, value_residuals, digits)

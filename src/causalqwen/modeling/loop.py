@@ -1,6 +1,8 @@
 """What transformers' decoding loops are given for a grafted model: processors, a log of values, drafts."""
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,18 +52,21 @@ class ValueLog:
 
     Args:
         compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
+        values: float64 [B, L], of the prompts; `start` is L.
         at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
 
-    `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `numbers` are those that
-    stand in the text so far, for a model that copies; each is added as it is settled.
+    `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `values` [B, L'] are
+    those of the text so far, and `positions` the indices of what was read last, drafts too, among the tokens that are seen.
+    `numbers` are those that stand in the text so far, for a model that copies; each is added as it is settled.
     """
 
     numbers: Candidates | None = None
     follows: Tensor
+    positions: Tensor
 
-    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], at_once: bool) -> None:
-        self.compute, self.at_once = compute, at_once
-        self.last = -1
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], values: Tensor, at_once: bool) -> None:
+        self.compute, self.values, self.at_once = compute, values, at_once
+        self.start, self.last = values.shape[1], -1
         self._kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
 
     def append(self, place: int, features: Tensor, positions: Tensor) -> None:
@@ -74,6 +79,11 @@ class ValueLog:
         if isinstance(found, tuple):
             found = self._kept[place] = self.compute(*found)
         return found
+
+    def set(self, place: int, row: int, value: float) -> None:
+        """What is predicted for a row at `place` is to be `value`."""
+        self._kept[place] = self[place].clone()
+        self[place][row] = self.values[row, place] = value
 
     def settle(self, place: int, is_number: Tensor) -> Tensor | None:
         """The values at `place`, once its tokens are known; None where none of them is a number (bool [B])."""
@@ -89,34 +99,99 @@ class ValueLog:
         return sorted(self._kept)
 
 
+def decided(scores: Tensor, tokens: dict[int, int]) -> Tensor:
+    """Scores [B, V'] under which some rows can only go on with the tokens given for them."""
+    if tokens:
+        scores = scores.clone()
+    for row, token in tokens.items():
+        scores[row] = -torch.inf
+        scores[row, token] = 0.0
+    return scores
+
+
 class WriteDigits(LogitsProcessor):
     """Behind each `<NUM>` that was chosen, or that ends a prompt, the tokens of its value, whatever was predicted.
 
+    How much of a number is written is told by the text: beams may change places, and drafts be dropped.
+
     Args:
-        prompt_values: float64 [B, L] of the prompts. log: the values behind them.
-        digits: the tokens that write a value behind some ids.
+        log: of the loop's values. digits: the tokens that write a value behind the ids of a row.
     """
 
     def __init__(
-        self, num_token_id: int, prompt_values: Tensor, log: ValueLog, digits: Callable[[list[int], float], list[int]]
+        self, num_token_id: int, log: ValueLog, digits: Callable[[int, Sequence[int], float], list[int]]
     ) -> None:
-        self.num_token_id, self.prompt_values, self.log, self.digits = num_token_id, prompt_values, log, digits
-        self._waiting: dict[int, list[int]] = {}
+        self.num_token_id, self.log, self.digits = num_token_id, log, digits
+        self._known: dict[tuple[int, tuple[int, ...], float], list[int]] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        last = input_ids.shape[1] - 1
-        for row in (input_ids[:, last] == self.num_token_id).nonzero().squeeze(-1).tolist():
-            values = self.prompt_values[:, last] if last < self.prompt_values.shape[1] else self.log[last]
-            self._waiting[row] = self.digits(input_ids[row, :last].tolist(), values[row].item())
-        if self._waiting:
-            scores = scores.clone()
-        for row in list(self._waiting):
-            token, *rest = self._waiting.pop(row)
-            scores[row] = -torch.inf
-            scores[row, token] = 0.0
-            if rest:
-                self._waiting[row] = rest
-        return scores
+        return decided(scores, self.due(input_ids))
+
+    def due(self, input_ids: Tensor) -> dict[int, int]:
+        """The digits that must come next, of the rows that are within a number."""
+        start, end = self.log.start - 1, self.log.values.shape[1]  # behind the end are drafts, which hold no number
+        found = {}
+        for row, place in dict(
+            (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
+        ).items():  # the last ones
+            place += start
+            values = self.log[place] if place == self.log.last else self.log.values[:, place]
+            key = row, tuple(input_ids[row, :place].tolist()), values[row].item()
+            if key not in self._known:
+                self._known[key] = self.digits(*key)
+            written = input_ids.shape[1] - place - 1
+            if written < len(self._known[key]):
+                found[row] = self._known[key][written]
+        return found
+
+
+@dataclass(frozen=True)
+class ForcedToken:
+    """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
+
+    value: of a `<NUM>`. digits: what writes it where digits stand in the context; None for the shortest form.
+    """
+
+    after: int
+    token: int
+    value: float = 0.0
+    digits: list[int] | None = None
+
+
+class ForceTokens(LogitsProcessor):
+    """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written.
+
+    `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row. digits:
+    of the numbers among them, by row and place in the text.
+    """
+
+    log: ValueLog
+    writer: WriteDigits | None = None
+
+    def __init__(self, tokens: Sequence[ForcedToken]) -> None:
+        self.tokens = tokens
+        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        self.digits: dict[tuple[int, int], list[int]] = {}
+        self._done: Counter[int] = Counter()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        rows, place = input_ids.shape
+        answer = place - self.log.start
+        due = {} if self.writer is None else self.writer.due(input_ids)
+        now = {}
+        for row in range(rows):
+            places = self.places[row]
+            if row in due:
+                places += [answer] if answer - 1 in places else []  # a number that was set
+            elif self._done[row] < len(self.tokens) and self.tokens[self._done[row]].after <= answer:
+                forced = self.tokens[self._done[row]]
+                self._done[row] += 1
+                places.append(answer)
+                now[row] = forced.token
+                self.log.set(place, row, forced.value)
+                if forced.digits is not None:
+                    self.digits[row, place] = forced.digits
+        return decided(scores, now)
 
 
 class NumberFreeDrafts:

@@ -1,7 +1,7 @@
 """Observed texts as a grafted model reads them, and what they say about an individual (theory 3.12)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,39 @@ class Observation:
 
     text: str
     prompt: str = ""
+
+
+class EncodedText(NamedTuple):
+    """A text as the model reads it: ids int64 [L], values float64 [L] (0 off `<NUM>`), digits bool [L].
+
+    digits: the tokens behind a `<NUM>` that write its value (none where `<NUM>` stands for a number alone). They are read, but
+    nobody chooses them.
+    """
+
+    ids: Tensor
+    values: Tensor
+    digits: Tensor
+
+    @classmethod
+    def of(cls, ids: Any, values: Any, digits: Any) -> "EncodedText":
+        """From three lists."""
+        kinds = torch.int64, torch.float64, torch.bool
+        return cls(
+            *(torch.tensor(column, dtype=dtype) for column, dtype in zip((ids, values, digits), kinds, strict=True))
+        )
+
+    def part(self, places: slice | Tensor) -> "EncodedText":
+        """Some of its tokens."""
+        return EncodedText(*(column[places] for column in self))
+
+    def digits_of(self, place: int) -> list[int]:
+        """The tokens that write the number at `place`."""
+        end = place + 1 + int(self.digits[place + 1 :].long().cumprod(0).sum())
+        return list(self.ids[place + 1 : end].tolist())
+
+    def then(self, other: "EncodedText") -> "EncodedText":
+        """This text and another behind it."""
+        return EncodedText(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
 
 
 @dataclass
@@ -46,41 +79,36 @@ class ReadingMixin:
         """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
         return self.config.value_range is not None
 
-    def _contexts(self, observations: Any, chunk: int) -> list[tuple[Tensor, Tensor, int]]:
-        """(ids [L], values [L], index of the first token that speaks for somebody) of everything observed."""
+    def _contexts(self, observations: Any, chunk: int) -> list[tuple[EncodedText, int]]:
+        """Everything observed, each context with the index of the first token that speaks for somebody."""
         given = [observations] if isinstance(observations, str | Observation) else list(observations)
         limit = getattr(self.config.text_config, "max_position_embeddings", None) or chunk
         contexts = []
         for one in given:
             observation = Observation(one) if isinstance(one, str) else one
-            prompt, before = self.encode_text(observation.prompt, prompt=True)
-            ids, values = self.encode_text(observation.text)
-            if len(prompt) >= limit - 1:
-                raise ValueError(f"the prompt has {len(prompt)} tokens, but the context of this model holds {limit}")
-            room = max(min(chunk, limit) - len(prompt), 2)
-            for start in range(0, len(ids), room):
-                part = slice(start, start + room)
-                first = max(len(prompt), 1)  # nothing predicts the first token of all
-                contexts.append((torch.cat([prompt, ids[part]]), torch.cat([before, values[part]]), first))
-        return [context for context in contexts if len(context[0]) > context[2]]
+            prompt, text = self.encode_text(observation.prompt, prompt=True), self.encode_text(observation.text)
+            length = len(prompt.ids)
+            if length >= limit - 1:
+                raise ValueError(f"the prompt has {length} tokens, but the context of this model holds {limit}")
+            room = max(min(chunk, limit) - length, 2)
+            for start in range(0, len(text.ids), room):
+                first = max(length, 1)  # nothing predicts the first token of all
+                contexts.append((prompt.then(text.part(slice(start, start + room))), first))
+        return [(context, first) for context, first in contexts if len(context.ids) > first]
 
-    def encode_text(self, text: str, *, prompt: bool = False) -> tuple[Tensor, Tensor]:
-        """Ids int64 [L] and values float64 [L] of a text without special tokens; digits stay digits until values train."""
+    def encode_text(self, text: str, *, prompt: bool = False) -> EncodedText:
+        """A text without special tokens; digits are words until values are trained."""
         if not text:
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+            return EncodedText.of([], [], [])
         if self.reads_numbers:
             found = self.processor(text, prompt=prompt, add_special_tokens=False)
-            ids, values = found["input_ids"], found["numeric_values"]
-            if self.config.num_token_id in ids:
-                self.config.require_plain_numbers("a text with numbers that somebody said, or that a world holds,")
-        else:
-            text = text[:-1] if prompt and text.endswith(" ") else text
-            ids = self.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            values = [0.0] * len(ids)
-        return torch.tensor(ids, dtype=torch.int64), torch.tensor(values, dtype=torch.float64)
+            return EncodedText.of(found["input_ids"], found["numeric_values"], found.digits[0])
+        text = text[:-1] if prompt and text.endswith(" ") else text
+        ids = self.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return EncodedText.of(ids, [0.0] * len(ids), [False] * len(ids))
 
-    def read(self, contexts: list[tuple[Tensor, Tensor, int]]) -> Reading:
-        """Everything observed as the backbone reads it, a context at a time.
+    def read(self, contexts: list[tuple[EncodedText, int]]) -> Reading:
+        """Everything observed as the backbone reads it, a context at a time: what somebody chose, and what came before it.
 
         Raises ValueError where nothing comes before any token.
         """
@@ -90,13 +118,14 @@ class ReadingMixin:
         known: dict[tuple, Tensor] = {}  # the last token is never read: repeated measures share all before it
         was_training = self.training
         self.eval()
-        for ids, values, first in contexts:
-            before = (first, *ids[:-1].tolist(), *values[:-1].tolist())
-            ids, values = ids.to(self.device), values.to(self.device)
+        for context, first in contexts:
+            before = (first, *context.ids[:-1].tolist(), *context.values[:-1].tolist())
+            ids, values, digits = (column.to(self.device) for column in context)
             if before not in known:
                 hidden = self.features(ids[None, :-1], numeric_values=values[None, :-1]).last_hidden_state[0]
                 known[before] = hidden[first - 1 :]
-            columns.append((known[before], ids[first:], values[first:]))
+            said = ~digits[first:]
+            columns.append((known[before][said], ids[first:][said], values[first:][said]))
         self.train(was_training)
         return Reading(*(torch.cat(column) for column in zip(*columns, strict=True)))
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
-from causalqwen.decoding import CausalDecoding, Hindsight, Individual
+from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.modeling.individuals import IndividualMixin
+from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.reading import Observation
 
@@ -22,7 +24,8 @@ class Intervention:
     """What is set in another world.
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
-    the answer, `{5: " but"}`. values: numbers forced there instead of what would come, `{5: 100.0}`. model: another checkpoint
+    the answer, `{5: " but"}`, or as soon as no number is cut in two. values: numbers forced there instead of what would come,
+    `{5: 100.0}`. model: another checkpoint
     that speaks there, of the same tokenizer and causal size; None for the one that is asked.
     """
 
@@ -42,7 +45,7 @@ class Intervention:
 class World:
     """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`).
 
-    forced: indices of the tokens that the intervention set.
+    forced: indices of the tokens that the intervention set. digits: of those that write the values, behind their `<NUM>`.
     """
 
     prompt: str
@@ -50,6 +53,7 @@ class World:
     tokens: Tensor
     values: Tensor
     forced: tuple[int, ...] = ()
+    digits: tuple[int, ...] = ()
 
 
 class WorldsMixin(IndividualMixin):
@@ -78,7 +82,7 @@ class WorldsMixin(IndividualMixin):
             noise_temperature=noise_temperature,
             seed=seed,
         )
-        return [self._continue(prompt, plan, seed, num_samples, max_new_tokens, Intervention()) for prompt in prompts]
+        return [self._continue(prompt, plan, num_samples, max_new_tokens, Intervention()) for prompt in prompts]
 
     def counterfactual_samples(
         self,
@@ -113,7 +117,7 @@ class WorldsMixin(IndividualMixin):
             self._check_speaker(world.model or self)
         if individual is None:
             individual = self.abduct(observed)
-        length = max_new_tokens or len(self.encode_text(observed.text)[0])
+        length = max_new_tokens or len(self.encode_text(observed.text).ids)
         found: list[list[World]] = [[] for _ in worlds]
         for sample in range(num_samples):
             plan = CausalDecoding(
@@ -135,7 +139,7 @@ class WorldsMixin(IndividualMixin):
                 plan = replace(plan, noise=kept)
             for place, world in enumerate(worlds):
                 prompt, speaker = world.prompt_from(observed.prompt), world.model or self
-                found[place] += speaker._continue(prompt, plan, seed + sample, 1, length, world)
+                found[place] += speaker._continue(prompt, plan, 1, length, world)
         return found
 
     def _check_speaker(self, other: "WorldsMixin") -> None:
@@ -153,55 +157,41 @@ class WorldsMixin(IndividualMixin):
         places = [place for place in numbers if place not in world.forced]
         if not places:
             return {}
-        ids, values = self.encode_text(world.prompt, prompt=True)
+        ids, values, _ = self.encode_text(world.prompt, prompt=True)
         ids, values = torch.cat([ids, world.tokens])[None, :-1], torch.cat([values, world.values])[None, :-1]
         hidden = self.features(ids.to(self.device), numeric_values=values.to(self.device)).last_hidden_state[0]
         features = hidden[[hidden.shape[0] - len(world.tokens) + place for place in places]]
         return dict(zip(places, self.predict_values(features, individual), strict=True))
 
     def _continue(
-        self, prompt: str, plan: CausalDecoding, seed: int, num_samples: int, max_new_tokens: int, world: Intervention
+        self, prompt: str, plan: CausalDecoding, num_samples: int, max_new_tokens: int, world: Intervention
     ) -> list[World]:
-        """Texts behind a prompt, up to each forced token, that token, and on."""
-        ids, values = self.encode_text(prompt, prompt=True)
+        """Texts behind a prompt in a world."""
+        ids, values, _ = self.encode_text(prompt, prompt=True)
         if len(ids) == 0:
             raise ValueError("the prompt is empty: give at least one token")
-        start = len(ids)
-        rows, of_rows = ids.expand(num_samples, -1), values.expand(num_samples, -1)
-        forced: dict[int, tuple[Tensor, Tensor]] = {p: self.encode_text(text) for p, text in world.tokens.items()}
-        for place, value in world.values.items():
-            number = torch.tensor([self.config.num_token_id])
-            forced[place] = (number, torch.tensor([value], dtype=torch.float64))
-        if forced:
-            self.config.require_plain_numbers("an intervention that forces tokens or values")
-        set_here: list[int] = []
-        stops = [*sorted(p for p in forced if p < max_new_tokens), max_new_tokens]
-        for stop in stops:
-            room = stop - (rows.shape[1] - start)
-            if room > 0:
-                here = plan
-                if isinstance(plan.noise, Hindsight):
-                    here = replace(here, noise=plan.noise.after(rows.shape[1] - start))
-                if len(rows) > 1:  # behind a forced token every sample is a prompt of its own
-                    here = replace(here, seed=[seed + row for row in range(len(rows))])
-                made = self.generate(
-                    rows.to(self.device),
-                    numeric_values=of_rows.to(self.device),
-                    attention_mask=torch.ones_like(rows).to(self.device),
-                    causal_decoding=here,
-                    max_new_tokens=room,
-                    num_return_sequences=num_samples if rows.shape[0] == 1 and num_samples > 1 else 1,
-                    pad_token_id=self.processor.tokenizer.pad_token_id or 0,
-                )
-                rows, of_rows = made.sequences.cpu(), made.numeric_values.cpu()
-            if stop in forced and stop < max_new_tokens:
-                more, of_more = forced[stop]
-                set_here += range(rows.shape[1] - start, rows.shape[1] - start + len(more))
-                rows = torch.cat([rows, more.expand(len(rows), -1)], dim=1)
-                of_rows = torch.cat([of_rows, of_more.expand(len(of_rows), -1)], dim=1)
-        return [self._world(prompt, *row, start, set_here) for row in zip(rows, of_rows, strict=True)]
+        start, number = len(ids), self.config.num_token_id
+        queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
+        for place, said in world.tokens.items():
+            text = self.encode_text(said)
+            queue += [
+                ForcedToken(place, int(text.ids[at]), float(text.values[at]), text.digits_of(at))
+                for at in (~text.digits).nonzero().squeeze(-1).tolist()
+            ]
+        forced = ForceTokens(sorted(queue, key=lambda token: token.after))
+        made = self.generate(
+            ids[None].to(self.device),
+            numeric_values=values[None].to(self.device),
+            causal_decoding=plan,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=num_samples,
+            logits_processor=LogitsProcessorList([forced]),
+            pad_token_id=self.processor.tokenizer.pad_token_id or 0,
+        )
+        rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
+        return [self._world(prompt, *of_row, start, forced, row) for row, of_row in enumerate(rows)]
 
-    def _world(self, prompt: str, ids: Tensor, values: Tensor, start: int, forced: list[int]) -> World:
+    def _world(self, prompt: str, ids: Tensor, values: Tensor, start: int, forced: ForceTokens, row: int) -> World:
         """The world of a sequence whose first `start` tokens are the prompt; it ends before an end of text."""
         end = self.generation_config.eos_token_id
         ends = torch.tensor([end] if isinstance(end, int) else (end or []))
@@ -210,5 +200,11 @@ class WorldsMixin(IndividualMixin):
             ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
         said = self.processor.decode(ids, numeric_values=values)
         before = self.processor.decode(ids[:start], numeric_values=values[:start])
-        kept = tuple(place for place in forced if place < len(ids) - start)
-        return World(prompt, said[len(before) :], ids[start:], values[start:], kept)
+        count = len(ids) - start
+        digits: list[int] = []
+        if forced.writer is not None:
+            for place in (ids[start:] == self.config.num_token_id).nonzero().squeeze(-1).tolist():
+                whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
+                digits += range(place + 1, min(place + 1 + len(whole), count))
+        kept = tuple(place for place in forced.places[row] if place < count)
+        return World(prompt, said[len(before) :], ids[start:], values[start:], kept, tuple(digits))

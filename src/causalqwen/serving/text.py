@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.modeling.context import writes_digits
 
 _CONTEXT = 8  # tokens of the prompt that decide how the first new token is written
 _NUMBER = "\ufdd0"  # stands for each character of a generated number where stop strings are looked for
@@ -13,7 +14,8 @@ class GrowingText:
     """What follows a prompt. Characters are settled when no later token can change them.
 
     A stop string is matched on text, but never inside a generated number: "." does not end 351.4. What may be the
-    beginning of one is held back.
+    beginning of one is held back. Where digits stand in the context, a number is written with its `<NUM>`, and the digits that
+    are appended behind it add nothing.
     """
 
     def __init__(
@@ -22,19 +24,30 @@ class GrowingText:
         self.processor, self.stops = processor, stops
         self.text = ""
         self.stopped = False
-        self._ids, self._values = list(ids[-_CONTEXT:]), list(values[-_CONTEXT:])
+        self._in_digits = writes_digits(processor.number_context)
+        self._expected = 0  # digits that are written already, and still to come
+        tail = list(zip(ids, values, strict=True))[-_CONTEXT:]
+        if self._in_digits:  # the text is in them alone
+            tail = [(token, value) for token, value in tail if token != processor.num_token_id]
+        self._ids, self._values = [token for token, _ in tail], [value for _, value in tail]
         self._start, self._read = 0, len(self._ids)
         self._masked = ""
         self._sent = 0
 
     def append(self, token: int, value: float) -> tuple[int, int] | None:
         """Take a token, and its value if it is `<NUM>`; where a number was written, its first character and its end."""
-        self._ids.append(token)
-        self._values.append(value)
-        if token != self.processor.num_token_id:
-            self._settle(flush=False)
+        if self._expected:
+            self._expected -= 1
             return None
-        self._settle(flush=True)
+        is_number, tokens = token == self.processor.num_token_id, [token]
+        if is_number and self._in_digits:
+            tokens = self.processor.digits(self._ids, value)
+            self._expected = len(tokens)
+        self._ids += tokens
+        self._values += [value] * len(tokens)
+        self._settle(flush=is_number)
+        if not is_number:
+            return None
         start = len(self.text) - len(self.processor.write_number(value))
         self._masked = self._masked[:start] + _NUMBER * (len(self.text) - start)
         return start, len(self.text)
