@@ -24,10 +24,19 @@ def engines():
 
 @pytest.fixture(scope="session")
 def folders(tiny_tokenizer, tmp_path_factory):
-    """Of tiny models, by family; written once."""
-    return {
+    """Of tiny models, by family, and of llamas by what their context holds of a number; written once.
+
+    Those write few digits: where rounding moves the last one, the text behind it is another.
+    """
+    families = {
         family: write_tiny(tmp_path_factory.mktemp(family), family, tiny_tokenizer)
         for family in ("llama", "qwen2", "qwen3")
+    }
+    return families | {
+        context: write_tiny(
+            tmp_path_factory.mktemp(context), "llama", tiny_tokenizer, number_context=context, value_digits=2
+        )
+        for context in ("digits", "both")
     }
 
 
@@ -85,12 +94,47 @@ def test_the_digits_of_numbers_are_read(tiny_tokenizer, tmp_path_factory, engine
     assert same >= 15
 
 
+@every_runner
+@pytest.mark.parametrize(("context", "preset"), [*(("digits", preset) for preset in PRESETS), ("both", "persona")])
+def test_digits_in_the_context(context, preset, folders, engines):
+    prompts = PROMPTS[:: 4 if RUNNER.startswith("second") else 1]
+    llm, model = engines(folders[context]), load_model(folders[context])
+    same, numbers = compare(llm, model, preset, prompts, **SETTINGS.get(preset, {}))
+    assert same >= len(prompts) * 15 // 16 and numbers > len(prompts)
+
+
+@every_runner
+@pytest.mark.parametrize("context", ["digits", "both"])
+def test_a_number_cut_short_is_told_whole(context, folders, engines):
+    llm, processor = engines(folders[context]), load_model(folders[context]).processor
+    answers = ask(llm)
+    for prompt, answer in zip(PROMPTS, answers, strict=False):
+        encoded = processor(prompt, prompt=True)
+        values = [*encoded["numeric_values"], *answer.values]
+        text = processor.decode([*encoded["input_ids"], *answer.token_ids], values, [], skip_special_tokens=True)
+        assert text.endswith(answer.text)
+    assert {number.value < 0 for answer in answers for number in answer.numbers} == {True, False}
+    row, index = next(
+        (row, index)
+        for row, answer in enumerate(answers)
+        for index, number in enumerate(answer.numbers[:-1])
+        if index and number.value < 0  # a sign and a digit at least
+    )
+    number = answers[row].numbers[index]
+    made = number.token + 2  # the sign is the last token
+    hidden = index + 1 if context == "digits" else 0
+    (cut,) = ask(llm, PROMPTS[row : row + 1], seed=row, max_tokens=made - hidden)
+    assert cut.finish == "length" and cut.token_ids == answers[row].token_ids[:made]
+    assert (cut.values[number.token], cut.numbers[-1].span) == (number.value, number.span)
+    assert cut.text == answers[row].text[: number.span[1]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_real_backbone(preset, tmp_path_factory, engines):
     folder = tmp_path_factory.getbasetemp() / "smollm2"
     if not folder.exists():
-        model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+        model = CausalQwenForCausalLM.from_backbone("smollm2-135m", number_context="value")
         torch.manual_seed(1)
         make_numbers_likely(model, share=0.05)
         model.save_pretrained(folder)
@@ -118,10 +162,11 @@ def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
 
 
 @every_runner
-def test_each_request_has_a_plan_of_its_own(folders, engines):
+@pytest.mark.parametrize("model", ["llama", "digits"])
+def test_each_request_has_a_plan_of_its_own(model, folders, engines):
     """Rows of all presets in one batch are decided as they are alone."""
-    llm = engines(folders["llama"])
-    processor = load_model(folders["llama"]).processor
+    llm = engines(folders[model])
+    processor = load_model(folders[model]).processor
     asked = [
         causalqwen_vllm.request(
             processor,
@@ -162,9 +207,10 @@ def test_a_text_ends_at_its_end_token(folders, engines):
 
 
 @every_runner
-def test_preempted_requests_keep_their_values(folders, engines):
-    wanted = ask(engines(folders["llama"]))
-    llm = engines(folders["llama"], block_size=32, num_gpu_blocks_override=24)
+@pytest.mark.parametrize("model", ["llama", "digits"])
+def test_preempted_requests_keep_their_values(model, folders, engines):
+    wanted = ask(engines(folders[model]))
+    llm = engines(folders[model], block_size=32, num_gpu_blocks_override=24)
     scheduler, preempted = llm.llm_engine.engine_core.engine_core.scheduler, []
     preempt = scheduler._preempt_request
     scheduler._preempt_request = lambda request, *args, **kwargs: (
@@ -178,10 +224,14 @@ def test_preempted_requests_keep_their_values(folders, engines):
 
 
 @every_runner
-def test_prompts_cut_into_chunks(folders, engines):
+@pytest.mark.parametrize(
+    ("model", "settings"), [("llama", PERSONA), ("digits", PERSONA), ("digits", {"preset": "softmax"})]
+)
+def test_prompts_cut_into_chunks(model, settings, folders, engines):
     prompts = [" ".join(PROMPTS[row : row + 6]) for row in range(8)]
-    wanted = ask(engines(folders["llama"]), prompts)
-    assert_same(ask(engines(folders["llama"], max_num_batched_tokens=16, max_num_seqs=8), prompts), wanted)
+    wanted = ask(engines(folders[model]), prompts, **settings)
+    cut = engines(folders[model], max_num_batched_tokens=16, max_num_seqs=8)
+    assert_same(ask(cut, prompts, **settings), wanted)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -265,6 +315,19 @@ def test_a_number_is_never_fed_on_without_its_value():
         request.value(2)
     request.write(7.0)
     assert request.value(2) == 7.0 and not request.lacks(2)
+
+
+def test_a_hidden_number_is_not_in_the_sequence():
+    wish = Wish.read({"preset": "standard", "values": [5.0]})
+    with pytest.raises(ValueError, match="sees no <NUM>, but one stands at 1 of the prompt"):
+        Request(wish, [1, 400, 7], 400, 128, torch.device("cpu"), hides_numbers=True)
+    request = Request(wish, [1, 9, 7], 400, 128, torch.device("cpu"), hides_numbers=True)
+    assert not request.decide(2, torch.zeros(128))  # a chunk of the prompt ends here: nothing is decided
+    assert request.decide(3, torch.zeros(128)) and not request.decide(3, torch.zeros(128))
+    request.write(12.0)
+    request.write_digits(3, [8, 9])
+    assert request.digits == {3: 8, 4: 9}
+    assert [request.hidden_before(place) for place in (3, 4, 5)] == [1, 2, 2]
 
 
 def test_numbers_are_given_once(folders, engines):
