@@ -493,8 +493,9 @@ def test_training_draws_nothing(tiny_tokenizer):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tiny_llama, monkeypatch):
+def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tiny_tokenizer, monkeypatch):
     """Architecture 4.4.2, early exit: what is skipped is less than a hundredth of SmolLM2's 134,515,008 weights per token."""
+    tiny_llama = graft_tiny("llama", tiny_tokenizer, number_context="value")  # four tokens, four numbers
     calls = []
     value_parameters = type(tiny_llama).value_parameters
     monkeypatch.setattr(

@@ -327,7 +327,7 @@ def asked_rows(count: int, seed: int) -> list[Row]:
 
 
 def test_a_tiny_model_learns_which_number_is_asked_for(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=True, value_branch_hidden_size=32)
+    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=True, value_branch_hidden_size=32, number_context="value")
     rows = asked_rows(210, 0)
     examples = encode_rows(rows, model.processor)
     chosen = TrainSettings(values=ValueStage(epochs=30, batch_size=32, learning_rate=3e-3), evaluations=1)

@@ -149,7 +149,9 @@ def test_a_model_of_a_small_causal_size_is_a_model(tiny_tokenizer, family, tmp_p
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_a_number_may_multiply_the_embedding(tiny_tokenizer, family, tmp_path):
     """e = embed(<NUM>) sigmoid(v w + b), values and gradients; a text without numbers stays as it is."""
-    model = graft_tiny(family, tiny_tokenizer, number_embedding="multiplied", initial_direction=1.0)
+    model = graft_tiny(
+        family, tiny_tokenizer, number_context="value", number_embedding="multiplied", initial_direction=1.0
+    )
     network, embed = model.numeric_embedding, model.get_input_embeddings()
     with torch.no_grad():
         network.gate_bias.normal_()

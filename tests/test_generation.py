@@ -30,8 +30,8 @@ def encode(model, prompts):
 
 @pytest.fixture
 def talker(tiny_tokenizer):
-    """A tiny model that often decides for `<NUM>`."""
-    return eager(graft_tiny("llama", tiny_tokenizer))
+    """A tiny model that often decides for `<NUM>`, which alone stands for a number: test_number_context has the others."""
+    return eager(graft_tiny("llama", tiny_tokenizer, number_context="value"))
 
 
 def eager(model):
@@ -104,7 +104,7 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
 @pytest.mark.parametrize("preset", ["causal", "persona", "noise"])
 def test_what_calibration_fits_is_what_is_drawn(tiny_tokenizer, preset):
     """Central mass, unit, and the growth of the unit where the text is open, against the slow loop."""
-    model = eager(graft_tiny("qwen2", tiny_tokenizer, central_mass=0.9, anchor_tokens=30))
+    model = eager(graft_tiny("qwen2", tiny_tokenizer, number_context="value", central_mass=0.9, anchor_tokens=30))
     action, generator = model.action, torch.Generator().manual_seed(0)
     with torch.no_grad():
         action.partition.anchor_ids = torch.randperm(100, generator=generator)[:30]
@@ -331,7 +331,7 @@ def test_beam_search_carries_the_values_of_its_beams(tiny_tokenizer, context):
         ids, values = made.sequences[row, pad:], made.numeric_values[row, pad:]
         with torch.no_grad():
             out = talker(ids[None], numeric_values=values[None])
-        predicted = round_significant(talker.value_transform.inverse(out.loc_Y[0]), 6)
+        predicted = round_significant(talker.value_transform.inverse(out.loc_Y[0]), talker.config.value_digits)
         for place in is_num[row, pad:].nonzero().flatten().tolist():
             if place >= len(prompt) - pad:
                 assert values[place].item() == pytest.approx(predicted[place - 1].item(), rel=1e-4)

@@ -57,7 +57,8 @@ def test_num_stands_on_the_first_free_row_or_behind_the_matrix(tiny, family, tin
     assert (head is embedding) == TIED[family]
 
 
-def test_a_value_changes_what_follows_it_and_nothing_before(tiny):
+def test_a_value_changes_what_follows_it_and_nothing_before(family, tiny_tokenizer):
+    tiny = graft_tiny(family, tiny_tokenizer, number_context="value")
     one, other = batch(tiny, ["It is 5 now and then"]), batch(tiny, ["It is 500 now and then"])
     assert torch.equal(one["input_ids"], other["input_ids"])
     place = (one["input_ids"][0] == tiny.config.num_token_id).nonzero().item()

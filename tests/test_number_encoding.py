@@ -19,7 +19,7 @@ VALUES = (0.0, 7.0, -2.5, 3.14, 0.07, 127.0, 1272.5, -999_999.99, 1e6 + 7, 123_4
 
 @pytest.fixture
 def model(tiny_tokenizer):
-    return graft_tiny("llama", tiny_tokenizer, number_encoding="fourier")
+    return graft_tiny("llama", tiny_tokenizer, number_context="value", number_encoding="fourier")
 
 
 def features_of(value: float) -> list[float]:
@@ -55,7 +55,7 @@ def test_a_digit_has_a_pair_of_its_own_whatever_stands_around_it():
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_number_adds_logarithm_and_digits(tiny_tokenizer, family):
     """e = embed(<NUM>) + phi(v) + B f(v), values and gradients; nothing off `<NUM>`, nothing of an unknown value."""
-    model = graft_tiny(family, tiny_tokenizer, number_encoding="fourier").double()
+    model = graft_tiny(family, tiny_tokenizer, number_context="value", number_encoding="fourier").double()
     network, embed = model.numeric_embedding, model.get_input_embeddings()
     inputs = prompt_of(model)
     ids, values = inputs["input_ids"], inputs["numeric_values"]
@@ -80,7 +80,7 @@ def test_a_number_adds_logarithm_and_digits(tiny_tokenizer, family):
 
 
 def test_everything_else_starts_as_it_does_with_the_logarithm_alone(tiny_tokenizer, model):
-    plain = graft_tiny("llama", tiny_tokenizer)
+    plain = graft_tiny("llama", tiny_tokenizer, number_context="value")
     own = dict(model.named_parameters())
     assert set(own) - {name for name, _ in plain.named_parameters()} == {"numeric_embedding.fourier.weight"}
     for name, parameter in plain.named_parameters():
@@ -118,12 +118,15 @@ def test_it_is_saved_and_loaded_and_older_checkpoints_can_take_it_up(tiny_tokeni
 
 
 def test_graft_takes_it_as_a_setting(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, **config_fields(["number_encoding=fourier"]))
+    model = graft_tiny("llama", tiny_tokenizer, **config_fields(["number_context=value", "number_encoding=fourier"]))
     assert model.numeric_embedding.fourier is not None
     with pytest.raises(ValueError, match="unknown number_encoding 'digits'; use 'log' or 'fourier'"):
         graft_tiny("llama", tiny_tokenizer, number_encoding="digits")
     with pytest.raises(ValueError, match="number_encoding='fourier' needs number_embedding='added'"):
         graft_tiny("llama", tiny_tokenizer, number_encoding="fourier", number_embedding="multiplied")
+    for unseen in ({"number_encoding": "fourier"}, {"number_embedding": "multiplied"}):
+        with pytest.raises(ValueError, match="number_context='digits' shows none to the backbone"):
+            graft_tiny("llama", tiny_tokenizer, **unseen)
 
 
 def test_generated_values_are_read_back_with_their_digits(model):

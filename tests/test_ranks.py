@@ -57,7 +57,7 @@ def launch(*command, check=True, **environment):
 @pytest.fixture(scope="module")
 def model_folder(tiny_tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks") / "model"
-    graft_tiny("qwen2", tiny_tokenizer, value_branch_dropout=0.0).save_pretrained(folder)
+    graft_tiny("qwen2", tiny_tokenizer, value_branch_dropout=0.0, number_context="value").save_pretrained(folder)
     (folder / "anchor.txt").write_text("\n".join(speech_paragraphs(numbers=False)[:6]))
     return folder
 

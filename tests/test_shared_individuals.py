@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_refused(tiny_llama, settings, message):
 
 
 def test_numbers_in_a_prompt_are_read_not_learned(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer)
+    model = graft_tiny("llama", tiny_tokenizer, number_context="value")
     rows = [Row("prompt", "row 1", {"prompt": "After 3 days it is", "value": 351.0, "individual": "Ann"})]
     (example,) = encode_rows(rows, model.processor)
     numbers = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]

@@ -55,6 +55,12 @@ def model(tiny_tokenizer):
     return graft_tiny("qwen2", tiny_tokenizer)
 
 
+@pytest.fixture
+def values_alone(tiny_tokenizer):
+    """A model to which a number is one token, with a value."""
+    return graft_tiny("qwen2", tiny_tokenizer, number_context="value")
+
+
 # ---- kept facts ------------------------------------------------------------------------------------------------------
 
 
@@ -187,11 +193,11 @@ def test_facts_are_kept_under_a_key_of_all_that_they_depend_on(model, tmp_path):
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_every_example_is_read_once_whatever_the_batches(model):
-    rows = examples(model, 23)
+def test_every_example_is_read_once_whatever_the_batches(values_alone):
+    rows = examples(values_alone, 23)
     assert sorted(i for batch in batches_by_length(rows, 64) for i in batch) == list(range(23))
     seen = {}
-    for indices, facts in stream_facts(model, rows, tokens=64):
+    for indices, facts in stream_facts(values_alone, rows, tokens=64):
         lengths = [len(rows[i]) - 1 for i in indices]
         assert sum(lengths) == len(facts)
         start = 0
@@ -273,11 +279,11 @@ def test_words_move_the_scale_further_than_the_noise(tiny_tokenizer, tmp_path, s
         assert model.config.initial_noise > noise > scale + 0.02
 
 
-def test_what_is_only_read_leaves_no_facts(model, tmp_path):
-    rows = examples(model, 4)
+def test_what_is_only_read_leaves_no_facts(values_alone, tmp_path):
+    rows = examples(values_alone, 4)
     learned = [[index >= 5 for index in range(len(row))] for row in rows]
     part = [dataclasses.replace(row, learned=mask) for row, mask in zip(rows, learned, strict=True)]
-    whole, masked = (FactStore.build(model, of, tmp_path) for of in (rows, part))
+    whole, masked = (FactStore.build(values_alone, of, tmp_path) for of in (rows, part))
     assert len(masked) == 4 and whole.folder != masked.folder
     for index in range(4):
         assert masked[index].targets.tolist() == rows[index].input_ids[5:]
@@ -718,15 +724,15 @@ def test_zeros_are_an_atom_of_the_law(tiny_tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_the_direction_of_numbers_may_stay(model, tmp_path, trained):
-    start = model.numeric_embedding.direction.detach().clone()
+def test_the_direction_of_numbers_may_stay(values_alone, tmp_path, trained):
+    start = values_alone.numeric_embedding.direction.detach().clone()
     rows = encode_rows(
         [Row("prompt", f"row {i}", {"prompt": f"After {i}.5 comes", "value": float(i)}) for i in range(8)],
-        model.processor,
+        values_alone.processor,
     )
     stage = LoraStage(epochs=1, batch_size=4, learning_rate=1e-2, direction=trained)
-    train(model, rows, [], tmp_path / "out", TrainSettings(values=None, lora=stage))
-    assert torch.equal(model.numeric_embedding.direction, start) != trained
+    train(values_alone, rows, [], tmp_path / "out", TrainSettings(values=None, lora=stage))
+    assert torch.equal(values_alone.numeric_embedding.direction, start) != trained
 
 
 def test_long_gradients_are_scaled_down(model, tmp_path):

@@ -13,11 +13,15 @@ STARTS: dict[str, dict[str, Any]] = {
     # see `modeling.grafting.faithful_start`.
     # A short direction of numbers: at length 1 the word after a number loses 1.0 to 2.6 nats (experiments 1).
     # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 3).
+    # A number's digits stay in the context, where the backbone reads them as it always did (experiments 12, 13): they must be
+    # no more than float32 gives alike in batches of every shape (theory 3.8).
     "faithful": {
         "score_scale": "equal",
         "scale_activation": "softplus",
         "initial_direction": 0.2,
         "vocabulary_family": "gaussian",
+        "number_context": "digits",
+        "value_digits": 4,
     },
     # overview 4: a wide U, no noise, thresholds that hardly anything passes, w normalised.
     "documents": {
@@ -200,6 +204,11 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"unknown number_encoding {self.number_encoding!r}; use 'log' or 'fourier'")
         if self.number_encoding == "fourier":
             self.require("number_encoding='fourier'", number_embedding="added")
+        if self.hides_numbers and (self.number_encoding, self.number_embedding) != ("log", "added"):
+            raise ValueError(
+                "number_encoding and number_embedding say how a value is seen, and number_context='digits' shows none to the "
+                "backbone: set number_context='value' or 'both' with them"
+            )
         if self.value_loss not in ("nll", "crps"):
             raise ValueError(f"unknown value_loss {self.value_loss!r}; use 'nll' or 'crps'")
         if self.value_branch_members < 1:

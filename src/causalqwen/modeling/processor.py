@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, BatchEncoding, PreTrainedTokenizerBase, ProcessorMixin
 
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
+from causalqwen.modeling.configuration import STARTS
 from causalqwen.modeling.context import NumberContext, check_context, writes_digits
 from causalqwen.modeling.encoded import (
     NumericEncoding,
@@ -99,9 +100,12 @@ class CausalQwenProcessor(ProcessorMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> "CausalQwenProcessor":
         """Load the processor of a grafted model, or make the one that a bare backbone would get."""
         path = resolve_backbone(pretrained_model_name_or_path)
-        processor = super().from_pretrained(path, **kwargs)
         config = AutoConfig.from_pretrained(path)
-        if config.model_type != "causalqwen":
+        is_bare = config.model_type != "causalqwen"
+        if is_bare:
+            kwargs.setdefault("number_context", STARTS["faithful"]["number_context"])
+        processor = super().from_pretrained(path, **kwargs)
+        if is_bare:
             processor.num_token_id = free_rows(processor.tokenizer, config.vocab_size)[0]
         return processor
 

@@ -102,6 +102,10 @@ class ReadingMixin:
             return EncodedText.of([], [], [])
         if self.reads_numbers:
             found = self.processor(text, prompt=prompt, add_special_tokens=False)
+            if self.config.num_token_id in found["input_ids"]:
+                self.config.require(
+                    "a text with numbers that somebody said, or that a world holds,", copy_numbers=False
+                )
             return EncodedText.of(found["input_ids"], found["numeric_values"], found.digits[0])
         text = text[:-1] if prompt and text.endswith(" ") else text
         ids = self.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
