@@ -85,7 +85,7 @@ def main() -> None:
             if observed != 1024:
                 continue
             started = time.perf_counter()
-            for ids, _, _ in model._contexts(Observation(text), CHUNK):
+            for (ids, *_), _ in model._contexts(Observation(text), CHUNK):
                 model.backbone(input_ids=ids[None])
             ratios.append(taken / (time.perf_counter() - started))
         if ratios:

@@ -416,6 +416,7 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
         lambda: model.counterfactual_samples(
             said, Intervention(prompt="They have come"), individual=who, max_new_tokens=2
         ),
+        lambda: model.counterfactual_samples(said, Intervention(values={0: 5.0}), individual=who, max_new_tokens=2),
         lambda: model.predict_number("Of 20 it is", individual=who),
         lambda: train(model, shared, (), tmp_path / "run", TrainSettings(values=ValueStage(epochs=1))),
     ]

@@ -364,7 +364,47 @@ def test_what_is_set_waits_for_the_end_of_a_number_and_brings_digits_of_its_own(
         ids = world.tokens.tolist()
         for place in (at for at in spoken if ids[at] == number and at > len(set_here.ids)):
             whole = model.processor.digits(ids[:place], world.values[place].item())
-            assert ids[place + 1 : place + 1 + len(whole)] == whole[: 39 - place]
+            assert ids[place + 1 : place + 1 + len(whole)] == whole  # the last one too, however long the text is
+
+
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_a_world_breaks_off_no_number_and_nothing_that_is_set(tiny_tokenizer, context):
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    model.config.value_range = [0.0, 100.0]
+    observed = Observation(" 5 men", "They say")
+    set_here = Intervention(tokens={0: " 1,234.5 men"}), Intervention(tokens={3: " but we were not"})
+    (first,), (second,) = model.counterfactual_samples(observed, set_here, max_new_tokens=5)
+    assert first.values[0] == 1234.5 and len(first.text) > len(" 1234.5")
+    assert first.text.startswith(" 1234.5" if context == "value" else " 1,234.5") and 0 in first.forced
+    assert second.text.endswith(" but we were not") and " 5" in second.text
+    found = 0
+    for length in range(1, 12):  # a number that the model writes is whole too
+        for world in model.interventional_samples("They say", num_samples=2, max_new_tokens=length)[0]:
+            places = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+            for place in places if context != "value" else ():
+                end = next((at for at in range(place + 1, len(world.tokens)) if at not in world.digits), None)
+                assert float(tiny_tokenizer.decode(world.tokens[place + 1 : end])) == world.values[place]
+            found += len(places)
+    assert found > 10
+
+
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_padding_within_a_prompt_is_read(tiny_tokenizer, context):
+    """A chat's end marks are padding too, and part of what was said."""
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    model.config.value_range = [0.0, 100.0]
+    end = tiny_tokenizer.pad_token
+    observed = Observation(" 12.5 people", f"They say{end} that{end} then")
+    assert tiny_tokenizer.pad_token_id in model.encode_text(observed.prompt).ids
+    assert model.counterfactual_samples(observed, Intervention())[0][0].text == observed.text
+
+
+def test_noise_is_not_shared_between_contexts(tiny_tokenizer):
+    model, other = (graft_tiny("llama", tiny_tokenizer, number_context=context) for context in ("digits", "value"))
+    with pytest.raises(
+        ValueError, match="shared with this model needs number_context='digits', but this model has 'value'"
+    ):
+        model.counterfactual_samples(OBSERVED, Intervention(model=other))
 
 
 def test_interventional_samples_are_those_of_a_persona(speaker):

@@ -333,8 +333,16 @@ def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
     torch.testing.assert_close(read.features, torch.stack(expected), rtol=0, atol=1e-9)
     found = model.float().abduct(Observation(text, prompt))
     assert (found.evidence[0].tokens, found.evidence[0].values) == (len(targets) - 3, 3)
+    with pytest.raises(ValueError, match="nothing can be learned"):
+        model.abduct("5")  # nothing comes before the number, and digits say nothing
     shares = model.shares(Observation(text, prompt))
     assert [share.text for share in shares if any(sign.isdigit() for sign in share.text)] == ["1272.5", "-5", "7"]
+
+
+def test_embeddings_hold_no_numbers_to_hide(talker):
+    embeddings = talker.get_input_embeddings()(torch.tensor([[5, 6, 7]]))
+    with pytest.raises(ValueError, match="generating from inputs_embeds needs number_context='value'"):
+        talker.generate(inputs_embeds=embeddings, max_new_tokens=3)
 
 
 def test_unknown_contexts_are_refused(tiny_tokenizer):

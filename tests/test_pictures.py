@@ -190,8 +190,11 @@ def test_what_tokens_tell_adds_up_to_the_likelihood_gained(model, people):
     values = [piece for piece in what_told(model, [text], people["Bob"])[0][0] if piece.own is not None]
     assert len(values) == 24 and values[0].own.loc != values[0].nobodys.loc
     assert values[0].own.scale < values[0].nobodys.scale  # Bob is known exactly
-    first = (~model.encode_text(text).digits[:40]).sum().item()
-    assert sum(map(len, what_told(model, [text, text], ann, shown=40)[0])) == first
+    digits = model.encode_text(text).digits
+    for shown in (40, *range(3, 9)):
+        end = shown + digits[shown:].long().cumprod(0).sum()  # a number is not cut
+        pieces = [piece for said in what_told(model, [text, text], ann, shown=shown)[0] for piece in said]
+        assert len(pieces) == (~digits[:end]).sum() and all(piece.text for piece in pieces if piece.value)
     pieces = token_texts(model, model.encode_text("我们 are"))
     assert "".join(pieces) == "我们 are" and "\ufffd" not in "".join(pieces) and "" in pieces
 

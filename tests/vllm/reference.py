@@ -50,7 +50,7 @@ PROMPTS = [
 def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, **settings) -> Path:
     """A tiny model of a family, in which about one token of seven is a number, written to a folder."""
     torch.manual_seed(1)
-    settings = {"number_context": "value", "value_digits": 6} | settings
+    settings = {"number_context": "value"} | settings
     model = CausalQwenForCausalLM.from_backbone(
         make_backbone(family, tokenizer, **WIDE), tokenizer=tokenizer, **settings
     )

@@ -47,7 +47,10 @@ def what_told(
     contexts = []
     left = shown
     for text in texts:
-        encoded = model.encode_text(text).part(slice(left))
+        whole = model.encode_text(text)
+        while left < len(whole.ids) and whole.digits[left]:  # a number is not cut
+            left += 1
+        encoded = whole.part(slice(left))
         left -= len(encoded.ids)
         read_texts.append(encoded)
         parts = [encoded.part(slice(start, start + limit)) for start in range(0, len(encoded.ids), limit)]

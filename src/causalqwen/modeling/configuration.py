@@ -13,15 +13,13 @@ STARTS: dict[str, dict[str, Any]] = {
     # see `modeling.grafting.faithful_start`.
     # A short direction of numbers: at length 1 the word after a number loses 1.0 to 2.6 nats (experiments 1).
     # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 3).
-    # A number's digits stay in the context, where the backbone reads them as it always did (experiments 12, 13): they must be
-    # no more than float32 gives alike in batches of every shape (theory 3.8).
+    # A number's digits stay in the context, where the backbone reads them as it always did (experiments 12, 13).
     "faithful": {
         "score_scale": "equal",
         "scale_activation": "softplus",
         "initial_direction": 0.2,
         "vocabulary_family": "gaussian",
         "number_context": "digits",
-        "value_digits": 4,
     },
     # overview 4: a wide U, no noise, thresholds that hardly anything passes, w normalised.
     "documents": {
@@ -100,8 +98,9 @@ class CausalQwenConfig(PreTrainedConfig):
             name; None for a class that had too few rows, which takes the model's own.
         class_values: of a model whose classes have axes of their own, value_transform, value_range and value_place of each, by
             name (`TrainSettings.class_transforms`).
-        value_digits: significant digits of a generated number. value_place: the power of ten that it is a multiple of, that
-            of the training values (0: integers); None for any.
+        value_digits: significant digits of a generated number; `from_backbone` makes it 4 where digits stand in the context, so
+            that float32 writes the same ones in batches of every shape (theory 3.8). value_place: the power of ten that it is a
+            multiple of, that of the training values (0: integers); None for any.
         value_loss: what L_reg is made of: "nll" (overview 2.5), or "crps", in the same units of the axis (theory 3.11).
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         copy_numbers: a number may be one that stands in the context already, exactly (theory 3.8): see `CopyHead`.
@@ -204,11 +203,6 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"unknown number_encoding {self.number_encoding!r}; use 'log' or 'fourier'")
         if self.number_encoding == "fourier":
             self.require("number_encoding='fourier'", number_embedding="added")
-        if self.hides_numbers and (self.number_encoding, self.number_embedding) != ("log", "added"):
-            raise ValueError(
-                "number_encoding and number_embedding say how a value is seen, and number_context='digits' shows none to the "
-                "backbone: set number_context='value' or 'both' with them"
-            )
         if self.value_loss not in ("nll", "crps"):
             raise ValueError(f"unknown value_loss {self.value_loss!r}; use 'nll' or 'crps'")
         if self.value_branch_members < 1:

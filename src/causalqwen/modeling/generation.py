@@ -61,8 +61,9 @@ class CausalGenerationMixin(GenerationMixin):
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
             finer than those that the model was trained on. Where digits stand in the context (`config.number_context`),
-            those of a value are the tokens behind its `<NUM>`. A model that copies (`config.copy_numbers`) says a number of the
-            text so far again, exactly, where it has more than half of the probability; it reads a prompt with numbers twice.
+            those of a value are the tokens behind its `<NUM>`; beams count them as tokens that are certain. A model that
+            copies (`config.copy_numbers`) says a number of the text so far again, exactly, where it has more than half of the
+            probability; it reads a prompt with numbers twice.
 
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
@@ -72,6 +73,8 @@ class CausalGenerationMixin(GenerationMixin):
             self._check_prompt(ids, kwargs.get("numeric_values"))
         if (kwargs.get("prefill_chunk_size") or getattr(generation_config, "prefill_chunk_size", None)) is not None:
             raise ValueError("prefill_chunk_size cuts the prompt but not its values: leave it unset")
+        if kwargs.get("inputs_embeds") is not None:
+            self.config.require("generating from inputs_embeds", number_context="value")
         if "tokenizer" in kwargs:
             kwargs["tokenizer"] = getattr(kwargs["tokenizer"], "slotted_tokenizer", kwargs["tokenizer"])
         if hasattr(kwargs.get("streamer"), "begin"):
@@ -144,7 +147,9 @@ class CausalGenerationMixin(GenerationMixin):
             seen, kwargs["position_ids"] = without(input_ids == self.config.num_token_id, attention_mask)
             attention_mask = attention_mask.copy_(seen)  # in place: the steps that follow count on it
         if value_log is not None:
-            _, value_log.positions = without(torch.zeros_like(input_ids, dtype=torch.bool), attention_mask)
+            value_log.positions = kwargs.get("position_ids")
+            if not self.config.hides_numbers:
+                _, value_log.positions = without(torch.zeros_like(input_ids, dtype=torch.bool), attention_mask)
         if value_log is not None and value_log.last >= 0 and not value_log.at_once:
             # Behind the last token of the text there may be drafts, which hold no number.
             found = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
@@ -224,8 +229,7 @@ class CausalGenerationMixin(GenerationMixin):
             )
             if bound.hindsight is not None:
                 self.config.require("a text under given noise", copy_numbers=False)
-        at_once = input_ids.device.type != "cpu"
-        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound, at_once=at_once)
+        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound)
         if hasattr(streamer, "follow"):
             streamer.follow(log)
         prompt_values, race = log.values, None
@@ -272,8 +276,7 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
-        at_once = input_ids.device.type != "cpu"
-        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound, at_once=at_once)
+        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound)
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
@@ -336,7 +339,7 @@ class CausalGenerationMixin(GenerationMixin):
         model_kwargs: dict[str, Any],
         bound: BoundDecoding | None = None,
         *,
-        at_once: bool,
+        at_once: bool | None = None,
     ) -> tuple[ValueLog, LogitsProcessorList]:
         """Give the loop its values and an empty log of those it predicts, and what writes their digits."""
         if self.config.hides_numbers:
@@ -356,6 +359,8 @@ class CausalGenerationMixin(GenerationMixin):
             copied, again = self.copy_law(features[:, -1], log.numbers.later()).copied()
             return torch.where(copied, again, values)
 
+        if at_once is None:  # digits are written by the host
+            at_once = input_ids.device.type != "cpu" and not self.config.writes_digits
         # What a number may be a copy of is known when the tokens before it are.
         log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not self.config.copy_numbers)
         model_kwargs["value_log"] = log

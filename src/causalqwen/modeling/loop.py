@@ -123,6 +123,7 @@ class WriteDigits(LogitsProcessor):
     ) -> None:
         self.num_token_id, self.log, self.digits = num_token_id, log, digits
         self._known: dict[tuple[int, tuple[int, ...], float], list[int]] = {}
+        self._longest = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return decided(scores, self.due(input_ids))
@@ -135,11 +136,14 @@ class WriteDigits(LogitsProcessor):
             (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
         ).items():  # the last ones
             place += start
+            written = input_ids.shape[1] - place - 1
+            if 0 < self._longest <= written:
+                continue
             values = self.log[place] if place == self.log.last else self.log.values[:, place]
             key = row, tuple(input_ids[row, :place].tolist()), values[row].item()
             if key not in self._known:
                 self._known[key] = self.digits(*key)
-            written = input_ids.shape[1] - place - 1
+                self._longest = max(self._longest, len(self._known[key]))
             if written < len(self._known[key]):
                 found[row] = self._known[key][written]
         return found
@@ -154,7 +158,7 @@ class ForcedToken:
 
     after: int
     token: int
-    value: float = 0.0
+    value: float | None = None
     digits: list[int] | None = None
 
 
@@ -188,10 +192,38 @@ class ForceTokens(LogitsProcessor):
                 self._done[row] += 1
                 places.append(answer)
                 now[row] = forced.token
-                self.log.set(place, row, forced.value)
+                if forced.value is not None:
+                    self.log.set(place, row, forced.value)
                 if forced.digits is not None:
                     self.digits[row, place] = forced.digits
         return decided(scores, now)
+
+    def finish(self, row: int, ids: list[int], values: list[float]) -> None:
+        """Add what a text broke off in at its full length: digits of its last number, and what was to be set by then."""
+        start, length = self.log.start, len(ids)
+        places = self.places[row]
+
+        def write(place: int) -> None:
+            if self.writer is not None and ids[place] == self.writer.num_token_id:
+                rest = self.writer.digits(row, ids[:place], values[place])[len(ids) - place - 1 :]
+                ids.extend(rest)
+                values.extend([0.0] * len(rest))
+
+        if self.writer is not None and self.writer.num_token_id in ids[start:]:
+            last = max(place for place in range(start, length) if ids[place] == self.writer.num_token_id)
+            write(last)
+            if last - start in places:
+                places += range(length - start, len(ids) - start)
+        for forced in self.tokens[self._done[row] :]:
+            if forced.after >= length - start:
+                break
+            place = len(ids)
+            ids.append(forced.token)
+            values.append(forced.value or 0.0)
+            if forced.digits is not None:
+                self.digits[row, place] = forced.digits
+            write(place)
+            places += range(place - start, len(ids) - start)
 
 
 class NumberFreeDrafts:

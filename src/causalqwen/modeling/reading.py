@@ -94,7 +94,7 @@ class ReadingMixin:
             for start in range(0, len(text.ids), room):
                 first = max(length, 1)  # nothing predicts the first token of all
                 contexts.append((prompt.then(text.part(slice(start, start + room))), first))
-        return [(context, first) for context, first in contexts if len(context.ids) > first]
+        return [(context, first) for context, first in contexts if not bool(context.digits[first:].all())]
 
     def encode_text(self, text: str, *, prompt: bool = False) -> EncodedText:
         """A text without special tokens; digits are words until values are trained."""
@@ -129,6 +129,10 @@ class ReadingMixin:
                 hidden = self.features(ids[None, :-1], numeric_values=values[None, :-1]).last_hidden_state[0]
                 known[before] = hidden[first - 1 :]
             said = ~digits[first:]
+            if (
+                self.config.hides_numbers
+            ):  # of two numbers that share a token the second follows from nothing that is seen
+                said &= ids[first - 1 : -1] != self.config.num_token_id
             columns.append((known[before][said], ids[first:][said], values[first:][said]))
         self.train(was_training)
         return Reading(*(torch.cat(column) for column in zip(*columns, strict=True)))

@@ -25,7 +25,7 @@ class Intervention:
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
     the answer, `{5: " but"}`, or as soon as no number is cut in two. values: numbers forced there instead of what would come,
-    `{5: 100.0}`. model: another checkpoint
+    `{5: 100.0}`, before a text at the same place. model: another checkpoint
     that speaks there, of the same tokenizer and causal size; None for the one that is asked.
     """
 
@@ -145,6 +145,7 @@ class WorldsMixin(IndividualMixin):
     def _check_speaker(self, other: "WorldsMixin") -> None:
         if other.config.causal_size != self.config.causal_size or other.config.num_token_id != self.config.num_token_id:
             raise ValueError("the other checkpoint has another vocabulary or causal size: who and noise do not fit it")
+        other.config.require("noise that is shared with this model", number_context=self.config.number_context)
 
     @torch.no_grad()
     def value_predictions(self, world: World, individual: Individual) -> dict[int, NumberPrediction]:
@@ -171,17 +172,25 @@ class WorldsMixin(IndividualMixin):
         if len(ids) == 0:
             raise ValueError("the prompt is empty: give at least one token")
         start, number = len(ids), self.config.num_token_id
+        if world.values:
+            self.config.require("a value that is set", copy_numbers=False)
         queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
         for place, said in world.tokens.items():
             text = self.encode_text(said)
             queue += [
-                ForcedToken(place, int(text.ids[at]), float(text.values[at]), text.digits_of(at))
+                ForcedToken(
+                    place,
+                    int(text.ids[at]),
+                    float(text.values[at]) if text.ids[at] == number else None,
+                    text.digits_of(at),
+                )
                 for at in (~text.digits).nonzero().squeeze(-1).tolist()
             ]
         forced = ForceTokens(sorted(queue, key=lambda token: token.after))
         made = self.generate(
             ids[None].to(self.device),
             numeric_values=values[None].to(self.device),
+            attention_mask=torch.ones_like(ids[None]).to(self.device),  # padding within a prompt is read too
             causal_decoding=plan,
             max_new_tokens=max_new_tokens,
             num_return_sequences=num_samples,
@@ -198,6 +207,10 @@ class WorldsMixin(IndividualMixin):
         last = torch.isin(ids[start:], ends).nonzero()
         if len(last):
             ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
+        else:
+            listed, of_listed = ids.tolist(), values.tolist()
+            forced.finish(row, listed, of_listed)
+            ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
         said = self.processor.decode(ids, numeric_values=values)
         before = self.processor.decode(ids[:start], numeric_values=values[:start])
         count = len(ids) - start
@@ -205,6 +218,6 @@ class WorldsMixin(IndividualMixin):
         if forced.writer is not None:
             for place in (ids[start:] == self.config.num_token_id).nonzero().squeeze(-1).tolist():
                 whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
-                digits += range(place + 1, min(place + 1 + len(whole), count))
+                digits += range(place + 1, place + 1 + len(whole))
         kept = tuple(place for place in forced.places[row] if place < count)
         return World(prompt, said[len(before) :], ids[start:], values[start:], kept, tuple(digits))
