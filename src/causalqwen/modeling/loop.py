@@ -131,13 +131,12 @@ class WriteDigits(LogitsProcessor):
     def due(self, input_ids: Tensor) -> dict[int, int]:
         """The digits that must come next, of the rows that are within a number."""
         start, end = self.log.start - 1, self.log.values.shape[1]  # behind the end are drafts, which hold no number
+        numbers = (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
         found = {}
-        for row, place in dict(
-            (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
-        ).items():  # the last ones
+        for row, place in dict(numbers).items():  # the last of each row
             place += start
             written = input_ids.shape[1] - place - 1
-            if 0 < self._longest <= written:
+            if 0 < self._longest <= written:  # all of them, whatever they are
                 continue
             values = self.log[place] if place == self.log.last else self.log.values[:, place]
             key = row, tuple(input_ids[row, :place].tolist()), values[row].item()
