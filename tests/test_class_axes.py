@@ -83,7 +83,9 @@ def test_who_asks_such_a_model_names_a_class(with_axes, tmp_path):
     try:
         assert model.predict_number("The big one is") == model.predict_number("The big one is", classes="heads")
         assert model.value_transform == model.value_law_of("heads").transform
-        assert model.generated_values(torch.zeros(1)).item() == pytest.approx(model.value_transform.center, rel=1e-5)
+        assert model.generated_values(torch.zeros(1)).item() == pytest.approx(
+            model.value_transform.center, rel=5e-4
+        )  # four digits
         model.generate(**model.processor("The big one is", return_tensors="pt"), max_new_tokens=2)
     finally:
         model.number_class = None
