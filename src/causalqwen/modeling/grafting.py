@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
-from causalqwen.modeling.context import hides_numbers, writes_digits
+from causalqwen.modeling.context import writes_digits
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 
@@ -94,15 +94,14 @@ class GraftingMixin:
         if (settings | config)["score_scale"] != "equal":
             settings |= {"score_noise": 0.0, "score_slope": 0.0}
         attention = backbone.config._attn_implementation
-        context = (settings | config).get("number_context", "value")
-        if writes_digits(context):
+        if writes_digits((settings | config).get("number_context", "value")):
             settings["value_digits"] = 4
-        if hides_numbers(context) and {"number_encoding", "number_embedding"} & config.keys():
+        grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
+        if grafted.hides_numbers and (grafted.number_encoding, grafted.number_embedding) != ("log", "added"):
             raise ValueError(
                 "number_encoding and number_embedding say how a value is seen, and number_context='digits' shows none to the "
                 "backbone: set number_context='value' or 'both' with them"
             )
-        grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
         grafted._attn_implementation = attention  # a new configuration resets that of its parts
         grafted.dtype = backbone.dtype
         grafted.name_or_path = name
