@@ -1,6 +1,6 @@
 """What transformers' decoding loops are given for a grafted model: processors, a log of values, drafts."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,8 +164,8 @@ class ForcedToken:
 class ForceTokens(LogitsProcessor):
     """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written.
 
-    `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row. digits:
-    of the numbers among them, by row and place in the text.
+    `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row, but
+    for digits. digits: of the numbers among them, by row and place in the text.
     """
 
     log: ValueLog
@@ -175,54 +175,50 @@ class ForceTokens(LogitsProcessor):
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
         self.digits: dict[tuple[int, int], list[int]] = {}
-        self._done: Counter[int] = Counter()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape
         answer = place - self.log.start
-        due = {} if self.writer is None else self.writer.due(input_ids)
+        waiting = [row for row in range(rows) if any(token.after <= answer for token in self._left(row)[:1])]
+        due = self.writer.due(input_ids) if waiting and self.writer is not None else {}
         now = {}
-        for row in range(rows):
-            places = self.places[row]
-            if row in due:
-                places += [answer] if answer - 1 in places else []  # a number that was set
-            elif self._done[row] < len(self.tokens) and self.tokens[self._done[row]].after <= answer:
-                forced = self.tokens[self._done[row]]
-                self._done[row] += 1
-                places.append(answer)
+        for row in waiting:
+            if row not in due:
+                forced = self._set(row, place)
                 now[row] = forced.token
                 if forced.value is not None:
                     self.log.set(place, row, forced.value)
-                if forced.digits is not None:
-                    self.digits[row, place] = forced.digits
         return decided(scores, now)
+
+    def _left(self, row: int) -> Sequence[ForcedToken]:
+        return self.tokens[len(self.places[row]) :]
+
+    def _set(self, row: int, place: int) -> ForcedToken:
+        """The next token of a row stands at `place` of the text."""
+        forced = self._left(row)[0]
+        self.places[row].append(place - self.log.start)
+        if forced.digits is not None:
+            self.digits[row, place] = forced.digits
+        return forced
 
     def finish(self, row: int, ids: list[int], values: list[float]) -> None:
         """Add what a text broke off in at its full length: digits of its last number, and what was to be set by then."""
         start, length = self.log.start, len(ids)
-        places = self.places[row]
 
-        def write(place: int) -> None:
-            if self.writer is not None and ids[place] == self.writer.num_token_id:
-                rest = self.writer.digits(row, ids[:place], values[place])[len(ids) - place - 1 :]
-                ids.extend(rest)
-                values.extend([0.0] * len(rest))
+        def write_digits() -> None:
+            if self.writer is None or self.writer.num_token_id not in ids[start:]:
+                return
+            place = max(place for place in range(start, len(ids)) if ids[place] == self.writer.num_token_id)
+            rest = self.writer.digits(row, ids[:place], values[place])[len(ids) - place - 1 :]
+            ids.extend(rest)
+            values.extend([0.0] * len(rest))
 
-        if self.writer is not None and self.writer.num_token_id in ids[start:]:
-            last = max(place for place in range(start, length) if ids[place] == self.writer.num_token_id)
-            write(last)
-            if last - start in places:
-                places += range(length - start, len(ids) - start)
-        for forced in self.tokens[self._done[row] :]:
-            if forced.after >= length - start:
-                break
-            place = len(ids)
+        write_digits()
+        while any(token.after < length - start for token in self._left(row)[:1]):
+            forced = self._set(row, len(ids))
             ids.append(forced.token)
             values.append(forced.value or 0.0)
-            if forced.digits is not None:
-                self.digits[row, place] = forced.digits
-            write(place)
-            places += range(place - start, len(ids) - start)
+            write_digits()
 
 
 class NumberFreeDrafts:

@@ -213,11 +213,12 @@ class WorldsMixin(IndividualMixin):
             ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
         said = self.processor.decode(ids, numeric_values=values)
         before = self.processor.decode(ids[:start], numeric_values=values[:start])
-        count = len(ids) - start
         digits: list[int] = []
+        kept = [place for place in forced.places[row] if place < len(ids) - start]
         if forced.writer is not None:
             for place in (ids[start:] == self.config.num_token_id).nonzero().squeeze(-1).tolist():
                 whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
-                digits += range(place + 1, place + 1 + len(whole))
-        kept = tuple(place for place in forced.places[row] if place < count)
-        return World(prompt, said[len(before) :], ids[start:], values[start:], kept, tuple(digits))
+                written = range(place + 1, place + 1 + len(whole))
+                digits += written
+                kept += written if place in kept else ()
+        return World(prompt, said[len(before) :], ids[start:], values[start:], tuple(sorted(kept)), tuple(digits))
