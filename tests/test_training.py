@@ -425,6 +425,19 @@ def curve(folder, key="train/loss"):
     return [(r["step"], r[key]) for r in records if key in r]
 
 
+def test_a_stage_stops_when_held_out_numbers_get_less_likely_and_keeps_its_best(tiny_tokenizer, tmp_path):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    rows, held_out = examples(model, 24), examples(model, 24, seed=1)
+    stage = ValueStage(epochs=40, batch_size=4, learning_rate=0.03, patience=2)
+    found = train(
+        model, rows, held_out, tmp_path / "run", TrainSettings(values=stage, evaluations=40, recalibrate=False)
+    )
+    scores = [score for _, score in curve(tmp_path / "run", "eval/reg_loss")]
+    best = scores.index(min(scores))
+    assert len(scores) == best + 3 < 40  # two evaluations in vain
+    assert found["reg_loss"] == pytest.approx(scores[best], rel=1e-4)
+
+
 def run_values(tokenizer, rows_of, output, stage, **settings):
     model = graft_tiny("llama", tokenizer, value_branch_dropout=0.0)
     settings = dataclasses.replace(SMALL, values=stage, **settings)
