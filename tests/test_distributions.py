@@ -126,6 +126,35 @@ def test_sums_of_scales_are_those_of_a_row_of_ones(name, scales):
     torch.testing.assert_close(added, mapped)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_scores_of_what_lies_beyond_the_root_of_the_largest_float_are_finite_and_right(name, dtype):
+    law, far = get_family(name), 1e300 if dtype == torch.float64 else 1e30
+    x = torch.tensor([far, -far], dtype=dtype)
+    loc, scale = torch.zeros(2, dtype=dtype, requires_grad=True), torch.full((2,), 0.5, dtype=dtype, requires_grad=True)
+    crps = law.crps(x, loc, scale)
+    np.testing.assert_allclose(crps.detach(), [far, far], rtol=1e-6)
+    made = [crps]
+    if name == "cauchy":  # a Gaussian's own log density there is beyond every float
+        log_prob = law.log_prob(x, loc, scale)
+        np.testing.assert_allclose(log_prob.detach(), math.log(0.5 / math.pi) - 2 * math.log(far), rtol=1e-6)
+        interval = law.log_interval(x[:1], 2 * x[:1], loc[:1], scale[:1])
+        np.testing.assert_allclose(interval.detach(), math.log(0.25 / math.pi) - math.log(far), rtol=1e-6)
+        made += [log_prob]
+    for scores in made:
+        assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(scores.sum(), (loc, scale)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_median_is_the_middle_and_quantiles_have_slopes_there(name):
+    law = get_family(name)
+    p = tensor(0.5, 0.25, 0.75).requires_grad_()
+    assert law.quantile(p)[0].item() == 0.0
+    (slope,) = torch.autograd.grad(law.quantile(p).sum(), p)
+    density = law.log_prob(law.quantile(p), tensor(0.0), tensor(1.0)).exp()
+    np.testing.assert_allclose(slope, 1 / density.detach(), rtol=1e-9)  # Q'(p) = 1/f(Q(p))
+
+
 def test_an_unknown_family_is_named():
     with pytest.raises(ValueError, match="cauchy, gaussian"):
         get_family("laplace")

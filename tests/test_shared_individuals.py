@@ -2,9 +2,12 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from causalqwen import Individual, Observation
@@ -67,6 +70,40 @@ def test_the_cauchy_marginal_is_its_integral(far):
     assert value_marginal(CAUCHY, residuals, loadings, scale).item() == pytest.approx(math.log(expected), abs=1e-4)
 
 
+def exact_cauchy_marginal(residuals, sizes, scale):
+    """The integral of a product of Cauchy densities over the line, by residues, in 120 digits."""
+    with mpmath.workdps(120):
+        poles = [mpmath.mpc(0, 1)]
+        poles += [
+            mpmath.mpc(mpmath.mpf(r) / s, mpmath.mpf(w) / s) for r, s, w in zip(residuals, sizes, scale, strict=True)
+        ]
+        total = mpmath.mpc(0)
+        for pole in poles:
+            below = pole - mpmath.conj(pole)
+            for other in poles:
+                if other is not pole:
+                    below *= (pole - other) * (pole - mpmath.conj(other))
+            total += 1 / below
+        factor = 2j * mpmath.pi / mpmath.pi
+        for size, width in zip(sizes, scale, strict=True):
+            factor *= mpmath.mpf(width) / mpmath.pi / mpmath.mpf(size) ** 2
+        return float(mpmath.log((total * factor).real))
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 8))
+def test_the_cauchy_marginal_is_exact_whatever_the_widths(seed, count):
+    """Guesses that lie far apart, each sharp or wide by orders of magnitude."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def orders(low, high):
+        return 10 ** (low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64))
+
+    residuals = torch.randn(count, generator=generator, dtype=torch.float64) * orders(-1, 3)
+    sizes, scale = orders(-1.5, 1.5), orders(-3.5, 1.5)
+    found = value_marginal(CAUCHY, residuals, sizes[:, None], scale).item()
+    assert found == pytest.approx(exact_cauchy_marginal(*(t.tolist() for t in (residuals, sizes, scale))), abs=1e-5)
+
+
 def test_one_value_alone_has_the_law_that_predicts_it():
     for law in (GAUSSIAN, CAUCHY):
         loadings, scale, residual = draws(1, 5), torch.tensor([0.7]), torch.tensor([1.3])
@@ -95,7 +132,7 @@ def test_the_line_posterior_is_the_gaussian_one():
     sizes = loadings.square().sum(-1).sqrt()
     precision = 1 + (sizes / scale).square().sum()
     mean = (sizes * residuals / scale**2).sum() / precision
-    places, _ = line_posterior(GAUSSIAN, residuals, loadings, scale, 401)
+    places = line_posterior(GAUSSIAN, residuals, sizes, scale, 401)
     assert places[200].item() == pytest.approx(mean.item(), abs=0.01 * precision.rsqrt().item())
     assert places.std().item() == pytest.approx(precision.rsqrt().item(), rel=0.02)
 
@@ -232,6 +269,41 @@ def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_peo
     assert sorted(own)[5] < 0.5 * sorted(alone)[5]
 
 
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_three_values_and_three_more_are_six_values(tiny_tokenizer, family, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    model.config.value_range = [0.0, 1.0]
+    said = [Observation(f" {v}", PROMPTS[i % 2]) for i, v in enumerate((0.2, 0.3, 0.25, 0.4, 0.1, 0.35))]
+    at_once = model.abduct(said, likelihood="values")
+    model.abduct(said[:3], likelihood="values", name="Ann").save(tmp_path / "ann.safetensors")
+    before = Individual.load(tmp_path / "ann.safetensors")
+    in_turn = model.abduct(said[3:], likelihood="values", prior=before)
+    assert in_turn.name == "Ann" and [e.values for e in in_turn.evidence] == [3, 3]
+    assert at_once.evidence[0].gained > 0.1 and sum(e.gained for e in in_turn.evidence) > 0.1
+    a, b = (model.predict_number(PROMPTS[1], individual=who)[0] for who in (at_once, in_turn))
+    width = a.quantile(0.75) - a.quantile(0.25)
+    for level in (0.05, 0.5, 0.95):
+        assert b.quantile(level) == pytest.approx(a.quantile(level), abs=1e-3 * width)
+    if family == "cauchy":
+        with pytest.raises(ValueError, match=r"inferred from numbers by method 'quadrature'.*likelihood 'values'"):
+            model.abduct("words and no more", prior=before)
+        with pytest.raises(ValueError, match="method 'mode'"):
+            model.abduct(said[3:], likelihood="values", prior=before, method="mode")
+
+
+def test_values_and_words_teach_under_a_cauchy_law_too(tiny_tokenizer):
+    """A quantile function whose slope at 1/2 is lost teaches nothing, whatever was observed."""
+    model = graft_tiny("llama", tiny_tokenizer, vocabulary_family="cauchy", value_family="cauchy")
+    model.config.value_range = [0.0, 1.0]
+    said = [Observation(f" {v}", PROMPTS[0]) for v in (0.2, 0.3, 0.25)]
+    by_mode = model.abduct(said, likelihood="values", method="mode")
+    assert by_mode.evidence[0].gained > 0.1 and by_mode.evidence[0].directions > 0.1
+    words = "We, the people, look back on what was done. " * 8
+    assert model.abduct(words).evidence[0].gained > 0.1
+    people = model.abduct_population({"Ann": words, "Bob": "They say so, and they say it again. " * 8})
+    assert people.normal.abs().max() > 1e-3
+
+
 def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
     model.config.value_range = [0.0, 1.0]
@@ -250,6 +322,8 @@ def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
         ({"method": "guess"}, "unknown method"),
         ({"method": "quadrature"}, "is for likelihood 'values'"),
         ({"likelihood": "values"}, "hold no number"),
+        ({"spread": 0.0}, "the prior's spread must be positive, got 0.0"),
+        ({"spread": math.nan}, "the prior's spread must be positive, got nan"),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny_llama, settings, message):

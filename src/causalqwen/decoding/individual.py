@@ -40,6 +40,8 @@ class Individual:
         precision: how well it is known, where it was inferred (`model.abduct`): Phi^-1(e1) ~ N(Phi^-1(factor),
             precision^-1), float64 [C, C]. evidence: and from what.
         draws: the posterior itself, as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
+        line: what values told where it was integrated on a line, float64 [3, n]: their residuals, sizes and noise scales
+            (`line_posterior`). With it further values are heard as if all had been heard at once.
     """
 
     factor: Tensor
@@ -47,6 +49,7 @@ class Individual:
     precision: Tensor | None = None
     evidence: tuple[Observed, ...] = field(default=())
     draws: Tensor | None = None
+    line: Tensor | None = None
 
     def __post_init__(self) -> None:
         factor = torch.as_tensor(self.factor, dtype=torch.float64)
@@ -59,6 +62,8 @@ class Individual:
             raise ValueError(f"the precision of {len(factor)} coordinates has the shape {tuple(self.precision.shape)}")
         if self.draws is not None and (self.draws.dim() != 2 or self.draws.shape[1] != len(factor)):
             raise ValueError(f"draws of {len(factor)} coordinates have the shape {tuple(self.draws.shape)}")
+        if self.line is not None and (self.line.dim() != 2 or self.line.shape[0] != 3):
+            raise ValueError(f"what values told on a line has the shape {tuple(self.line.shape)}, expected (3, n)")
 
     @classmethod
     def from_seed(cls, seed: int, causal_size: int, name: str = "") -> "Individual":
@@ -114,7 +119,7 @@ class Individual:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
-        tensors = {"factor": self.factor, "precision": self.precision, "draws": self.draws}
+        tensors = {"factor": self.factor, "precision": self.precision, "draws": self.draws, "line": self.line}
         known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         about = {"name": self.name, "evidence": [vars(e) for e in self.evidence]}
         save_tensors(path, "individual", about, known)

@@ -32,6 +32,15 @@ def widen(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) for t in tensors)
 
 
+def log1p_square(gap: Tensor, scale: Tensor) -> Tensor:
+    """ln(1 + (gap/scale)^2), elementwise, scale > 0; finite for every finite gap, however far it lies beyond the square root
+    of what a float holds."""
+    far = gap.abs() > 1e8 * scale
+    z = torch.where(far, 0.0, gap) / scale
+    log_ratio = torch.where(far, gap.abs(), 1.0).log() - torch.where(far, scale, 1.0).log()
+    return torch.where(far, 2 * log_ratio, torch.log1p(z * z))
+
+
 # (1 - Phi(x))/phi(x), x >= 0, is sum_j MILLS_j t^j, t = 1/(1 + x/4), j from 1, within 4e-8 (float32 makes it 4e-7): our
 # own fit of the least largest relative error, made with mpmath; `tests/test_kernels.py` holds it to that.
 MILLS = (
@@ -164,19 +173,25 @@ class Cauchy(StableFamily):
         return p.log1p_(), hazard
 
     def log_prob(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        x, loc, scale = widen(x, loc, scale)
-        return -torch.log(math.pi * scale) - torch.log1p(((x - loc) / scale) ** 2)
+        x, loc, scale = torch.broadcast_tensors(*widen(x, loc, scale))
+        return -torch.log(math.pi * scale) - log1p_square(x - loc, scale)
 
     def _log_between(self, low: Tensor, high: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """The angle between the two ends, seen from the pole: nothing is subtracted that nearly agrees."""
-        angle = torch.atan2(scale * (high - low), scale**2 + (low - loc) * (high - loc))
-        return torch.log(angle / math.pi)
+        a, b, apart = (low - loc) / scale, (high - loc) / scale, (high - low) / scale
+        far = a * b > 1e16  # there both sides of the angle are divided by a b, which a float may not hold
+        near_a, near_b = torch.where(far, 1.0, a), torch.where(far, 1.0, b)
+        far_a, far_b = torch.where(far, a, 1.0), torch.where(far, b, 1.0)
+        opposite = torch.where(far, apart / far_a / far_b, apart)
+        adjacent = torch.where(far, 1 + 1 / far_a / far_b, 1 + near_a * near_b)
+        return torch.log(torch.atan2(opposite, adjacent) / math.pi)
 
     def quantile(self, p: Tensor) -> Tensor:
-        """tan(pi (p - 1/2)), written as a cotangent of the nearer tail so that no digit of a small tail is lost."""
+        """tan(pi (p - 1/2)); outside the quartiles a cotangent of the nearer tail, so that no digit of a small tail is lost."""
         (p,) = widen(p)
-        tail = torch.minimum(p, 1 - p)
-        return torch.where(p < 0.5, -1.0, 1.0) / torch.tan(math.pi * tail)
+        centre = p - 0.5
+        of_tail = torch.where(centre < 0, -1.0, 1.0) / torch.tan(math.pi * torch.where(centre < 0, p, 1 - p))
+        return torch.where(centre.abs() < 0.25, torch.tan(math.pi * centre), of_tail)
 
     def kl(self, loc: Tensor, scale: Tensor, loc_base: Tensor, scale_base: Tensor) -> Tensor:
         """log(((g1 + g2)^2 + (x1 - x2)^2) / (4 g1 g2)); symmetric (Chyzak and Nielsen 2019, theory 3.10)."""
@@ -186,9 +201,12 @@ class Cauchy(StableFamily):
 
     def crps(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """scale/pi (2 z atan z - ln(1 + z^2) + 2 ln 2), z = (x - loc)/scale (theory 3.11)."""
-        x, loc, scale = widen(x, loc, scale)
-        z = (x - loc) / scale
-        return scale / math.pi * (2 * z * torch.atan(z) - torch.log1p(z**2) + 2 * math.log(2))
+        x, loc, scale = torch.broadcast_tensors(*widen(x, loc, scale))
+        gap = x - loc
+        far = gap.abs() > 1e8 * scale  # atan z is pi/2 - 1/z there, to the last bit
+        z = torch.where(far, 0.0, gap) / scale
+        of_angle = torch.where(far, math.pi * gap.abs() - 2 * scale, 2 * gap * torch.atan(z))
+        return (of_angle + scale * (2 * math.log(2) - log1p_square(gap, scale))) / math.pi
 
 
 class Gaussian(StableFamily):
@@ -247,10 +265,13 @@ class Gaussian(StableFamily):
 
     def crps(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """scale (z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)), z = (x - loc)/scale (Gneiting and Raftery 2007)."""
-        x, loc, scale = widen(x, loc, scale)
-        z = (x - loc) / scale
+        x, loc, scale = torch.broadcast_tensors(*widen(x, loc, scale))
+        gap = x - loc
+        far = gap.abs() > 50 * scale  # phi(z) is 0 there
+        z = torch.where(far, 0.0, gap) / scale
         density = torch.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-        return scale * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+        near = gap * torch.erf(z / math.sqrt(2)) + 2 * scale * density
+        return torch.where(far, gap.abs(), near) - scale / math.sqrt(math.pi)
 
 
 def _mills_ratio(x: Tensor) -> Tensor:

@@ -9,12 +9,14 @@ of its values are multiples of each other, and a one-dimensional integral always
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from causalqwen.distributions import StableFamily
 
-NODES = 1024
+_RUNGS, _REACH, _PIECES = 20, 1e4, 96  # of `line_nodes`
 
 
 def value_marginal(
@@ -41,12 +43,13 @@ def loading_sizes(law: StableFamily, loadings: Tensor) -> Tensor:
 
 
 def line_nodes(
-    law: StableFamily, residuals: Tensor, sizes: Tensor, scale: Tensor, nodes: int = NODES
+    law: StableFamily, residuals: Tensor, sizes: Tensor, scale: Tensor, parts: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Places t [..., nodes] and the log of p(t, values) times what each stands for: sums over them are integrals over t.
 
-    residuals, sizes (of the loadings, positive) and scale: [..., n]. t = centre + width tan(theta), theta on an even grid: fine
-    around the best of the values' own guesses residuals/sizes, and reaching as far as any tail.
+    residuals, sizes (of the loadings) and scale: [..., n]. The line is cut at distances 0, 1, 4, 16, ... widths from where each
+    value, and the prior, has its peak, so that on a piece nothing varies faster than over the piece's own length; Gauss and
+    Legendre's rule then takes the pieces that hold the mass, each cut into so many `parts`.
     """
 
     def joint(t: Tensor) -> Tensor:
@@ -57,34 +60,39 @@ def line_nodes(
         return law.log_prob(t, zero, one) + of_values.sum(-1)
 
     with torch.no_grad():
-        guesses = torch.cat([residuals / sizes, torch.zeros_like(residuals[..., :1])], dim=-1)
-        reaches = torch.cat([scale / sizes, torch.ones_like(residuals[..., :1])], dim=-1)
-        around = torch.linspace(-2, 2, 9, dtype=torch.float64)
-        fine = (guesses.unsqueeze(-1) + reaches.unsqueeze(-1) * around).flatten(-2)
-        centre = fine.gather(-1, joint(fine).argmax(-1, keepdim=True))
-        width = reaches.square().reciprocal().sum(-1, keepdim=True).rsqrt() * 2.0
-    theta = math.pi * ((torch.arange(nodes, dtype=torch.float64) + 0.5) / nodes - 0.5)
-    t = centre + width * theta.tan()
-    return t, joint(t) + (math.log(math.pi / nodes) + width.log() - 2 * theta.cos().log())
+        told = sizes > 0  # a value that t does not move has no peak
+        peaks = torch.where(told, residuals / sizes, 0.0), torch.where(told, scale / sizes, 1.0)
+        centre, width = (F.pad(peak, (0, 1), value=end) for peak, end in zip(peaks, (0.0, 1.0), strict=True))
+        reach = _REACH * (centre.abs() + width).amax(-1, keepdim=True)
+        rungs = 4.0 ** torch.arange(_RUNGS, dtype=torch.float64, device=residuals.device)
+        steps = torch.cat([-rungs.flip(0), torch.zeros_like(rungs[:1]), rungs])
+        cuts = (centre.unsqueeze(-1) + width.unsqueeze(-1) * steps).flatten(-2)
+        cuts = torch.maximum(torch.minimum(cuts, reach), -reach).sort(-1).values
+        middle, half = (cuts[..., 1:] + cuts[..., :-1]) / 2, (cuts[..., 1:] - cuts[..., :-1]) / 2
+        mass = joint(middle) + half.log()
+        kept = mass.topk(min(mass.shape[-1], _PIECES + 8 * residuals.shape[-1]), dim=-1).indices
+        middle, half = (column.gather(-1, kept).unsqueeze(-1) for column in (middle, half))
+        half = half / parts
+        shifts = torch.arange(1 - parts, parts, 2, dtype=torch.float64, device=residuals.device)
+        middle, half = ((middle + half * shifts).unsqueeze(-1), half.expand(*half.shape[:-1], parts).unsqueeze(-1))
+        places, weights = (
+            torch.from_numpy(column).to(residuals.device) for column in np.polynomial.legendre.leggauss(8)
+        )
+        t = (middle + half * places).flatten(-3)
+        share = (half.log() + weights.log()).flatten(-3)
+    return t, joint(t) + share
 
 
-def line_posterior(
-    law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor, count: int
-) -> tuple[Tensor, float]:
-    """Equally likely places t [count] of the line given values, and the nats that its median gains over t = 0.
+def line_posterior(law: StableFamily, residuals: Tensor, sizes: Tensor, scale: Tensor, count: int) -> Tensor:
+    """Equally likely places t [count] of the line given values.
 
-    residuals [n], loadings [n, C], scale [n] as in `value_marginal`; exact up to the grid.
+    residuals, scale [n] as in `value_marginal`, sizes [n] of its loadings; exact up to the grid.
     """
-    sizes = loading_sizes(law, loadings)
-    t, log_weights = line_nodes(law, residuals, sizes, scale)
+    t, log_weights = line_nodes(law, residuals, sizes, scale, parts=16)
     order = t.argsort()
-    t, share = t[order], log_weights[order].softmax(0).cumsum(0)
-    levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    mass = log_weights[order].softmax(0)
+    t, share = t[order], mass.cumsum(0) - mass / 2
+    levels = (torch.arange(count, dtype=torch.float64, device=t.device) + 0.5) / count
     after = torch.searchsorted(share, levels).clamp(1, len(t) - 1)
     part = ((levels - share[after - 1]) / (share[after] - share[after - 1]).clamp(min=1e-300)).clamp(0, 1)
-    places = t[after - 1] + part * (t[after] - t[after - 1])
-
-    def fit(at: Tensor) -> float:
-        return law.log_prob(residuals, sizes * at, scale).sum().item()
-
-    return places, fit(places[count // 2]) - fit(torch.zeros((), dtype=torch.float64))
+    return t[after - 1] + part * (t[after] - t[after - 1])

@@ -77,25 +77,35 @@ class IndividualMixin(ReadingMixin):
         if likelihood not in LIKELIHOODS:
             raise ValueError(f"unknown likelihood {likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
         of_values = likelihood == "values"
+        if spread is not None and not spread > 0:
+            raise ValueError(f"the prior's spread must be positive, got {spread}")
+        on_line = of_values and spread is None and (prior is None or prior.line is not None)
         if method == "auto":
-            method = "quadrature" if of_values and self.action.value_law.alpha != 2 and prior is None else "mode"
+            method = "quadrature" if on_line and self.action.value_law.alpha != 2 else "mode"
         if method not in ("mode", "sample", "quadrature"):
             raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
+        if method == "quadrature" and not on_line:
+            raise ValueError(
+                "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
+            )
+        if prior is not None and len(prior.factor) != size:
+            raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
+        if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
+            raise ValueError(
+                f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "
+                "could add to: give it numbers, with likelihood 'values'; or infer it by method 'mode'"
+            )
         read = self.read(self._contexts(observations, chunk))
         values = self.value_evidence(read)
         if of_values and not len(values):
             raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
         if method == "quadrature":
-            if not of_values or prior is not None or spread is not None:
-                raise ValueError("method 'quadrature' is for likelihood 'values' without a prior or a spread")
-            return self._on_line(values, draws, name)
+            return self._on_line(values, draws, name, prior)
         tokens = self.token_evidence(read[:0] if of_values else read, "softmax" if of_values else likelihood)
         if of_values and spread is None and (prior is None or prior.precision is None):
             spread = 1.0
         if of_values and prior is not None and not prior.knows_values:
             raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
-        if prior is not None and len(prior.factor) != size:
-            raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
         mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
         if spread is not None and prior is not None and prior.precision is not None:
             raise ValueError("a prior that was inferred brings its own width: leave spread out")
@@ -146,19 +156,25 @@ class IndividualMixin(ReadingMixin):
         precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
         return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
 
-    def _on_line(self, values: ValueEvidence, draws: int, name: str) -> Individual:
-        """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor."""
+    def _on_line(self, values: ValueEvidence, draws: int, name: str, prior: Individual | None) -> Individual:
+        """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor. What a
+        prior heard on the line is heard again with them."""
         row, law = values.row.double(), values.reader.law
         residuals = values.values.double() - values.loc.double() @ row - values.bias
-        loadings = values.reach.double() * row
+        told = torch.stack([residuals, loading_sizes(law, values.reach.double() * row), values.scale.double()]).cpu()
+        signs, one, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        heard = told
+        if prior is not None and prior.line is not None:
+            heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
         count = draws + 1 - draws % 2  # odd: the median is one of them
-        places, gained = line_posterior(law, residuals, loadings, values.scale.double(), count)
-        one = torch.ones((), dtype=torch.float64)
+        places = line_posterior(law, heard[0], heard[1], heard[2], count)
+        now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[count // 2], before))
         # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
         along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
-        g = row.sign() * along.unsqueeze(-1)
-        observed = Observed(0, len(values), gained, 1.0, 1.0, "values", "quadrature")
-        return Individual.from_normal(g[count // 2], name, evidence=(observed,), draws=g)
+        g = signs * along.unsqueeze(-1)
+        evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
+        observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")
+        return Individual.from_normal(g[count // 2], label, evidence=(*evidence, observed), draws=g, line=heard)
 
     @torch.no_grad()
     def shares(self, observation: str | Observation, chunk: int = 512) -> list[Share]:
