@@ -48,6 +48,11 @@ READ = [
     ("$5 or €7.20", [5.0, 7.2]),
     ("0 and 0.5 but -0", [0.0, 0.5, -0.0]),
     ("(1,2) is a point", [1.0, 2.0]),
+    ("18926408486.48 or 15000000000 or 18926408486 kg", [18926408486.48, 15e9, 18926408486.0]),
+    ("counted...5 and 1..10", [5.0, 1.0, 10.0]),
+    ("6.02×10^23, 1.6×10^-19, 3 x 10^{5}, 2×10⁵ and 10⁻⁹ m", [6.02e23, 1.6e-19, 3e5, 2e5, 1e-9]),
+    ("1万5000年前, 1万5, 3万5千", [15000.0, 15000.0, 35000.0]),
+    ("-$1,200, (−€5.50) but a-$5", [-1200.0, -5.5, 5.0]),
     ("The boiling point of 1,2-dichloroethane (C2H4Cl2) is 356.6 K.", [356.6]),
 ]
 
@@ -69,6 +74,8 @@ KEPT_AS_TEXT = [
     "1,2-dichloroethane, 2-(2-methoxyethoxy)ethanol, 7-azabicyclo[4.1.0]heptane, (1r,2s)-cyclohexane",
     "#123 and file.7z and 1_000",
     "me5@mail.org and https://a.b/c?d=5",
+    "0,001 and 1000,000",
+    "10^400",
 ]
 
 
@@ -79,6 +86,7 @@ RULES = [FIRST_RULES, NumberRules(), ALL, COMMA, NumberRules(kinds=KINDS, decima
 TOLD = [  # text, rules, (value, kind, unit) of each number
     ("5% of $1,272.50 and 20 USD", None, [(5, "percent", "%"), (1272.5, "currency", "$"), (20, "currency", "USD")]),
     ("3-4 km, 10–20%", None, [(3, "range", "km"), (4, "range", "km"), (10, "range", "%"), (20, "percent", "%")]),
+    ("-$1,200 at 1.5×10^3 K", None, [(-1200, "currency", "$"), (1500, "scientific", "K")]),
     ("6.02e23 at 351 K, 5 in total", None, [(6.02e23, "scientific", ""), (351, "number", "K"), (5, "number", "")]),
     (
         "12,34,567 or 1\u202f272,5 or 1'272",
@@ -256,6 +264,10 @@ def test_what_is_not_finite_is_not_written():
         ("is", True),
         ("costs $", False),
         ("(", False),
+        ("-", True),
+        ("of 3-", False),
+        ("_", True),
+        ("#", True),
         ("价格是", False),
         ("", False),
         ("a\n", False),
@@ -264,7 +276,16 @@ def test_what_is_not_finite_is_not_written():
     ],
 )
 def test_a_space_stands_where_the_script_writes_one(before, expected):
-    assert spaced(before) is expected
+    assert spaced(before, "5") is expected
+
+
+@given(before=st.text(alphabet="a1 -+$#_^(/~.é价", max_size=8), value=st.floats(-1e9, 1e9))
+def test_what_stands_before_a_number_never_becomes_part_of_it(before, value):
+    written = format_number(round(value, 3))
+    text = before + " " * spaced(before, written) + written
+    found = find_numbers(text)
+    if before[-1:] not in " .é/":  # "1. 5", and a fraction: there no number is read, with a space or without
+        assert found and found[-1].text == written, text
 
 
 @given(st.floats(1e-200, 1e200), st.integers(1, 8))
@@ -278,6 +299,12 @@ def test_a_rounded_number_is_the_float_of_its_text():
     values = torch.tensor([351.23456789, 0.00123456789, 98765432.1, 1e-7 / 3], dtype=torch.float64)
     texts = [format_number(v) for v in round_significant(values, 6).tolist()]
     assert texts == ["351.235", "0.00123457", "98765400", "3.33333e-08"]
+
+
+@pytest.mark.parametrize("value", [1.23456789e30, 9.87654321e-31, 3.33333333e120, 7.77777777e-200])
+def test_a_rounded_number_far_from_one_is_the_float_of_its_text_too(value):
+    (rounded,) = round_significant(torch.tensor([value], dtype=torch.float64), 6).tolist()
+    assert rounded == float(f"{value:.5e}")
 
 
 BROKEN = ValueTransform("quantile", knots=((-2.0, -50.0), (-0.5, 0.25), (0.8, 7.0), (3.0, 5000.0)))
@@ -348,6 +375,9 @@ def test_an_atom_has_the_probability_of_its_piece(place, family):
     levels = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
     shares = (law.quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), levels) == atom).double().mean(-1)
     torch.testing.assert_close(law.log_prob(loc, scale, atom.expand(3)).exp(), shares, atol=2e-5, rtol=0)
+    under = law.cdf(loc, scale, values.min() - torch.tensor([1e-3, 1.0, 1e6], dtype=torch.float64))
+    if atom == values.min():  # nothing lies below a least value that is an atom
+        assert under.tolist() == [0.0, 0.0, 0.0]
     below = law.cdf(loc, scale, atom.expand(3)) - shares
     for share, start in zip(shares.tolist(), below.tolist(), strict=True):
         assert share > 0.001 and -1e-4 < start < 1 - share + 1e-4

@@ -37,7 +37,7 @@ SLOT = "\ufdd0NUM\ufdd1"
 NUM_TOKEN = "<NUM>"
 """How `<NUM>` is shown in listings of tokens and where its value is not known."""
 
-_CONTEXT = 8  # tokens that decide how a number behind them is written
+_CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number behind them is written
 
 
 class CausalQwenProcessor(ProcessorMixin):
@@ -341,7 +341,8 @@ class CausalQwenProcessor(ProcessorMixin):
         return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
 
     def _spaced_number(self, before: str, value: float) -> str:
-        return (" " if spaced(before) else "") + self.write_number(value)
+        written = self.write_number(value)
+        return " " * spaced(before[-_BEFORE:], written, self.number_rules) + written
 
     def write_number(self, value: float) -> str:
         """The shortest text that these rules read as `value`."""

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from causalqwen.numbers.rules import KINDS, NumberRules
-from causalqwen.numbers.table import AFTER, BEFORE, MONEY, table
+from causalqwen.numbers.table import AFTER, BEFORE, MONEY, SIGNS, table
 from causalqwen.numbers.words import chinese_value, english_value, fraction_value
 
 # Full-width signs, the minus sign, and the traditional forms of Chinese numerals: a character for a character.
@@ -19,7 +19,9 @@ _ALIKE = str.maketrans("０１２３４５６７８９．，＋－％：／（�
 _HINTS = {"chinese": "十百千万亿萬億", "fraction": "¼½¾⅐-⅞"}  # what a text without digits may hold
 _BEFORE_WORDS = re.compile(r"[^A-Za-z]*")
 _IS_MONEY = re.compile(MONEY)
-_BETWEEN = {"-", "–", " – ", "—", "~", " to ", "至", "到"}
+_BETWEEN = {"-", "–", " – ", "—", "~", "..", " to ", "至", "到"}
+_RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
+_POWER_OF_TEN = re.compile(r"(.*?)[ ]?[×x*·⋅]?[ ]?10\^?([+-]?\d+)")
 
 
 class NumberSpan(NamedTuple):
@@ -55,6 +57,11 @@ class _Scanner:
             return fraction_value(written)
         if form == "english":
             return english_value(_BEFORE_WORDS.sub(lambda digits: digits[0].translate(self.digits), written, count=1))
+        if form == "scientific":
+            times, power = _POWER_OF_TEN.fullmatch(re.sub("[{}]", "", written.translate(_RAISED))).groups()
+            return float(f"{(times if times.strip('+-') else times + '1').translate(self.digits)}e{power}")
+        if form == "currency":
+            written = re.sub(SIGNS, "", written)
         digits = written if written.isdigit() else written.translate(self.digits)
         return chinese_value(digits) if form == "chinese" else float(digits)
 
@@ -78,9 +85,9 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
     """The numbers of `text`, left to right, never overlapping; everything outside them is to stay as it is.
 
     Read as numbers by the default rules: 42, -5, +3.5, .5, 1,272.50, 1 272 (no-break spaces), 12,34,567, 6.02e23, １２．５,
-    99.9 in 99.9元, 5 in 5%, 10 in 10km, 3.5万, 2亿, 三百二十.
+    99.9 in 99.9元, 5 in 5%, 10 in 10km, -$1,200, 6.02×10^23, 10⁻⁹, 3.5万, 2亿, 1万5000, 三百二十.
     Left as text: dates, times, versions, IP addresses, identifiers (x1, fp16, COVID-19, 1,2-dichloroethane), phone
-    numbers, fractions with a slash, hexadecimal numbers, codes with a leading zero (007), code in backticks, words (万一,
+    numbers, malformed groups (0,001; 1000,000), fractions with a slash, hexadecimal numbers, codes with a leading zero (007), code in backticks, words (万一,
     十分, 第三十二).
 
     Raises:
@@ -98,10 +105,12 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
         start, end = match.span()
         written = match.group()
         value = scanner.value_of(form, written)
+        if not math.isfinite(value) and form == "scientific":
+            continue  # 10^400 is no more than its characters
         if not math.isfinite(value):
             shown = written if len(written) <= 24 else written[:21] + "..."
             raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
-        unit = unit_of(*beside(alike, start, end))
+        unit = written[1] if form == "currency" else unit_of(*beside(alike, start, end))
         span = NumberSpan(start, end, text[start:end], value, scanner.kind_of(form, written, unit), unit)
         if spans and "range" in scanner.kinds and text[spans[-1].end : start] in _BETWEEN:
             spans[-1] = _end_of_range(spans[-1], unit)

@@ -139,7 +139,7 @@ class ValueLaw(_Calibrated):
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
-        return self.law.cdf(self.transform.cell(value)[1], loc.double(), scale.double())
+        return self.law.cdf(self.transform.reached(value), loc.double(), scale.double())
 
     def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """The smallest central level whose raw interval holds `value`: |2 P(Y <= value) - 1|, and less for an atom."""

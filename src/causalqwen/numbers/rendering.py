@@ -98,14 +98,18 @@ def last_place(value: float, width: float) -> int | None:
     return place if value == 0 else min(place, math.floor(math.log10(abs(value))))
 
 
-def spaced(before: str) -> bool:
-    """Whether a number written after the text `before` gets a space: where the script sets words apart, and there only.
+def spaced(before: str, written: str, rules: NumberRules | None = None) -> bool:
+    """Whether a number gets a space after the text `before`: where the script sets words apart, and there only.
 
     True after a word, a digit or a closing sign; False at the start, after white space, an opening bracket, a currency
-    sign, Han, kana or Thai.
+    sign, Han, kana or Thai. After a sign that would make it another number (the bullet of "- 5"), or none (#5), True.
     """
-    if not before or before[-1].isspace() or before[-1] in _OPENING:
+    if not before or before[-1].isspace():
         return False
+    if before[-1] in _OPENING:
+        start = len(before)
+        found = find_numbers(before + written, rules)
+        return not (found and found[-1][:2] == (start, start + len(written)))
     return not any(low <= before[-1] <= high for low, high in _UNSPACED)
 
 
@@ -122,7 +126,12 @@ def round_significant(values: Tensor, digits: int, place: int | None = None) -> 
     """
     values = values.to(torch.float64)
     magnitude = torch.floor(torch.log10(values.abs().clamp(min=1e-300)))
-    # Exact powers of ten multiply or divide (10^22 is the largest), so that 351.235 comes out as the float of that text.
-    shift = (digits - 1 - magnitude).clamp(-300, 300 if place is None else -place)
-    up, down = 10.0 ** shift.clamp(min=0), 10.0 ** (-shift).clamp(min=0)
-    return torch.round(values * up / down) * down / up + 0.0  # not -0
+    shift = digits - 1 - magnitude
+    shift = shift if place is None else shift.clamp(max=-place)
+    # Powers of ten up to 10^22 are exact, so that 351.235 comes out as the float of that text.
+    up, down = 10.0 ** shift.clamp(0, 300), 10.0 ** (-shift).clamp(0, 300)
+    rounded = torch.round(values * up / down) * down / up
+    for index in ((shift.abs() > 22) & (values != 0)).nonzero():
+        number = Decimal(repr(values[tuple(index)].item()))
+        rounded[tuple(index)] = float(round(number, int(shift[tuple(index)])))
+    return rounded + 0.0  # not -0

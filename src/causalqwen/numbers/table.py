@@ -15,7 +15,8 @@ _UNITS = (
     rf"(?![{_LETTER}0-9])"
 )
 _HAN_UNITS = r"公里|千米|厘米|毫米|米|公斤|千克|毫克|克|吨|升|度|岁|秒|分钟|小时|天|年|人|个"
-MONEY = r"[$€£¥₹]|\b(?:USD|EUR|GBP|JPY|CHF|INR|RMB|CNY)\b|[美欧日]元|人民币|元"
+SIGNS = r"[$€£¥₹]"
+MONEY = rf"{SIGNS}|\b(?:USD|EUR|GBP|JPY|CHF|INR|RMB|CNY)\b|[美欧日]元|人民币|元"
 AFTER = re.compile(rf"[ ]?(%|‰|°[CF]?|℃|℉|{MONEY}|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
 """A unit behind a number; after a space, "in", "A" and "d" are words."""
 BEFORE = re.compile(rf"(百分之|{MONEY})[ ]?\Z", re.ASCII)
@@ -44,6 +45,11 @@ _CHINESE_WORDS = "|".join(
     ]
 )
 
+# What may follow 万 in digits: four of them, which count themselves, or one that counts thousands.
+_REST = r"(?:(?<=万)(?:\d{4}(?![\d.,])|[1-9](?=[元块人]|(?![.,]\d)[^\w%\u3400-\u9fff]|$)))?"
+
+_POWER = r"(?:\^(?:[+-]?\d{1,3}|\{[+-]?\d{1,3}\})(?!\d)|[⁺⁻]?[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹]))"
+
 _SMALL = rf"(?:(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(UNITS)}))?|{'|'.join(TEENS + UNITS)})\b"
 _HUNDREDS = rf"(?:(?:a|{'|'.join(UNITS + TEENS)})[ ]hundred\b(?:[ ](?:and[ ])?{_SMALL})?|{_SMALL})"
 _SCALE = rf"[ -](?:{'|'.join(SCALES)})\b"
@@ -56,9 +62,11 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
     Only the rows of `KINDS` are numbers. Every row takes linear time on any text: repetition is bounded, or unambiguous.
     """
     point, marks = re.escape(rules.decimal), [re.escape(mark) for mark in rules.groups or ""]
-    sign = r"(?:(?<![\w)\]}.%°'\"’”])[+-])?"  # stands where no number or word ends just before it
+    signed = r"(?<![\w)\]}.%°'\"’”])[+-]"  # stands where no number or word ends just before it
+    sign = rf"(?:{signed})?"
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
-    grouped = rf"\d{{1,3}}(?:{groups})(?!\d)" if marks else r"(?!)"
+    grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
+    ungrouped = rf"(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
     digits = rf"(?:{grouped}(?:{point}\d+)?|\d+(?:{point}\d+)?)"
     no_version = rf"(?!{grouped}(?![\d.]))" if r"\." in marks else ""  # 1.272.000
     english = (
@@ -86,8 +94,12 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
         ("", r"\d+(?:/\d+)+"),  # 1/5/2024, 1/2
         ("version", rf"[vV]\d+(?:\.\d+)*[\w-]*|{no_version}\d+(?:\.\d+){{2,}}[\w-]*"),  # v1.2, 1.2.3-rc1, 192.168.0.1
         ("phone", r"\+\d[\d\s().-]{6,}\d"),  # +86 138-0013-8000
-        ("phone", r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b|\b\d{3}-\d{4}\b|\b1[3-9]\d{9}\b"),
+        ("phone", r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b|\b\d{3}-\d{4}\b"),
+        # 13800138000, but no amount: 15000000000, $18926408486, 18926408486.48, 18926408486 kg
+        ("phone", rf"(?<![\w.,+$€£¥₹-])1[3-9]\d{{9}}(?<!00000)(?!\w|[.,]\d|{AFTER.pattern})"),
         ("phone", r"\b\d{3}[ ]\d{4}[ ]\d{4}\b"),  # 138 0013 8000
+        ("scientific", rf"{sign}(?:{digits}[ ]?[×x*·⋅][ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
+        ("currency", rf"{signed}{SIGNS}{digits}"),  # -$1,200: the sign of the number stands before that of the money
         ("", r"\d+(?:-\d+){2,}"),  # 64-17-5, 1-800-555-0199
         ("", r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)"),  # (1r,2s) and (2+) in names of compounds
         ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
@@ -96,13 +108,14 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
         ("", rf"[{_LETTER}]\w*"),  # words, and identifiers that hold digits: x1, fp16, H2O
         ("", r"[#@]\w+"),  # #123
         ("", rf"0x[0-9A-Fa-f]+|\d[\d.]*(?!{_UNITS})(?![eE][+-]?\d)[{_LETTER}][\w]*"),  # 3D, 1st, 4x4
+        ("", ungrouped),
         ("", r"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
         ("words", _CHINESE_WORDS),
         (
             "chinese",
             rf"(?<=百分之)[零十百{_HAN_DIGITS}]+(?:点[零{_HAN_DIGITS}]+)?|{_CHINESE}"
-            rf"|{sign}{digits}[ ]?(?!十){_U}+(?:\d+{_U}+)*",  # 3.5万, 2亿, 3万5千
+            rf"|{sign}{digits}[ ]?(?!十){_U}+(?:\d+{_U}+)*{_REST}",  # 3.5万, 2亿, 3万5千, 1万5000
         ),
-        ("lakh", rf"{sign}\d{{1,2}}(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
-        ("number", rf"{sign}(?:{digits}|(?<![\w)\]}}]){point}\d+)(?:[eE][+-]?\d+)?"),
+        ("lakh", rf"{sign}[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
+        ("number", rf"{sign}(?:{digits}|(?<![\w)\]}}.,]){point}\d+)(?:[eE][+-]?\d+)?"),
     ]

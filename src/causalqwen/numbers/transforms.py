@@ -100,6 +100,14 @@ class ValueTransform:
         low = torch.where((values == at[0]) & (high > low), -torch.inf, low)
         return low, torch.where((values == at[-1]) & (high > low), torch.inf, high)
 
+    def reached(self, values: Tensor) -> Tensor:
+        """The x with P(Y <= v) = P(t(Y) <= x), float64: the upper end of `cell`; -inf below a least value that is an atom,
+        where nothing lies."""
+        ends = self.cell(values)[1]
+        if self.kind != "quantile" or self.knots[0][1] != self.knots[1][1]:
+            return ends
+        return ends.masked_fill(values.to(torch.float64) < self.knots[0][1], -torch.inf)
+
     def forward(self, values: Tensor) -> Tensor:
         """t(v), float64, elementwise; of an atom, the middle of its piece, which is what values that share an individual, or
         that are evidence about one, are read as."""

@@ -20,7 +20,7 @@ _SCALE_OF = {word: 1000 ** (1 + place) for place, word in enumerate(SCALES)}
 
 
 def chinese_value(text: str) -> float:
-    """三百二十 -> 320, 一亿零五万 -> 100050000, 3万5千 -> 35000, 1.2万亿 -> 1.2e12, 三万五 -> 35000, 三点一四 -> 3.14.
+    """三百二十 -> 320, 一亿零五万 -> 100050000, 3万5千 -> 35000, 1万5000 -> 15000, 1.2万亿 -> 1.2e12, 三万五 -> 35000, 三点一四 -> 3.14.
 
     Of sections before 万 and 亿, in decimal arithmetic.
     """
@@ -39,7 +39,7 @@ def chinese_value(text: str) -> float:
             section, digit = Decimal(0), None
         else:
             digit = Decimal(_HAN_DIGITS.get(token, token))
-            unit = 10 if digit == 0 else unit
+            unit = 10 if digit == 0 or len(token) > 1 else unit
     value = total + section + Decimal(digit or 0) * unit / 10
     value += Decimal("0." + ("".join(str(_HAN_DIGITS[char]) for char in decimals) or "0"))
     return float(-value if text[0] == "-" else value)
