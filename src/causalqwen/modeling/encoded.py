@@ -10,17 +10,29 @@ from transformers import BatchEncoding
 from causalqwen.numbers import format_number
 
 
+class NumberText(str):
+    """A number as it stands in a text, with the space that `<NUM>` absorbed, and the value that was read there."""
+
+    value: float
+
+    @classmethod
+    def of(cls, text: str, value: float) -> "NumberText":
+        """The two together."""
+        made = cls(text)
+        made.value = value
+        return made
+
+
 class NumericEncoding(BatchEncoding):
     """transformers' `BatchEncoding`, and `number_texts`: how each number of each text was written.
 
-    `number_texts[i]` lists the written forms of row i's numbers, left to right, with the space that `<NUM>` absorbed.
-    `processor.decode` and `processor.batch_decode` take it (or find it on `numeric_values`, or on a row of it), so that
-    decoding gives the very text back.
+    `number_texts[i]` lists row i's numbers as they stand there, left to right. `processor.decode` and
+    `processor.batch_decode` of an encoding give the very text back; a value that was changed since is written anew.
 
     `digits[i]` says which tokens of row i are digits behind a `<NUM>`: they are read, not predicted.
     """
 
-    number_texts: list[list[str]]
+    number_texts: list[list[NumberText]]
     digits: list[list[bool]]
 
 
@@ -55,12 +67,6 @@ def announced(
     return found
 
 
-class Values(list):
-    """Values of one text, with `number_texts` beside them."""
-
-    number_texts: list[list[str]]
-
-
 def as_tensor(key: str, rows: list) -> Tensor:
     """Rows of one column, stacked; ValueError where their lengths differ."""
     if len({len(row) for row in rows}) > 1:
@@ -68,19 +74,7 @@ def as_tensor(key: str, rows: list) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64 if key == "numeric_values" else torch.int64)
 
 
-def number_texts_of(values: Any) -> list[str] | None:
-    """The written forms that came with values: on the list or tensor itself, or on the tensor that it is a row of."""
-    found = getattr(values, "number_texts", None)
-    if found is not None:
-        return found[0] if len(found) == 1 else None
-    whole = getattr(values, "_base", None)
-    found = getattr(whole, "number_texts", None)
-    if found is None or values.dim() != 1 or values.shape[0] != whole.shape[-1]:
-        return None
-    return found[values.storage_offset() // whole.stride(0)]
-
-
-def rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[str]]]:
+def rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[NumberText]]]:
     """Ids, values and written forms of an encoding's rows, without their padding."""
     ids, mask, values = encoding["input_ids"], encoding["attention_mask"], encoding["numeric_values"]
     if isinstance(ids, Tensor):

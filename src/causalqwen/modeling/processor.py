@@ -21,12 +21,11 @@ from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
 from causalqwen.modeling.context import NumberContext, check_context, writes_digits
 from causalqwen.modeling.encoded import (
+    NumberText,
     NumericEncoding,
     TokenizedText,
-    Values,
     announced,
     as_tensor,
-    number_texts_of,
     rows_of,
 )
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
@@ -154,12 +153,9 @@ class CausalQwenProcessor(ProcessorMixin):
                 raise ValueError(f"text {row}: {error}" if not single else str(error)) from None
         encode = self._beside_digits if writes_digits(self.number_context) else self._in_slots
         data, numeric_values, number_texts, digits = encode(texts, spans, **kwargs)
-        for values, written in zip(numeric_values, number_texts, strict=True):
-            values.number_texts = [written]
         data["numeric_values"] = numeric_values
         if return_tensors == "pt":
             data = {key: as_tensor(key, rows) for key, rows in data.items()}
-            data["numeric_values"].number_texts = number_texts
         elif single:
             data = {key: rows[0] for key, rows in data.items()}
         result = NumericEncoding(data)
@@ -195,10 +191,10 @@ class CausalQwenProcessor(ProcessorMixin):
             # Truncation drops numbers from the end that it cuts.
             kept = spans[row][len(spans[row]) - count :] if side == "left" else spans[row][:count]
             upcoming = (value for _, _, value in kept)
-            numeric_values.append(Values([next(upcoming) if token == slot_id else 0.0 for token in ids]))
+            numeric_values.append([next(upcoming) if token == slot_id else 0.0 for token in ids])
             if count and slot_id != self.num_token_id:
                 encoded["input_ids"][row] = [self.num_token_id if token == slot_id else token for token in ids]
-            number_texts.append([texts[row][start:end] for start, end, _ in kept])
+            number_texts.append([NumberText.of(texts[row][start:end], value) for start, end, value in kept])
         data = {key: encoded[key] for key in encoded if key != "token_type_ids"}
         return data, numeric_values, number_texts, [[False] * len(ids) for ids in encoded["input_ids"]]
 
@@ -226,8 +222,9 @@ class CausalQwenProcessor(ProcessorMixin):
                 tokens = tokens[-limit:] if from_left else tokens[:limit]
             kept = {number for _, number, _ in tokens}
             input_ids.append([token for token, _, _ in tokens])
-            numeric_values.append(Values([0.0 if n is None else of_row[n][2] for _, n, _ in tokens]))
-            number_texts.append([text[start:end] for n, (start, end, _) in enumerate(of_row) if n in kept])
+            numeric_values.append([0.0 if n is None else of_row[n][2] for _, n, _ in tokens])
+            written = [NumberText.of(text[start:end], value) for start, end, value in of_row]
+            number_texts.append([one for n, one in enumerate(written) if n in kept])
             digits.append([written for _, _, written in tokens])
         data = dict(
             self.tokenizer.pad(
@@ -272,15 +269,13 @@ class CausalQwenProcessor(ProcessorMixin):
         Args:
             token_ids: ids [L], or the `NumericEncoding` of one text, whose padding is then left out.
             numeric_values: values [L]. Without them `<NUM>` is written as such.
-            number_texts: written forms of the first numbers, left to right; by default those that came with the
-                encoding or with `numeric_values`. Further numbers are written from their values, in the shortest form
+            number_texts: written forms of the first numbers, left to right; those of an encoding by default. Further numbers,
+                and those of `number_texts` whose value is another one now, are written from their values, in the shortest form
                 that reads back as the same float64, with a space before them where the script sets words apart.
             skip_special_tokens, kwargs: as for the tokenizer.
         """
         if isinstance(token_ids, BatchEncoding):
             return self.batch_decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)[0]
-        if number_texts is None:
-            number_texts = number_texts_of(numeric_values)
         ids = token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids)
         values = numeric_values.tolist() if isinstance(numeric_values, Tensor) else numeric_values
         if values is not None and len(values) != len(ids):
@@ -300,7 +295,7 @@ class CausalQwenProcessor(ProcessorMixin):
             value, index = numbers[place] if place < len(numbers) else (None, 0)
             if value is None:
                 text += NUM_TOKEN
-            elif index < len(known):
+            elif index < len(known) and getattr(known[index], "value", value) == value:
                 text += known[index]
             else:
                 text += self._spaced_number(text, value)
