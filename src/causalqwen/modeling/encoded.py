@@ -1,7 +1,6 @@
 """What the processor gives and takes: tokens with the values, and the written forms, of the numbers among them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor

@@ -87,8 +87,8 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
     Read as numbers by the default rules: 42, -5, +3.5, .5, 1,272.50, 1 272 (no-break spaces), 12,34,567, 6.02e23, １２．５,
     99.9 in 99.9元, 5 in 5%, 10 in 10km, -$1,200, 6.02×10^23, 10⁻⁹, 3.5万, 2亿, 1万5000, 三百二十.
     Left as text: dates, times, versions, IP addresses, identifiers (x1, fp16, COVID-19, 1,2-dichloroethane), phone
-    numbers, malformed groups (0,001; 1000,000), fractions with a slash, hexadecimal numbers, codes with a leading zero (007), code in backticks, words (万一,
-    十分, 第三十二).
+    numbers, malformed groups (0,001; 1000,000), fractions with a slash, hexadecimal numbers, codes with a leading zero
+    (007), code in backticks, words (万一, 十分, 第三十二).
 
     Raises:
         ValueError: a number that float64 cannot hold, with its place in the text.

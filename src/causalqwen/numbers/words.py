@@ -20,7 +20,8 @@ _SCALE_OF = {word: 1000 ** (1 + place) for place, word in enumerate(SCALES)}
 
 
 def chinese_value(text: str) -> float:
-    """三百二十 -> 320, 一亿零五万 -> 100050000, 3万5千 -> 35000, 1万5000 -> 15000, 1.2万亿 -> 1.2e12, 三万五 -> 35000, 三点一四 -> 3.14.
+    """三百二十 -> 320, 一亿零五万 -> 100050000, 3万5千 -> 35000, 1万5000 -> 15000, 1.2万亿 -> 1.2e12, 三万五 -> 35000,
+    三点一四 -> 3.14.
 
     Of sections before 万 and 亿, in decimal arithmetic.
     """
