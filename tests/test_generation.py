@@ -316,6 +316,44 @@ def test_the_race_draws_num_with_its_softmax_probability():
     assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
 
 
+def test_the_race_takes_num_where_a_sampler_leaves_nothing_else():
+    torch.manual_seed(0)
+    logits = torch.tensor([[-torch.inf] * 4 + [2.0], [0.0] * 4 + [-torch.inf], [1.0, 0.0, -1.0, 2.0, 0.5]])
+    for _ in range(50):
+        drawn = RaceSampler()(None, logits.clone())
+        assert not drawn.isnan().any() and drawn.argmax(-1)[0] == 4 and drawn.argmax(-1)[1] < 4
+
+
+@pytest.mark.parametrize("sampler", [{"top_p": 0.9}, {"top_k": 1}, {"min_p": 0.5}])
+def test_samplers_that_leave_num_alone_take_it(talker, sampler):
+    """P_NUM = 0.95: the nucleus of 0.9 is `<NUM>`."""
+    inputs = talker.processor("They say that it is", prompt=True, return_tensors="pt")
+    logits = talker(**inputs).logits[0, -1]
+    with torch.no_grad():
+        rest, number = logits[:-1].logsumexp(-1), logits[-1]
+        talker.action.num_bias += rest - number + math.log(0.95 / 0.05)
+    for seed in range(20):
+        made = talker.generate(
+            **inputs, causal_decoding=CausalDecoding.preset("softmax", seed=seed), max_new_tokens=1, **sampler
+        )
+        assert made.sequences[0, -1] == talker.config.num_token_id
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("preset", ["persona", "individual-only", "causal"])
+def test_a_plan_that_leaves_no_scale_spoils_nothing_for_later_ones(tiny_tokenizer, preset, noise):
+    texts = []
+    for first in (None, preset):
+        model = graft_tiny("llama", tiny_tokenizer, start="minimal", initial_noise=noise)
+        inputs = model.processor("They say that it is", prompt=True, return_tensors="pt")
+        for name in (first, "standard"):
+            if name is not None:
+                plan = CausalDecoding.preset(name, seed=3)
+                made = model.generate(**inputs, causal_decoding=plan, max_new_tokens=12, eos_token_id=None)
+        texts.append(made.sequences)
+    assert torch.equal(*texts)
+
+
 @pytest.mark.parametrize("context", ["value", "digits", "both"])
 def test_beam_search_carries_the_values_of_its_beams(tiny_tokenizer, context):
     talker = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))

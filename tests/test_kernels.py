@@ -295,3 +295,22 @@ def test_bounded_decisions_are_the_exact_ones(family, threshold):
     for _ in range(5):
         bounds.decision_scores(loc, spread, torch.full((2, 1), threshold), mask)
     assert bounds.full - constant <= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("first", ["all", "half"])
+def test_scales_without_a_coordinate_leave_the_bounds_as_they_are(family, first):
+    """`persona` integrates nothing out, and `causal` without noise neither: a scale of 0 is no reference for later ones."""
+    law, generator = get_family(family), torch.Generator().manual_seed(0)
+    weight = torch.randn(3000, 24, generator=generator)
+    bounds = ScaleBounds(weight, law)
+    empty = torch.zeros(1, 24)
+    if first == "half":
+        empty[:, 12:] = 0.7
+    for step in range(12):
+        full = torch.rand(1, 24, generator=generator) + 0.5
+        for scale in (empty, full, torch.where(empty > 0, 0.0, full), empty):
+            loc = F.linear(torch.randn(1, 24, generator=generator), weight)
+            threshold = torch.full((1, 1), 2.0)
+            exact = decision_scores(loc, law.linear_scale(scale, weight), threshold)
+            assert torch.equal(bounds.decision_scores(loc, scale, threshold).argmax(-1), exact.argmax(-1)), step

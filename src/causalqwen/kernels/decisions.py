@@ -51,14 +51,18 @@ class ScaleBounds:
 
     def _row(self, excess: Tensor, powers: Tensor) -> Tensor:
         self.seen += 1
+        if not bool(powers.any()):  # nothing is left to integrate out: every scale is the floor, and no reference
+            return excess / SCALE_FLOOR
         if self.reference is not None and self.base is not None:
             if torch.equal(powers, self.reference):
                 return excess / self._scales(self.base)
-            ratio = powers / self.reference
+            known = self.reference > 0
+            ratio = powers[known] / self.reference[known]
+            most = torch.inf if bool(powers[~known].any()) else ratio.max()  # where s_0 has nothing, s may have all
             factor = (powers @ self.reference) / (self.reference @ self.reference)
             slack = self.norms * (powers - factor * self.reference).norm()
             low = torch.maximum(self.base * ratio.min(), factor * self.base - slack) * (1 - _SLACK)
-            high = torch.minimum(self.base * ratio.max(), factor * self.base + slack) * (1 + _SLACK)
+            high = torch.minimum((self.base * most).nan_to_num(torch.inf), factor * self.base + slack) * (1 + _SLACK)
             low, high = self._scales(low), self._scales(high)
             positive = excess > 0
             worst = excess / torch.where(positive, high, low)

@@ -28,7 +28,8 @@ class RaceSampler(LogitsProcessor):
     torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins, and it consumes one E_k
     per column; one column more would shift every later draw. Here the race is run over the backbone's V columns alone.
     Its winning time is Exp(1) whoever wins, and decides independently whether `<NUM>` is taken instead:
-    P(NUM) = p_NUM, P(k) = (1 - p_NUM) p_k, as under the softmax over all columns.
+    P(NUM) = p_NUM, P(k) = (1 - p_NUM) p_k, as under the softmax over all columns. Where a sampler has left `<NUM>` alone, it
+    is taken.
     """
 
     def __init__(self) -> None:
@@ -37,13 +38,15 @@ class RaceSampler(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.scores.append(scores)
         tokens, of_number = scores[:, :-1], scores[:, -1]
+        alone = (tokens == -torch.inf).all(-1)
+        tokens = tokens.masked_fill(alone.unsqueeze(-1), 0.0)  # a race all the same: every row consumes as much chance
         probabilities = nn.functional.softmax(tokens, dim=-1)
         times = torch.empty_like(probabilities).exponential_(1)
         speed, winner = (probabilities / times).max(dim=-1)
         time, place = 1 / speed, winner.unsqueeze(-1)
         partition = (tokens.gather(-1, place) - probabilities.gather(-1, place).log()).squeeze(-1)
         num_prob = torch.sigmoid(of_number - partition)
-        winner = torch.where(-torch.expm1(-time) < num_prob, tokens.shape[-1], winner)
+        winner = torch.where(alone | (-torch.expm1(-time) < num_prob), tokens.shape[-1], winner)
         return torch.full_like(scores, -torch.inf).scatter_(-1, winner.unsqueeze(-1), 0.0)
 
 
