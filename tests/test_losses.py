@@ -238,6 +238,8 @@ def test_masks_follow_labels_padding_and_unknown_values():
     assert masks.num_mask.tolist() == [[True, False, False, True], [True, False, False, False]]
     assert masks.values[masks.num_mask].tolist() == [2.5, 4.0, 1.0]
     assert masks.targets[1].tolist() == [num, -100, -100, -100]
+    left = shift_targets(labels.flip(1), values.flip(1), mask.flip(1), num)  # padding predicts nothing
+    assert left.cls_mask.tolist() == [[True] * 4, [False, False, False, True]]
 
 
 def test_total_loss_counts_tokens_and_numbers_over_the_whole_batch():

@@ -47,6 +47,17 @@ def test_text_without_numbers_has_the_backbones_logits_to_the_last_bit(tiny, sid
     assert (ours.ovr_probs[..., : theirs.shape[-1]][..., free] == 0).all()
 
 
+@pytest.mark.parametrize("skip_logits", [False, True])
+def test_a_batch_has_one_loss_whichever_side_it_is_padded_on(tiny, skip_logits):
+    losses = []
+    for side in ("right", "left"):
+        inputs = batch(tiny, NUMBERS, padding_side=side)
+        with torch.no_grad():
+            losses.append(tiny(**inputs, labels=inputs["input_ids"], skip_logits=skip_logits))
+    assert losses[0].loss_cls.item() == pytest.approx(losses[1].loss_cls.item(), rel=1e-4)
+    assert losses[0].loss_reg.item() == pytest.approx(losses[1].loss_reg.item(), rel=1e-4)
+
+
 def test_num_stands_on_the_first_free_row_or_behind_the_matrix(tiny, family, tiny_tokenizer):
     config, size = tiny.config, len(tiny_tokenizer)
     assert config.num_token_id == size == tiny.processor.num_token_id

@@ -68,6 +68,42 @@ def test_digits_are_read_exactly_as_the_bare_backbone_reads_the_text(family, tin
             torch.testing.assert_close(with_plan[row, -len(ids) :][words], alone[0, words], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_sequences_packed_into_one_row_are_read_as_each_alone(family, attention, tiny_tokenizer):
+    model = graft_tiny(family, tiny_tokenizer, number_context="digits")
+    model.set_attn_implementation(attention)
+    alone = [
+        model.processor(text, return_tensors="pt")
+        for text in ("It is 5 and then -3.5 of", "7", "12 or 3, (-8)", "none")
+    ]
+    ids, values = (torch.cat([one[name] for one in alone], dim=1) for name in ("input_ids", "numeric_values"))
+    places = torch.cat([torch.arange(one["input_ids"].shape[1]) for one in alone])[None]
+    words = ids[0] != model.config.num_token_id
+    packed = {"input_ids": ids, "numeric_values": values, "position_ids": places, "use_cache": False}
+    expected = torch.cat([model(**one).logits for one in alone], dim=1)[0, words]
+    torch.testing.assert_close(model(**packed).logits[0, words], expected, rtol=0, atol=1e-4)
+
+
+def test_positions_that_are_given_are_kept(tiny_tokenizer):
+    """Counted with `<NUM>` or without it, from 0 or from elsewhere."""
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits").double()
+    inputs = model.processor("It is 5 and then -3.5 of", return_tensors="pt")
+    hidden = inputs["input_ids"] == model.config.num_token_id
+    length, words = hidden.shape[1], ~hidden[0]
+    expected = model(**inputs).logits[0, words]
+    raw = torch.arange(length)[None]
+    told = inputs["attention_mask"].masked_fill(hidden, 0)
+    seen = (told.cumsum(-1) - 1).clamp(min=0)
+    for places in ({"position_ids": raw}, {"position_ids": seen, "attention_mask": told}):
+        found = model(**{**inputs, **places}).logits[0, words]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    # rotary positions are relative: all moved by as much give the same, and a gap in them does not
+    torch.testing.assert_close(model(**inputs, position_ids=raw + 7).logits[0, words], expected, rtol=0, atol=1e-4)
+    gap = raw + 3 * (raw > length // 2)
+    assert not torch.allclose(model(**inputs, position_ids=gap).logits[0, words], expected, atol=1e-3)
+
+
 def test_only_digits_hide_num(tiny_tokenizer):
     """`both` shows the value to the backbone, `digits` does not, whatever the value is."""
     inputs = CausalQwenProcessor(tiny_tokenizer, number_context="both")("It is 5 and", return_tensors="pt")

@@ -29,12 +29,14 @@ def shift_targets(
     Args:
         labels: int64 [B, S], unshifted, -100 where a token has no loss.
         numeric_labels: float [B, S], unshifted; None where there are no numbers.
-        attention_mask: [B, S], 0 on padding (a padded label never counts); None for no padding.
+        attention_mask: [B, S], 0 on padding; None for no padding. A label on padding never counts, and neither does one that
+            padding would predict: the first token of a row that is padded on the left.
     """
     targets = labels[:, 1:]
     cls_mask = targets != IGNORE_INDEX
     if attention_mask is not None:
-        cls_mask = cls_mask & attention_mask[:, -labels.shape[1] :][:, 1:].bool()
+        real = attention_mask[:, -labels.shape[1] :].bool()
+        cls_mask = cls_mask & real[:, 1:] & real[:, :-1]
     if numeric_labels is None:
         values = torch.zeros_like(targets, dtype=torch.float64)
         num_mask = torch.zeros_like(cls_mask)

@@ -13,7 +13,7 @@ from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, 
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.context import without
+from causalqwen.modeling.context import packed_mask, seen_positions, without
 from causalqwen.modeling.copying import CopyHead
 from causalqwen.modeling.domains import DomainsMixin
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
@@ -180,9 +180,12 @@ class CausalQwenForCausalLM(
     ) -> tuple[Tensor | None, Tensor | None]:
         """Attention mask and position_ids as the backbone gets them: as they are, but for a context that hides `<NUM>`.
 
-        There the mask is 0 at each `<NUM>` of input_ids, and position_ids follow from it. Beside a cache the mask [B, L] must
-        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention
-        already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
+        There the mask is 0 at each `<NUM>` of input_ids, and position_ids do not count it: they follow from the mask, or,
+        where they are given, lose what is hidden before them in their sequence. A mask that is 0 at each `<NUM>` already says
+        that they do not count it any more. Without a mask and a cache, position_ids that start again mark sequences that are
+        packed into one row, as transformers reads them, and each attends to itself alone. Beside a cache the mask [B, L] must be
+        given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention already
+        ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
         """
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
         if not self.config.hides_numbers or input_ids is None or made:
@@ -193,8 +196,20 @@ class CausalQwenForCausalLM(
         hidden = input_ids == self.config.num_token_id
         if not cached and not bool(hidden.any()):
             return attention_mask, position_ids
-        attention_mask, position_ids = without(hidden, attention_mask)
-        return attention_mask, position_ids[:, -input_ids.shape[1] :]
+        mask, counted = without(hidden, attention_mask)
+        if position_ids is None:
+            return mask, counted[:, -input_ids.shape[1] :]
+        position_ids = position_ids.expand(len(input_ids), -1)
+        if attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :][hidden].any()):
+            return attention_mask, position_ids
+        packed = None if attention_mask is not None else packed_mask(position_ids, hidden, self.dtype)
+        window = getattr(self.config.text_config, "sliding_window", None)
+        if packed is not None and window is not None and input_ids.shape[1] > window:
+            raise ValueError(
+                f"sequences of {input_ids.shape[1]} tokens packed into one row do not fit a backbone whose attention reaches "
+                f"{window}, with number_context='digits': give them as rows of their own"
+            )
+        return mask if packed is None else packed, seen_positions(position_ids, hidden)
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -272,7 +287,9 @@ class CausalQwenForCausalLM(
                 labels=labels,
                 also_right=also_right,
                 numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
-                attention_mask=attention_mask,
+                attention_mask=attention_mask
+                if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+                else None,
                 candidates=candidates,
                 output_ovr=output_ovr,
                 skip_logits=skip_logits,
