@@ -133,7 +133,7 @@ def losses(model: CausalQwenForCausalLM, facts: list[Any], negatives: Tensor, of
     loc_U, scale_U = model.abduction(features)
     loc, scale = model.situate(loc_U, scale_U)
     thresholds = model.thresholds(features, loc_U, scale_U)
-    lm_head = model.get_output_embeddings()
+    lm_head = model.vocabulary()
     num_scale = model.action.num_scale(scale, lm_head)
     log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
     rest = torch.zeros_like(log_num)
@@ -149,7 +149,7 @@ def losses(model: CausalQwenForCausalLM, facts: list[Any], negatives: Tensor, of
 
 def sampled_softmax(model: CausalQwenForCausalLM, loc: Tensor, targets: Tensor, sample: Negatives) -> Tensor:
     """Cross-entropy over the target, `<NUM>`, and the sampled tokens, each of which stands for as many as its weight."""
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     is_num = targets == model.config.num_token_id
     num_score = action.num_loc(loc, lm_head)
     words = lm_head.weight[targets.masked_fill(is_num, 0)]

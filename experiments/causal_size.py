@@ -25,7 +25,7 @@ def seconds(model: CausalQwenForCausalLM, z: torch.Tensor, repeats: int) -> floa
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
-        model.action.score_loc(model.abduction.locate(z), model.get_output_embeddings())
+        model.action.score_loc(model.abduction.locate(z), model.vocabulary())
         taken.append(time.perf_counter() - start)
     return sorted(taken)[repeats // 2]
 
@@ -49,7 +49,7 @@ def main() -> None:
             model = CausalQwenForCausalLM.from_backbone(
                 "smollm2-135m", dtype=torch.float32, causal_size=size, text=text
             )
-        scores = model.action.score_loc(model.abduction.locate(z), model.get_output_embeddings())
+        scores = model.action.score_loc(model.abduction.locate(z), model.vocabulary())
         ours = scores[:, : model.action.rows].log_softmax(-1)
         agreed = (scores.argmax(-1) == theirs.argmax(-1)).float().mean().item()
         perplexity = -ours.gather(-1, targets[:, None]).mean()

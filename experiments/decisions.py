@@ -21,7 +21,7 @@ STEPS, ROWS = 20_000, 64
 def compare(model: CausalQwenForCausalLM, features: torch.Tensor) -> tuple[int, int]:
     """(steps, equal decisions) over all presets that draw or integrate."""
     names = [name for name in PRESETS if name != "softmax"]
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     steps = equal = 0
     for index, z in enumerate(tqdm(features.split(ROWS), leave=False)):
         plan = CausalDecoding.preset(names[index % len(names)], seed=index)
@@ -56,9 +56,10 @@ def main() -> None:
             length = features.norm(dim=-1).mean()
             net = model.abduction.scale_net
             net.weight.normal_(std=(spread * net.bias.mean() / length).item() if spread else 0.0)
-        steps, equal = compare(model, features)
-        bounds = model.scale_bounds.value
-        share = f", all scales on {bounds.full / bounds.seen:.2%}" if bounds else ""
+        with model.standing():
+            steps, equal = compare(model, features)
+            bounds = model.vocabulary().bounds
+        share = f", all scales on {bounds.full / bounds.seen:.2%}" if bounds.seen else ""
         print(f"{name:36} {equal:,} of {steps:,} decisions equal{share}", flush=True)
 
 

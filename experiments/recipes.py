@@ -81,7 +81,7 @@ class Text(TextAnchor):
         thresholds = model.thresholds(features, loc_U, scale_U)
         if kind == "ovr":
             return model.rest_loss(None, loc, scale, thresholds, ids[:, 1:]).mean()
-        lm_head = model.get_output_embeddings()
+        lm_head = model.vocabulary()
         wanted = F.linear(base, lm_head.weight).softmax(-1).detach()
         scales, law = model.action.score_scale_of(scale, lm_head), model.action.law.name
         log_p, log_q = ovr_log_probs(lm_head(loc), scales, thresholds, family=law, slope=model.action.score_slope)

@@ -80,7 +80,7 @@ def test_a_calibrated_model_comes_back_bit_for_bit(calibrated, tmp_path):
 def test_anchors_and_the_rest_estimate_the_partition(calibrated):
     """With every token an anchor the estimate is exact; with some, it is near the truth on the calibration text."""
     facts = summarize_scores(calibrated, text_chunks(calibrated, TEXT, 64))
-    head = calibrated.get_output_embeddings()
+    head = calibrated.vocabulary()
     estimate = calibrated.action.partition(facts.features, facts.loc, head).squeeze(-1)
     assert (estimate - facts.log_partition).abs().median() < 0.1
     model = calibrated.action.partition

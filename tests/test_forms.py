@@ -66,7 +66,7 @@ def test_thresholds_per_token_are_kept_read_and_learned(tiny_tokenizer, tmp_path
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded(ids).logits)
     facts = summarize_scores(model, text_chunks(model, WORDS * 2, 64))
-    head = model.get_output_embeddings()
+    head = model.vocabulary()
     torch.testing.assert_close(facts.log_partition, head(facts.loc).logsumexp(-1))
     torch.testing.assert_close(head(facts.loc), torch.nn.functional.linear(facts.loc, head.weight, head.bias))
 
@@ -81,8 +81,9 @@ def test_thresholds_per_token_are_kept_read_and_learned(tiny_tokenizer, tmp_path
 
 
 def test_one_threshold_costs_nothing(tiny_llama):
-    assert tiny_llama.get_output_embeddings() is tiny_llama.backbone.get_output_embeddings()
-    assert tiny_llama.action.token_thresholds is None
+    layer = tiny_llama.backbone.get_output_embeddings()
+    assert tiny_llama.get_output_embeddings() is layer and tiny_llama.vocabulary().weight is layer.weight
+    assert tiny_llama.action.token_thresholds is None and tiny_llama.vocabulary().bias is layer.bias
 
 
 # ---- a causal size below H -------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
     """The slow obvious loop: no cache, no batch, the law written out at every step (theory 3.9)."""
     inputs = model.processor(prompt, return_tensors="pt")
     ids, values = inputs["input_ids"], inputs["numeric_values"]
-    action, head, law = model.action, model.get_output_embeddings(), model.action.law
+    action, head, law = model.action, model.vocabulary(), model.action.law
     seed = torch.tensor([plan.seed])
     margins = []
     for _ in range(new_tokens):

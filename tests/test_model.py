@@ -166,7 +166,7 @@ def test_the_equal_scale_bounds_every_tokens_own(tiny_tokenizer, vocabulary_fami
         head = model.get_output_embeddings()
         common = model.action.score_scale_of(scale, head)
         rows = head.weight[model.action.vocabulary_mask].clone()
-        rows[-1] = model.action._num_row(head)
+        rows[-1] = model.vocabulary().number_row()
         own = model.action.law.linear_scale(scale, rows)
     assert model.action.num_row.abs().max() > rows[-1].abs().max()
     assert (own <= common * (1 + 1e-5)).all()

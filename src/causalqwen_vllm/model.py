@@ -16,6 +16,7 @@ from causalqwen.evaluation.predict import describe
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.heads import HeadsMixin
 from causalqwen.modeling.prediction import NumberPredictionMixin
+from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
 from causalqwen_vllm.requests import Company, Request, companies
@@ -60,7 +61,6 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         for part in (self.abduction.loc_net, self.score_head):
             if part is not None:
                 part.to(vllm_config.model_config.dtype)
-        self._vocabulary: VocabularyMatrix | None = None
         self._step: tuple[list[Request], Tensor] | None = None
         self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
 
@@ -71,12 +71,15 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
 
         return GraftState
 
-    def get_output_embeddings(self) -> Any:
-        if self._vocabulary is None:
-            self._vocabulary = VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
-        return self.action.thresholded(self._vocabulary if self.score_head is None else self.score_head)
+    def vocabulary(self) -> Vocabulary:
+        """Weights stand still from when they are loaded: one for ever."""
+        if self._standing is None:
+            layer = VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
+            self._standing = self.action.vocabulary(layer if self.score_head is None else self.score_head)
+        return self._standing
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        self._standing = None
         return AutoWeightsLoader(self).load_weights(weights)
 
     # ---- numbers in --------------------------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         """Scores [B, V'] whose argmax is the decision, from the features [B, H] of each row's last token."""
         features = hidden_states.unsqueeze(1)
         if self._step is None:
-            return self.action.score_loc(self.abduction.locate(features), self.get_output_embeddings())[:, 0]
+            return self.action.score_loc(self.abduction.locate(features), self.vocabulary())[:, 0]
         (requests, last), self._step = self._step, None
         places = (last + 1).tolist()
         is_open = [

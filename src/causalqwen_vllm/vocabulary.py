@@ -20,10 +20,7 @@ class ShardedRows:
         part = head.shard_indices
         self._start, self._end = part.org_vocab_start_index, part.org_vocab_end_index
         self._known: dict[int, Tensor] = {}
-        self.device, self.dtype, self._version = head.weight.device, head.weight.dtype, 0
-
-    def data_ptr(self) -> int:
-        return self._mine.data_ptr()
+        self.device, self.dtype = head.weight.device, head.weight.dtype
 
     def __getitem__(self, index: int | slice | Tensor) -> Tensor:
         """Rows [..., C], on every rank."""

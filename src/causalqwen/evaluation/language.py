@@ -124,11 +124,12 @@ def _score_positions(
     theirs, target = upcast(theirs), targets[:, None]
     loc_U, scale_U = model.abduction(features)
     scale = action.law.add(scale_U, action.noise)
-    thresholds = {"ovr": model.thresholds(features, loc_U, scale_U)}
+    words = model.vocabulary()
+    thresholds = {"ovr": model.thresholds(features, loc_U, scale_U, words)}
     choice, backbone_choice = model.decide(loc_U, scale, thresholds["ovr"]), theirs.argmax(-1)
     log_partition = theirs.logsumexp(-1)
-    scores = upcast(action.score_loc(loc_U, model.get_output_embeddings()))
-    scales = action.score_scale_of(scale, model.get_output_embeddings())
+    scores = upcast(action.score_loc(loc_U, words))
+    scales = action.score_scale_of(scale, words)
     logits = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
     made = {
         "agrees": choice == backbone_choice,

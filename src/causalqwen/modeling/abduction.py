@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import upcast
-from causalqwen.modeling.kept import Kept
 
 
 def softplus_inverse(value: float) -> float:
@@ -83,7 +82,6 @@ class AbductionNetwork(nn.Module):
         self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
         self.domains = nn.ModuleDict()
         self.domain: str | None = None
-        self._identity = Kept()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -97,7 +95,7 @@ class AbductionNetwork(nn.Module):
         nn.init.constant_(self.scale_net.bias, start)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """features z [..., H] -> loc_U [..., C] in the dtype of z, scale_U [..., C] in float32 at least, positive."""
+        """features z [..., H] -> loc_U [..., C] in the dtype of W_loc, scale_U [..., C] in float32 at least, positive."""
         base = self._locate(features), self._spread(features)
         return base if self.domain is None else self.domains[self.domain](features, *base)
 
@@ -106,7 +104,7 @@ class AbductionNetwork(nn.Module):
         return self._spread(features) if self.domain is None else self(features)[1]
 
     def locate(self, features: Tensor) -> Tensor:
-        """loc_U [..., C] alone. Without gradients, W_loc = I is not multiplied by: that changes no bit."""
+        """loc_U [..., C] alone."""
         return self._locate(features) if self.domain is None else self(features)[0]
 
     def _spread(self, features: Tensor) -> Tensor:
@@ -117,21 +115,10 @@ class AbductionNetwork(nn.Module):
         return scale if self.max_scale is None else scale.clamp(max=self.max_scale)
 
     def _locate(self, features: Tensor) -> Tensor:
-        loc = features if not torch.is_grad_enabled() and self._is_identity() else self.loc_net(features)
+        loc = self.loc_net(features.to(self.loc_net.weight.dtype))  # W_loc = I changes no bit
         if self.residual is not None:
             loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)
         return loc
-
-    def _is_identity(self) -> bool:
-        """W_loc = I and b_loc = 0; looked at anew when one of them changes."""
-        weight, bias = self.loc_net.weight, self.loc_net.bias
-
-        def looked_at() -> bool:
-            square = weight.shape[0] == weight.shape[1]
-            eye = square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
-            return eye and not bool(bias.any())
-
-        return self._identity.get(looked_at, weight, bias)
 
 
 class ValueBranch(nn.Module):

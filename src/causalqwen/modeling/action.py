@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
-from causalqwen.modeling.kept import Kept
+from causalqwen.modeling.vocabulary import Vocabulary, effective_weight
 
 
 class PartitionEstimate(nn.Module):
@@ -31,61 +31,31 @@ class PartitionEstimate(nn.Module):
     def __init__(self, hidden_size: int, anchors: int) -> None:
         super().__init__()
         self.register_buffer("anchor_ids", torch.zeros(anchors, dtype=torch.int64))
-        self._rows = Kept()
         self.rest = nn.Linear(hidden_size, 1)
 
-    def forward(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
+    def forward(self, features: Tensor, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
         """[..., 1], float32, from features [..., H] and loc_U [..., C]."""
-        return torch.logaddexp(self._scores(loc, lm_head).logsumexp(-1, keepdim=True), self._rest(features))
+        return torch.logaddexp(self._scores(loc, vocabulary).logsumexp(-1, keepdim=True), self._rest(features))
 
-    def entropy(self, features: Tensor, loc: Tensor, lm_head: nn.Linear) -> Tensor:
+    def entropy(self, features: Tensor, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
         """The anchors' share of the softmax's entropy, -sum_{k in anchors} p_k log p_k, [..., 1], float32, nats."""
-        scores = self._scores(loc, lm_head)
+        scores = self._scores(loc, vocabulary)
         log_p = scores - torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._rest(features))
         return -(log_p.exp() * log_p).sum(-1, keepdim=True)
 
-    def _scores(self, loc: Tensor, lm_head: nn.Linear) -> Tensor:
-        bias = None if lm_head.bias is None else upcast(lm_head.bias[self.anchor_ids])
-        return F.linear(upcast(loc), self._anchor_rows(lm_head.weight), bias)
-
-    def _anchor_rows(self, weight: Tensor) -> Tensor:
-        """The anchors' rows of W, float32; without gradients they are kept until W changes."""
-        if torch.is_grad_enabled():
-            return upcast(weight[self.anchor_ids])
-        return self._rows.get(lambda: upcast(weight[self.anchor_ids]), weight, self.anchor_ids)
+    def _scores(self, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
+        bias = None if vocabulary.bias is None else upcast(vocabulary.bias[self.anchor_ids])
+        return F.linear(upcast(loc), vocabulary.rows(self.anchor_ids), bias)
 
     def _rest(self, features: Tensor) -> Tensor:
-        return F.linear(upcast(features), upcast(self.rest.weight), upcast(self.rest.bias))
-
-
-class ThresholdedHead:
-    """An lm_head whose tokens have thresholds of their own: C_k = C + eps_k (overview 4, foundations 3.1.1).
-
-    Only S_k - C_k decides anything: eps_k is subtracted from the bias. `weight` [V, C], `bias` [V], and the product.
-    """
-
-    def __init__(self, head: nn.Linear, thresholds: Tensor) -> None:
-        self.head, self.thresholds = head, thresholds
-
-    @property
-    def weight(self) -> Tensor:
-        return self.head.weight
-
-    @property
-    def bias(self) -> Tensor:
-        own = self.thresholds.to(self.weight.dtype)
-        return -own if self.head.bias is None else self.head.bias - own
-
-    def __call__(self, loc: Tensor) -> Tensor:
-        scores: Tensor = self.head(loc)
-        return scores - self.thresholds.to(scores.dtype)
+        return upcast(self.rest(features.to(self.rest.weight.dtype)))
 
 
 class ActionNetwork(nn.Module):
     """The action law.
 
     Its W_cls is a linear layer `lm_head` of V rows: its own where `vocab_size` is given, else the backbone's, handed to
-    each call, so that it stays tied to the embedding where it was.
+    each call, so that it stays tied to the embedding where it was; or a `Vocabulary` of it, which keeps what follows from it.
 
     `<NUM>` has a row of its own (`num_row`, `num_bias`): behind the V rows where num_token_id == V, else added to row
     num_token_id, starting at 0. Its bias is also its threshold: only loc - C enters any decision.
@@ -105,7 +75,7 @@ class ActionNetwork(nn.Module):
         family, value_family: the laws of the scores and of the value.
         initial_noise, initial_threshold: |b_noise| and C at the start.
         token_thresholds: standard deviation of eps_k at the start, where every token of the matrix has a threshold C + eps_k;
-            None for one threshold. See `thresholded`.
+            None for one threshold (overview 4, foundations 3.1.1).
     """
 
     vocabulary_mask: Tensor
@@ -170,7 +140,6 @@ class ActionNetwork(nn.Module):
         self.register_buffer("draw_unit", torch.ones(causal_size))
         # Slope and origin of its growth with the entropy of a position, see `draw_gain`.
         self.register_buffer("draw_slope", torch.zeros(2))
-        self._largest_weight = Kept()
         self.reset_parameters()
 
     def _mask(self) -> Tensor:
@@ -211,122 +180,101 @@ class ActionNetwork(nn.Module):
         """|b_noise| [C], float32."""
         return upcast(self.b_noise.abs())
 
-    def _head(self, lm_head: nn.Linear | None) -> nn.Linear:
-        if lm_head is not None:
+    def vocabulary(self, lm_head: Any = None) -> Vocabulary:
+        """The rows of `lm_head` as they are now; a `Vocabulary` as it is; of this network's own lm_head by default."""
+        if isinstance(lm_head, Vocabulary):
             return lm_head
-        if self.lm_head is None:
+        if lm_head is None and self.lm_head is None:
             raise ValueError("this action network has no lm_head of its own: hand it the backbone's")
-        return self.thresholded(self.lm_head)
+        return Vocabulary(self, self.lm_head if lm_head is None else lm_head)
 
-    def thresholded(self, head: Any) -> Any:
-        """The head with the tokens' own thresholds in its bias; itself where they share one."""
-        return head if self.token_thresholds is None else ThresholdedHead(head, self.token_thresholds)
-
-    def forward(self, loc: Tensor, scale: Tensor, lm_head: nn.Linear | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, loc: Tensor, scale: Tensor, lm_head: Any = None) -> tuple[Tensor, Tensor]:
         """The law of all scores with the noise integrated out (overview 2.4).
 
         loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("equal") or [..., V'] ("documents"),
         V' = V + 1 where `<NUM>` stands behind the matrix.
         """
-        return self.score_loc(loc, lm_head), self.score_scale_of(self.law.add(scale, self.noise), lm_head)
+        words = self.vocabulary(lm_head)
+        return self.score_loc(loc, words), self.score_scale_of(self.law.add(scale, self.noise), words)
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def score_loc(self, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+    def score_loc(self, loc: Tensor, lm_head: Any = None) -> Tensor:
         """loc_S [..., V'] from loc_U [..., C]: the backbone's own product, plus `<NUM>`'s column."""
-        head = self._head(lm_head)
-        scores = head(loc)
+        words = self.vocabulary(lm_head)
+        scores = words(loc)
         if self.num_token_id is None:
             return scores
-        of_number = self.num_loc(loc, head, residual=not self.num_appended).to(scores.dtype)
+        of_number = self.num_loc(loc, words, residual=not self.num_appended).to(scores.dtype)
         if self.num_appended:
             return torch.cat([scores, of_number.unsqueeze(-1)], dim=-1)
         scores[..., self.num_token_id] += of_number
         return scores
 
-    def num_loc(self, loc: Tensor, lm_head: nn.Linear | None = None, *, residual: bool = False) -> Tensor:
+    def num_loc(self, loc: Tensor, lm_head: Any = None, *, residual: bool = False) -> Tensor:
         """loc of `<NUM>`'s score [...], float32; `residual` leaves out what row num_token_id of the matrix gives."""
-        head = self._head(lm_head)
-        row: Tensor = self._num_row(head)
+        words = self.vocabulary(lm_head)
+        row = words.number_row()
         bias: Tensor = self.num_bias
         if not self.num_appended:
-            row = row - head.weight[self.num_token_id] if residual else row
-            bias = bias + head.bias[self.num_token_id] if head.bias is not None and not residual else bias
+            row = row - words.weight[self.num_token_id] if residual else row
+            bias = bias + words.bias[self.num_token_id] if words.bias is not None and not residual else bias
         return F.linear(upcast(loc), upcast(row).unsqueeze(0)).squeeze(-1) + bias
 
-    def _num_row(self, head: nn.Linear) -> Tensor:
-        """W_NUM [C], kept within +-m: then the common scale of `equal` bounds `<NUM>`'s too, and never moves with it."""
-        row: Tensor = self.num_row
-        if not self.num_appended:
-            row = row + head.weight[self.num_token_id].to(row.dtype)
-        if self.score_scale == "equal":
-            limit = self.largest_weight(head).to(row.dtype)
-            row = torch.maximum(torch.minimum(row, limit), -limit)
-        return row
-
-    def score_scale_of(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+    def score_scale_of(self, scale: Tensor, lm_head: Any = None) -> Tensor:
         """scale_S from the scale [..., C] of U': [..., 1] ("equal") or [..., V'] ("documents"), float32."""
-        head = self._head(lm_head)
+        words = self.vocabulary(lm_head)
         if self.score_scale == "equal":
-            return self.num_scale(scale, head).unsqueeze(-1)  # the common one
-        scales = self.law.linear_scale(upcast(scale), upcast(head.weight)).clamp(min=SCALE_FLOOR)
+            return self.num_scale(scale, words).unsqueeze(-1)  # the common one
+        scales = self.law.linear_scale(upcast(scale), upcast(words.weight)).clamp(min=SCALE_FLOOR)
         if self.num_token_id is None:
             return scales
-        of_number = self.num_scale(scale, head)
+        of_number = self.num_scale(scale, words)
         if self.num_appended:
             return torch.cat([scales, of_number.unsqueeze(-1)], dim=-1)
         scales[..., self.num_token_id] = of_number
         return scales
 
-    def num_scale(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+    def num_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
         """Scale of `<NUM>`'s score [...] from the scale [..., C] of U', float32."""
-        head = self._head(lm_head)
+        words = self.vocabulary(lm_head)
         if self.score_scale != "equal":
-            return self._scale_of_row(scale, self._num_row(head))
-        common = self.common_scale(scale, head)
+            return self._scale_of_row(scale, words.number_row())
+        common = self.common_scale(scale, words)
         return self.law.add(common, torch.full_like(common, self.score_noise)) if self.score_noise else common
 
-    def common_scale(self, scale: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+    def common_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
         """m . scale [...], float32, the family's sum: what "equal" makes of the scale [..., C] of U', score noise left out."""
-        return self._scale_of_row(scale, self.largest_weight(self._head(lm_head)))
+        return self._scale_of_row(scale, self.vocabulary(lm_head).largest)
 
     def _scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
         scales = self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype))
         return scales.squeeze(-1).clamp(min=SCALE_FLOOR)
 
-    def largest_weight(self, lm_head: nn.Linear | None = None) -> Tensor:
-        """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32. Kept until the weight changes."""
-        weight = self._head(lm_head).weight
-
-        @torch.no_grad()
-        def largest() -> Tensor:
-            used = self.vocabulary_mask[: self.rows].unsqueeze(-1)
-            # Row blocks: |W| of a whole vocabulary would be as large as the matrix itself.
-            blocks = zip(weight.split(8192), used.split(8192), strict=True)
-            return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
-
-        return self._largest_weight.get(largest, weight)
-
-    def thresholds(self, features: Tensor, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor:
+    def thresholds(self, features: Tensor, loc: Tensor, lm_head: Any = None) -> Tensor:
         """C + c(z) [..., 1], float32, from features z [..., H] and loc_U [..., C]; the same for all tokens of a position."""
-        shift = F.linear(upcast(features), upcast(self.shift.weight), upcast(self.shift.bias))
+        shift = upcast(self.shift(features.to(self.shift.weight.dtype)))
         if self.partition is not None:
-            shift = shift + self.partition(features, loc, self._head(lm_head))
+            shift = shift + self.partition(features, loc, self.vocabulary(lm_head))
         return upcast(self.threshold) + shift
 
-    def draw_gain(self, features: Tensor, loc: Tensor, lm_head: nn.Linear | None = None) -> Tensor | float:
+    def draw_gain(self, features: Tensor, loc: Tensor, lm_head: Any = None) -> Tensor | float:
         """exp(slope (entropy - origin)) [..., 1], by which `draw_unit` grows where the anchors leave more open (theory 3.9)."""
         if self.partition is None:
             return 1.0
         slope, origin = self.draw_slope
-        return (slope * (self.partition.entropy(features, loc, self._head(lm_head)) - origin)).exp()
+        return (slope * (self.partition.entropy(features, loc, self.vocabulary(lm_head)) - origin)).exp()
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
+    @property
+    def value_row(self) -> Tensor:
+        """W_reg [1, C], adapters included."""
+        return effective_weight(self.value_head)
+
     def value(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """(loc_Y, scale_Y) [...] on the value axis from the law of U' [..., C], float32; scale_Y = |W_reg| scale."""
-        head = self.value_head
         value_loc, value_scale = self.value_law.linear(
-            upcast(loc), upcast(scale), upcast(head.weight), upcast(head.bias)
+            upcast(loc), upcast(scale), upcast(self.value_row), upcast(self.value_head.bias)
         )
         return value_loc.squeeze(-1), value_scale.squeeze(-1).clamp(min=SCALE_FLOOR)

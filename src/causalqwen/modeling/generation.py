@@ -68,6 +68,17 @@ class CausalGenerationMixin(GenerationMixin):
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
         """
+        with self.standing():
+            return self._generate(inputs, generation_config, *args, causal_decoding=causal_decoding, **kwargs)
+
+    def _generate(
+        self,
+        inputs: Tensor | None,
+        generation_config: GenerationConfig | None,
+        *args: Any,
+        causal_decoding: CausalDecoding | str | None,
+        **kwargs: Any,
+    ) -> Any:
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         if ids is not None:
             self._check_prompt(ids, kwargs.get("numeric_values"))

@@ -180,7 +180,7 @@ def start_draw_unit(model: Any) -> None:
     u_j = spread / (gamma q sqrt(C) std_k W_kj), q the standard deviation of the draws.
     """
     config, action = model.config, model.action
-    weight = model.get_output_embeddings().weight[action.vocabulary_mask[: action.rows]]
+    weight = model.vocabulary().weight[action.vocabulary_mask[: action.rows]]
     grid = torch.linspace(0, 1, 1001, dtype=torch.float64)[1:-1]
     draws = action.law.quantile(0.5 + config.central_mass * (grid - 0.5)).square().mean().sqrt().item()
     spread = torch.cat([part.float().std(0, keepdim=True) for part in weight.split(8, dim=1)], dim=1).squeeze(0)
@@ -198,7 +198,7 @@ def start_number_rows(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """
     if not model.config.num_token_appended:
         return
-    head = model.get_output_embeddings()
+    head = model.vocabulary()
     digit = tokenizer("5", add_special_tokens=False)["input_ids"][-1]
     model.numeric_embedding.row.copy_(model.get_input_embeddings().weight[digit].float())
     model.action.num_row.copy_(head.weight.float().mean(0))

@@ -1,12 +1,15 @@
 """Everything after the backbone: from features z to laws, decisions and losses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, QuantileReader, decide, decision_scores
 from causalqwen.distributions import upcast
 from causalqwen.individuals import value_marginal
-from causalqwen.kernels import Negatives, ScaleBounds, linear_ovr_loss
+from causalqwen.kernels import Negatives, linear_ovr_loss
 from causalqwen.losses import (
     NO_TARGET,
     LossMasks,
@@ -24,8 +27,8 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.copying import Candidates, CopyHead
 from causalqwen.modeling.domains import make_domain
 from causalqwen.modeling.embedding import NumericEmbedding
-from causalqwen.modeling.kept import Kept
 from causalqwen.modeling.outputs import CausalQwenOutput
+from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.copies import CopyLaw
 
@@ -40,11 +43,11 @@ class HeadsMixin:
     copy_head: CopyHead | None
     action: ActionNetwork
     score_head: nn.Linear | None
-    scale_bounds: Kept
     value_law: ValueLaw
     value_transform: ValueTransform
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
+    _standing: Vocabulary | None = None
     bf16: bool = False
     """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
 
@@ -100,7 +103,19 @@ class HeadsMixin:
         self.score_head = nn.Linear(size, config.text_config.vocab_size) if size < config.hidden_size else None
         with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
             self.copy_head = CopyHead(config.hidden_size, config.copy_size) if config.copy_numbers else None
-        self.scale_bounds = Kept()
+
+    def vocabulary(self) -> Vocabulary:
+        """W_cls as it is now; within `standing`, as it was when that began."""
+        return self._standing or self.action.vocabulary(self.get_output_embeddings())
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """While the block runs, W_cls stands still: what follows from it is made once."""
+        before, self._standing = self._standing, self.vocabulary()
+        try:
+            yield
+        finally:
+            self._standing = before
 
     def heads(
         self,
@@ -123,20 +138,20 @@ class HeadsMixin:
         positions: int64 [B, S], needed by `causal_decoding`: the index of each token among the real tokens of its row.
         candidates: for each position, the numbers that a value may be a copy of; None for none.
         """
-        action, lm_head = self.action, self.get_output_embeddings()
+        action, words = self.action, self.vocabulary()
         loc_U, scale_U = self.abduction(features)
-        loc, scale = self.situate(loc_U, scale_U, causal_decoding, positions, features)
+        loc, scale = self.situate(loc_U, scale_U, causal_decoding, positions, features, words)
         loc_Y, scale_Y = self.value_parameters(features, loc_U, scale_U, causal_decoding, positions)
-        thresholds = self.thresholds(features, loc_U, scale_U)
-        log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, lm_head), thresholds.squeeze(-1))
+        thresholds = self.thresholds(features, loc_U, scale_U, words)
+        log_num, log_not_num = self.num_log_probs(loc, action.num_scale(scale, words), thresholds.squeeze(-1), words)
         result = CausalQwenOutput(
             features=features, loc_U=loc_U, scale_U=scale_U, loc_Y=loc_Y, scale_Y=scale_Y, num_prob=log_num.exp()
         )
         if not skip_logits:
-            result.logits = action.score_loc(loc, lm_head)
+            result.logits = action.score_loc(loc, words)
         if output_ovr:
-            logits = action.score_loc(loc, lm_head) if skip_logits else result.logits
-            self._add_ovr(result, logits, action.score_scale_of(scale, lm_head), thresholds)
+            logits = action.score_loc(loc, words) if skip_logits else result.logits
+            self._add_ovr(result, logits, action.score_scale_of(scale, words), thresholds)
         if labels is None:
             return result
 
@@ -150,6 +165,7 @@ class HeadsMixin:
                 thresholds[:, :-1],
                 masks.targets,
                 also_right=None if also_right is None else also_right[:, 1:],
+                words=words,
             ),
             log_num[:, :-1],
             log_not_num[:, :-1],
@@ -172,34 +188,33 @@ class HeadsMixin:
         Under the common scale the decision is argmax_k loc_S: no scale, threshold or value is computed. Under the
         documents', scales are computed only for tokens that can still win (`ScaleBounds`), unless `bound.every_score`.
         """
-        action, lm_head = self.action, self.get_output_embeddings()
+        action, words = self.action, self.vocabulary()
         loc_U = self.abduction.locate(features)
         if bound is None:
-            return CausalQwenOutput(logits=action.score_loc(loc_U, lm_head), features=features)
+            return CausalQwenOutput(logits=action.score_loc(loc_U, words), features=features)
         plan = bound.plan
         own_scale = action.score_scale == "documents" and plan.decision == "ovr"
         loc, scale_U, scale = loc_U, None, None
         if own_scale or plan.individual_mode != "marginal" or plan.noise_mode in ("token", "sequence"):
             scale_U = self.abduction.spread(features)
-            loc, scale = self.situate(loc_U, scale_U, bound, positions, features)
-        logits = action.score_loc(loc, lm_head)
+            loc, scale = self.situate(loc_U, scale_U, bound, positions, features, words)
+        logits = action.score_loc(loc, words)
         if bound.hindsight is not None:  # nothing is left to integrate out where all noise is given
             return CausalQwenOutput(logits=bound.add_residuals(upcast(logits), positions), features=features)
         if not own_scale:
             return CausalQwenOutput(logits=logits, features=features)
-        thresholds = self.thresholds(features, loc_U, scale_U)
+        thresholds = self.thresholds(features, loc_U, scale_U, words)
         if bound.every_score or features.shape[1] > 1:
-            scales = action.score_scale_of(scale, lm_head)
+            scales = action.score_scale_of(scale, words)
             return CausalQwenOutput(logits=decision_scores(logits, scales, thresholds), features=features)
-        return CausalQwenOutput(logits=self._bounded_scores(logits, scale, thresholds), features=features)
+        return CausalQwenOutput(logits=self._bounded_scores(logits, scale, thresholds, words), features=features)
 
-    def _bounded_scores(self, logits: Tensor, scale: Tensor, thresholds: Tensor) -> Tensor:
+    def _bounded_scores(self, logits: Tensor, scale: Tensor, thresholds: Tensor, words: Vocabulary) -> Tensor:
         """`decision_scores` of one position per row under the documents' scale, -inf where a token cannot win."""
-        action, lm_head, num_id = self.action, self.get_output_embeddings(), self.config.num_token_id
-        bounds = self.scale_bounds.get(lambda: ScaleBounds(lm_head.weight, action.law), lm_head.weight)
+        action, num_id = self.action, self.config.num_token_id
         of_rows = logits[:, -1, : action.rows]
-        scores = bounds.decision_scores(of_rows, scale[:, -1], thresholds[:, -1], action.rest_mask)
-        of_number = (upcast(logits[:, -1, num_id]) - thresholds[:, -1, 0]) / action.num_scale(scale[:, -1], lm_head)
+        scores = words.bounds.decision_scores(of_rows, scale[:, -1], thresholds[:, -1], action.rest_mask)
+        of_number = (upcast(logits[:, -1, num_id]) - thresholds[:, -1, 0]) / action.num_scale(scale[:, -1], words)
         if action.num_appended:
             return torch.cat([scores, of_number.unsqueeze(-1)], dim=-1).unsqueeze(1)
         scores[:, num_id] = of_number
@@ -214,6 +229,7 @@ class HeadsMixin:
         bound: BoundDecoding | None = None,
         positions: Tensor | None = None,
         features: Tensor | None = None,
+        words: Vocabulary | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The law of U' that the tokens see: noise added to the scale, or what a plan's draws leave (theory 3.9).
 
@@ -224,7 +240,7 @@ class HeadsMixin:
             return loc_U, action.law.add(scale_U, action.noise)
         gain: Tensor | float = 1.0  # a central mass of the plan's own comes with the plain quantile function
         if bound.plan.central_mass is None:
-            gain = action.draw_gain(features, loc_U, self.get_output_embeddings())
+            gain = action.draw_gain(features, loc_U, words or self.vocabulary())
         reader = self._readers(bound.plan)[0]
         loc, scale = bound.situate(upcast(loc_U), scale_U, action.noise, positions, reader, gain)
         return loc.to(loc_U.dtype), scale
@@ -263,11 +279,18 @@ class HeadsMixin:
             return (loc_U[None], scale_U[None]) if each_member else (loc_U, scale_U)
         return self.value_branch(features, loc_U, scale_U, each=each_member)
 
-    def thresholds(self, features: Tensor, loc_U: Tensor, scale_U: Tensor, positions_at_once: int = 256) -> Tensor:
+    def thresholds(
+        self,
+        features: Tensor,
+        loc_U: Tensor,
+        scale_U: Tensor,
+        words: Vocabulary | None = None,
+        positions_at_once: int = 256,
+    ) -> Tensor:
         """C + c(z) [..., 1], predicted or solved (`config.threshold_shift`), from features and the law of U, [..., C]."""
-        action, lm_head = self.action, self.get_output_embeddings()
+        action, words = self.action, words or self.vocabulary()
         if self.config.threshold_shift == "predicted":
-            return action.thresholds(features, loc_U, lm_head)
+            return action.thresholds(features, loc_U, words)
         found = []
         with torch.no_grad():
             scale = action.law.add(scale_U, action.noise)
@@ -275,8 +298,8 @@ class HeadsMixin:
             for loc_part, scale_part in zip(*parts, strict=True):
                 found.append(
                     solve_thresholds(
-                        action.score_loc(loc_part, lm_head),
-                        action.score_scale_of(scale_part, lm_head),
+                        action.score_loc(loc_part, words),
+                        action.score_scale_of(scale_part, words),
                         family=action.law.name,
                         slope=action.score_slope,
                         vocabulary_mask=action.vocabulary_mask,
@@ -284,9 +307,11 @@ class HeadsMixin:
                 )
         return torch.cat(found).view(*loc_U.shape[:-1], 1)
 
-    def num_log_probs(self, loc: Tensor, num_scale: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    def num_log_probs(
+        self, loc: Tensor, num_scale: Tensor, thresholds: Tensor, words: Vocabulary | None = None
+    ) -> tuple[Tensor, Tensor]:
         """log P_NUM and log(1 - P_NUM) [...], from loc_U [..., C], the scale of `<NUM>`'s score and its threshold [...]."""
-        num_loc = self.action.num_loc(loc, self.get_output_embeddings())
+        num_loc = self.action.num_loc(loc, words or self.vocabulary())
         law, slope = self.action.law.name, self.action.score_slope
         return ovr_log_probs(num_loc, num_scale, thresholds, family=law, slope=slope)
 
@@ -299,18 +324,19 @@ class HeadsMixin:
         targets: Tensor,
         negatives: Negatives | None = None,
         also_right: Tensor | None = None,
+        words: Vocabulary | None = None,
     ) -> Tensor:
         """What every token but `<NUM>` adds to L_cls [B, S-1]; all arguments but logits are shifted already.
 
         From the scores [B, S, V'] where there are any, else block by block of the vocabulary, or of a sample of it.
         """
-        action, lm_head = self.action, self.get_output_embeddings()
+        action, words = self.action, words or self.vocabulary()
         mask = action.rest_mask
         targets = targets.masked_fill(targets == self.config.num_token_id, NO_TARGET)
         if logits is not None:
             return ovr_loss(
                 logits[:, :-1, : action.rows],
-                action.score_scale_of(scale, lm_head)[..., : action.rows],
+                action.score_scale_of(scale, words)[..., : action.rows],
                 targets,
                 thresholds,
                 family=action.law.name,
@@ -320,12 +346,12 @@ class HeadsMixin:
                 reduction="none",
             )
         if action.score_scale == "equal":
-            scale = action.num_scale(scale, lm_head)  # the common one
+            scale = action.num_scale(scale, words)  # the common one
         losses = linear_ovr_loss(
             loc.flatten(0, 1),
             scale.flatten(0, 1),
-            lm_head.weight,
-            lm_head.bias,
+            words.weight,
+            words.bias,
             thresholds.flatten(0, 1),
             targets.flatten(),
             family=action.law.name,
@@ -446,17 +472,17 @@ class HeadsMixin:
         loc, scale: the law of U as the value head reads it.
         """
         left = self.action.value(torch.zeros_like(loc), self.value_noise.expand_as(scale))[1]
-        return scale * upcast(self.action.value_head.weight[0]), left
+        return scale * upcast(self.action.value_row[0]), left
 
     @torch.no_grad()
     def decide(self, loc: Tensor, scale: Tensor, thresholds: Tensor, positions_at_once: int = 256) -> Tensor:
         """The `standard` decisions int64 [...] from the law of U' [..., C], some positions at a time."""
-        action, lm_head = self.action, self.get_output_embeddings()
+        action, words = self.action, self.vocabulary()
         columns = [t.reshape(-1, t.shape[-1]).split(positions_at_once) for t in (loc, scale, thresholds)]
         decisions = []
         for loc_part, scale_part, threshold_part in zip(*columns, strict=True):
-            scores = action.score_loc(loc_part, lm_head)
-            scales = action.score_scale_of(scale_part, lm_head)
+            scores = action.score_loc(loc_part, words)
+            scales = action.score_scale_of(scale_part, words)
             scores = decision_scores(scores, scales, threshold_part, vocabulary_mask=action.vocabulary_mask)
             decisions.append(decide(scores))
         return torch.cat(decisions).view(loc.shape[:-1])

@@ -38,7 +38,12 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     # The heads are small and their tails matter: they stay in float32 whatever the backbone's dtype.
-    _keep_in_fp32_modules_strict = {"numeric_embedding", "scale_net", "domains", "value_branch", "action", "copy_head"}  # noqa: RUF012
+    # Named one by one: transformers would make floats of the integers among them too.
+    _keep_in_fp32_modules_strict = {  # noqa: RUF012
+        "numeric_embedding", "scale_net", "abduction.residual", "domains", "value_branch", "copy_head", "action.b_noise",
+        "action.threshold", "action.token_thresholds", "action.shift", "action.partition.rest", "action.num_row",
+        "action.num_bias", "action.value_head", "action.draw_unit", "action.draw_slope",
+    }  # fmt: skip
 
     @torch.no_grad()
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
@@ -132,9 +137,8 @@ class CausalQwenForCausalLM(
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> Any:
-        """W_cls of the action law: the backbone's lm_head, or `score_head` below H; with the tokens' own thresholds, if any."""
-        head = self.backbone.get_output_embeddings() if self.score_head is None else self.score_head
-        return self.action.thresholded(head)
+        """The layer whose rows are W_cls of the action law: the backbone's lm_head, or `score_head` below H."""
+        return self.backbone.get_output_embeddings() if self.score_head is None else self.score_head
 
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
         self.backbone.set_output_embeddings(new_embeddings)
@@ -183,9 +187,9 @@ class CausalQwenForCausalLM(
         There the mask is 0 at each `<NUM>` of input_ids, and position_ids do not count it: they follow from the mask, or,
         where they are given, lose what is hidden before them in their sequence. A mask that is 0 at each `<NUM>` already says
         that they do not count it any more. Without a mask and a cache, position_ids that start again mark sequences that are
-        packed into one row, as transformers reads them, and each attends to itself alone. Beside a cache the mask [B, L] must be
-        given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention already
-        ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
+        packed into one row, as transformers reads them, and each attends to itself alone. Beside a cache the mask [B, L] must
+        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention
+        already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
         """
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
         if not self.config.hides_numbers or input_ids is None or made:

@@ -302,18 +302,19 @@ class NumberPredictionMixin:
         predictions: list[NumberPrediction | None] = [None] * len(prompts)
         was_training = self.training
         self.eval()
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            batch = processor(
-                [prompts[row] for row in rows], prompt=True, padding=True, padding_side="left", return_tensors="pt"
-            )
-            inputs = dict(batch.to(self.device))
-            position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-            features = self.features(**inputs, position_ids=position_ids).last_hidden_state
-            offered = self.candidates(features, **inputs)[:, -1] if self.config.copy_numbers else None
-            found = self.predict_values(features[:, -1], individual, offered, [names[row] for row in rows])
-            for row, prediction in zip(rows, found, strict=True):
-                predictions[row] = prediction
+        with self.standing():
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                batch = processor(
+                    [prompts[row] for row in rows], prompt=True, padding=True, padding_side="left", return_tensors="pt"
+                )
+                inputs = dict(batch.to(self.device))
+                position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+                features = self.features(**inputs, position_ids=position_ids).last_hidden_state
+                offered = self.candidates(features, **inputs)[:, -1] if self.config.copy_numbers else None
+                found = self.predict_values(features[:, -1], individual, offered, [names[row] for row in rows])
+                for row, prediction in zip(rows, found, strict=True):
+                    predictions[row] = prediction
         self.train(was_training)
         return predictions
 

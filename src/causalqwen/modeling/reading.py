@@ -140,11 +140,11 @@ class ReadingMixin:
     def _situated(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
         """loc_U, scale_U [N, C] and the gain of what is drawn [N, 1]."""
         loc, scale = self.abduction(features)
-        return loc, scale, self.action.draw_gain(features, loc, self.get_output_embeddings())
+        return loc, scale, self.action.draw_gain(features, loc, self.vocabulary())
 
     def token_evidence(self, read: Reading, likelihood: str = "softmax") -> TokenEvidence:
         """The words among what was read."""
-        action, lm_head = self.action, self.get_output_embeddings()
+        action, rows = self.action, self.vocabulary()
         words = read.targets != self.config.num_token_id
         z, targets = read.features[words], read.targets[words]
         loc, scale, gain = self._situated(z)
@@ -156,16 +156,16 @@ class ReadingMixin:
                 raise ValueError("likelihood 'ovr' is there for the score scale 'equal'; use 'softmax'")
             settings = {
                 "law": action.law,
-                "scale": action.num_scale(left, lm_head),
-                "thresholds": self.thresholds(z, loc, scale).squeeze(-1),
+                "scale": action.num_scale(left, rows),
+                "thresholds": self.thresholds(z, loc, scale, rows).squeeze(-1),
                 "slope": action.score_slope,
             }
         return TokenEvidence(
             upcast(loc),
             upcast(scale * gain),
             targets,
-            lm_head.weight,
-            lm_head.bias,
+            rows.weight,
+            None if rows.bias is None else upcast(rows.bias),
             action.rest_mask,
             reader,
             likelihood,
@@ -177,26 +177,26 @@ class ReadingMixin:
         numbers = (read.targets == self.config.num_token_id) & self.reads_numbers
         z = read.features[numbers]
         loc, scale = self.as_values_read(z, *self.abduction(z))
-        head = self.action.value_head
         left = self.value_loadings(loc, scale)[1]
         values = read.values[numbers]
         if len(values):
             values = self.value_transform.forward(values)
         reader = self._readers(CausalDecoding())[1]
-        return ValueEvidence(loc, scale, values, head.weight[0].double(), head.bias[0].double(), left, reader)
+        row, bias = self.action.value_row[0].double(), self.action.value_head.bias[0].double()
+        return ValueEvidence(loc, scale, values, row, bias, left, reader)
 
     def _score_rows(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """W [V', C], b and the rows in use, `<NUM>`'s row where it is; it takes part only once it was trained."""
-        action, lm_head = self.action, self.get_output_embeddings()
-        weight, bias = upcast(lm_head.weight), lm_head.bias
-        row = upcast(action._num_row(lm_head))
+        action, rows = self.action, self.vocabulary()
+        weight, bias = upcast(rows.weight), None if rows.bias is None else upcast(rows.bias)
+        if action.num_token_id is None:
+            return weight, bias, action.vocabulary_mask
+        bias = torch.zeros(len(weight), device=weight.device) if bias is None else bias.clone()
         if action.num_appended:
-            weight = torch.cat([weight, row[None]])
-            bias = torch.zeros(len(weight) - 1, device=weight.device) if bias is None else upcast(bias)
+            weight = torch.cat([weight, upcast(rows.number_row())[None]])
             bias = torch.cat([bias, action.num_bias[None]])
-        elif action.num_token_id is not None:
+        else:
             weight = weight.clone()
-            weight[action.num_token_id] = row
-            bias = torch.zeros(len(weight), device=weight.device) if bias is None else upcast(bias).clone()
+            weight[action.num_token_id] = rows.number_row()
             bias[action.num_token_id] += action.num_bias
         return weight, bias, action.vocabulary_mask

@@ -41,7 +41,7 @@ class TextAnchor:
 
     def loss(self, model: CausalQwenForCausalLM, index: int) -> Tensor:
         """Mean nats per token of chunk `index`, with a gradient to whatever of `model` requires one."""
-        lm_head, backbone_head = model.get_output_embeddings(), model.backbone.get_output_embeddings()
+        lm_head, backbone_head = model.vocabulary(), model.backbone.get_output_embeddings()
         with torch.no_grad():
             wanted = upcast(backbone_head(self.features[index])).masked_fill(~self.used, _OUT).log_softmax(-1)
         features = model.features(self.ids[index : index + 1]).last_hidden_state[0, :-1]

@@ -90,7 +90,7 @@ def text_chunks(model: CausalQwenForCausalLM, text: str, chunk: int = 512) -> li
 @torch.no_grad()
 def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> ScoreSummary:
     """One pass of the backbone over the text; progress on stderr."""
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     used = action.rest_mask
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     columns: dict[str, list[Tensor]] = {}
@@ -164,7 +164,7 @@ def calibrate(
 @torch.no_grad()
 def _fit_partition(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> None:
     """Anchors: the tokens that carry most probability. The log mass of the rest: ridge regression on the features."""
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     anchors = min(settings.anchors, int((facts.mass > 0).sum()))  # never a row that no token uses
     partition = PartitionEstimate(facts.features.shape[1], anchors).to(model.device)
     partition.anchor_ids = facts.mass.topk(anchors).indices.sort().values
@@ -196,7 +196,7 @@ def _fit_link(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: Calib
     Cauchy, a scale that grows in proportion bounds P_k from below.
     """
     action, law = model.action, model.action.law
-    lm_head = model.get_output_embeddings()
+    lm_head = model.vocabulary()
     with torch.no_grad():
         guess = torch.cat(
             [action.partition(*p, lm_head) for p in zip(facts.features.split(4096), facts.loc.split(4096), strict=True)]
@@ -297,7 +297,7 @@ def fit_draw_unit(
     softmax(drawn scores / tau) over draws; tau = 1/4 instead of an argmax makes it differentiable. A common
     factor is chosen at last by the total variation of the choices themselves.
     """
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     reader = QuantileReader(action.law, model.config.central_mass)
     weight = upcast(lm_head.weight)
     bias = None if lm_head.bias is None else upcast(lm_head.bias)
@@ -347,7 +347,7 @@ def choice_distances(
 
     features: [N, H]. `draws` individuals per position, noise integrated out (the preset `causal`). Returns, per factor [N].
     """
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     reader = QuantileReader(action.law, model.config.central_mass, action.draw_unit)
     weight = upcast(lm_head.weight)
     found: dict[float, list[Tensor]] = {factor: [] for factor in factors}

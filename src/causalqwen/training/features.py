@@ -26,6 +26,7 @@ from causalqwen.decoding import decision_scores
 from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET, ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
@@ -119,7 +120,7 @@ def facts_of(
 ) -> TokenFacts:
     """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`), int64
     also_right [N, R]."""
-    config, action, lm_head = model.config, model.action, model.get_output_embeddings()
+    config, action, lm_head = model.config, model.action, model.vocabulary()
     backbone_head = model.backbone.get_output_embeddings()
     is_num = targets == config.num_token_id
     values = torch.where(is_num, values, torch.nan)
@@ -131,9 +132,10 @@ def facts_of(
         features = z[part]
         loc_U, scale_U = model.abduction(features)
         loc, scale = model.situate(loc_U, scale_U)
-        thresholds = model.thresholds(features, loc_U, scale_U)
+        thresholds = model.thresholds(features, loc_U, scale_U, lm_head)
         scores = upcast(lm_head(loc))
-        theirs = scores if loc is features and lm_head is backbone_head else upcast(backbone_head(features))
+        is_backbones = lm_head.layer is backbone_head and action.token_thresholds is None and torch.equal(loc, features)
+        theirs = scores if is_backbones else upcast(backbone_head(features.to(backbone_head.weight.dtype)))
         scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
         log_p, log_not_p = ovr_log_probs(scores, scales, thresholds, family=action.law.name, slope=action.score_slope)
         target, numbers = targets[part].masked_fill(is_num[part], 0).unsqueeze(-1), is_num[part]
@@ -174,19 +176,23 @@ def facts_of(
 
 
 def number_terms(
-    model: CausalQwenForCausalLM, features: Tensor, num_scale: Tensor, thresholds: Tensor
+    model: CausalQwenForCausalLM,
+    features: Tensor,
+    num_scale: Tensor,
+    thresholds: Tensor,
+    words: Vocabulary | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `<NUM>` makes of kept facts under the current heads, all [...]: loc_U, log P, log(1 - P), decision score.
 
     features: [..., H]; num_scale, thresholds: [...]. Under the documents' scale, `<NUM>`'s own scale follows its row, and
     is computed anew. Decision scores compare with `rival_score`.
     """
-    action = model.action
+    action, words = model.action, words or model.vocabulary()
     loc_U = model.abduction.locate(features)
     if action.score_scale != "equal":
-        num_scale = action.num_scale(model.situate(*model.abduction(features))[1], model.get_output_embeddings())
-    log_num, log_not_num = model.num_log_probs(loc_U, num_scale, thresholds)
-    score = action.num_loc(loc_U, model.get_output_embeddings())
+        num_scale = action.num_scale(model.situate(*model.abduction(features))[1], words)
+    log_num, log_not_num = model.num_log_probs(loc_U, num_scale, thresholds, words)
+    score = action.num_loc(loc_U, words)
     if action.score_scale != "equal":
         score = (score - thresholds) / num_scale
     return loc_U, log_num, log_not_num, score

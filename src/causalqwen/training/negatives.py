@@ -17,13 +17,13 @@ def token_importance(model: CausalQwenForCausalLM, features: Tensor) -> Tensor:
 
     0 for `<NUM>` and unused rows; float64. Proportional to it, a sample varies least for its size (Neyman 1934).
     """
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     for part in features.to(model.device, model.dtype).split(64):
         loc_U, scale_U = model.abduction(part)
         loc, scale = model.situate(loc_U, scale_U)
         scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
-        thresholds, law = model.thresholds(part, loc_U, scale_U), action.law.name
+        thresholds, law = model.thresholds(part, loc_U, scale_U, lm_head), action.law.name
         log_p, _ = ovr_log_probs(upcast(lm_head(loc)), scales, thresholds, family=law, slope=action.score_slope)
         mass += (2 * log_p).exp().sum(0)
     mass = (mass / len(features)).sqrt() * action.rest_mask

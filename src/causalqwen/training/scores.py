@@ -126,12 +126,13 @@ def score_tokens(
 
 def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
     num_id = model.config.num_token_id
-    features = facts.tensor("features").to(model.device, model.abduction.loc_net.weight.dtype)
+    features = facts.tensor("features").to(model.device)
     column = {name: facts.tensor(name) for name in COLUMNS if name != "features"}
-    kept = (column[name].to(model.device) for name in ("num_scale", "threshold"))
-    loc_U, *terms = number_terms(model, features, *kept)
+    num_scale, threshold = (column[name].to(model.device) for name in ("num_scale", "threshold"))
+    words = model.vocabulary()
+    loc_U, *terms = number_terms(model, features, num_scale, threshold, words)
     log_num, log_not_num, num_score = (term.cpu() for term in terms)
-    num_logit = model.action.num_loc(loc_U, model.get_output_embeddings()).cpu()
+    num_logit = model.action.num_loc(loc_U, words).cpu()
     is_num = column["targets"] == num_id
     ahead = (num_score > column["rival_score"]) | ((num_score == column["rival_score"]) & (num_id < column["rival_id"]))
     decision = torch.where(ahead, num_id, column["rival_id"])
@@ -181,16 +182,16 @@ def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: i
 
     The author's question in overview 5.4: an individual has one next token, so that this sum should be near 1.
     """
-    action, lm_head = model.action, model.get_output_embeddings()
+    action, lm_head = model.action, model.vocabulary()
     plan = CausalDecoding.preset("causal", central_mass=1.0, seed=seed)
     bound = BoundDecoding.bind(plan, 1, model.config.causal_size, features.device)
     z, places = features.unsqueeze(0), torch.arange(len(features), device=features.device).unsqueeze(0)
     loc_U, scale_U = model.abduction(z)
-    loc, scale = model.situate(loc_U, scale_U, bound, places, z)
+    loc, scale = model.situate(loc_U, scale_U, bound, places, z, lm_head)
     log_p, _ = ovr_log_probs(
         upcast(action.score_loc(loc, lm_head)),
         action.score_scale_of(scale, lm_head),
-        model.thresholds(z, loc_U, scale_U),
+        model.thresholds(z, loc_U, scale_U, lm_head),
         family=action.law.name,
         slope=action.score_slope,
     )

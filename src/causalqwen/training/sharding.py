@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from causalqwen.modeling.kept import Kept
 from causalqwen.training import ranks
 
 T = TypeVar("T")
@@ -59,7 +58,6 @@ def restore(root: nn.Module, made: nn.Module) -> None:
     for parameter, part in zip(root.parameters(), made.parameters(), strict=True):
         if isinstance(part, DTensor):
             parameter.data = part.full_tensor()
-            torch.autograd.graph.increment_version(parameter)
 
 
 def on_whole(model: Any, function: Callable[..., T], *args: Any) -> T:
@@ -70,14 +68,6 @@ def on_whole(model: Any, function: Callable[..., T], *args: Any) -> T:
 def is_sharded(model: nn.Module) -> bool:
     """Whether this is the model of a module that `sharded` made."""
     return hasattr(model, "fsdp_root")
-
-
-def forget_kept(model: nn.Module) -> None:
-    """Let what `Kept` holds be made anew: gathered weights may change without another address or version."""
-    for module in model.modules():
-        for thing in vars(module).values():
-            if isinstance(thing, Kept):
-                thing.forget()
 
 
 def average_numbers(model: nn.Module) -> None:

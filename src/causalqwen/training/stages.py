@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -322,7 +323,9 @@ def _run_stage(
     checkpoint = ranks.from_main(last_checkpoint(run.work / name))
     if checkpoint:
         ranks.complete_random_states(checkpoint)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    stands = model.vocabulary().frozen() and not sharding.is_sharded(model)
+    with model.standing() if stands else nullcontext():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trained is not whole:
         sharding.restore(whole, trained)
 

@@ -100,24 +100,25 @@ class TrainedForCausalLM(nn.Module):
             decisions = torch.where(score.detach() > facts["rival_score"], num_id, facts["rival_id"].long())
         else:
             if facts is not None:
-                features = facts["features"].to(model.dtype)
+                features = facts["features"]
             else:
                 hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
                 features = hidden[:, :-1]
                 if self.config.copy_numbers:
                     offered = model.candidates(hidden, input_ids, numeric_values, attention_mask)[:, :-1]
+            words = model.vocabulary()
             loc_U, scale_U = model.abduction(features)
             loc, scale = model.situate(loc_U, scale_U)
-            thresholds = model.thresholds(features, loc_U, scale_U)
+            thresholds = model.thresholds(features, loc_U, scale_U, words)
             rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
             sample = sample_negatives(self.negatives) if self.negatives is not None and self.training else None
             if self.whole_vocabulary:
                 also = None if also_right is None else also_right[:, 1:]
-                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample, also)
+                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample, also, words)
             # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
             decisions = model.decide(loc, scale, thresholds) if sample is None else None
-            num_scale = model.action.num_scale(scale, model.get_output_embeddings())
-            log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
+            num_scale = model.action.num_scale(scale, words)
+            log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1), words)
         at_numbers = features[masks.num_mask]
         value_losses = model.value_losses(
             at_numbers,
@@ -333,15 +334,7 @@ class CausalTrainer(Trainer):
         for rate, is_number in dict.fromkeys((self.rates[name], p.dim() == 0) for name, p in own.items()):
             alike = [p for name, p in own.items() if (self.rates[name], p.dim() == 0) == (rate, is_number)]
             optimizer.add_param_group({"params": alike, "lr": rate, "weight_decay": 0.0})
-        optimizer.register_step_post_hook(self._has_stepped)
         return optimizer
-
-    def _has_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """A fused step leaves the versions of parameters as they were, by which `Kept` knows what has changed."""
-        if sharding.is_sharded(self.trained.model):
-            sharding.forget_kept(self.trained.model)
-        else:
-            torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""W_cls of all tokens for as long as its weights stand still: what follows from them is made once."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from causalqwen.distributions import upcast
+from causalqwen.kernels import ScaleBounds
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.action import ActionNetwork
+
+_BLOCK = 8192
+
+
+def effective_weight(layer: Any) -> Tensor:
+    """W [K, C] of a linear layer x -> W x + b, with the adapters that PEFT has put beside it, their dropout left out."""
+    if not hasattr(layer, "get_base_layer"):
+        return layer.weight
+    base, was_training = layer.get_base_layer(), layer.training
+    eye = torch.eye(base.weight.shape[1], dtype=base.weight.dtype, device=base.weight.device)
+    layer.eval()
+    try:  # what every coordinate alone gives: right for any adapter that is linear in x
+        with torch.autocast(eye.device.type, enabled=False):
+            return (layer(eye) - layer(torch.zeros_like(eye[:1]))).T
+    finally:
+        layer.train(was_training)
+
+
+class Vocabulary:
+    """The rows that the tokens' scores are made of, and what follows from them, made when it is first asked for.
+
+    Made anew for every forward pass; kept for as long as somebody knows that the weights stand still (a text, a stage that
+    leaves them frozen: `CausalQwenForCausalLM.standing`). Calling it gives loc_S of the tokens of the matrix, [..., V], from
+    loc_U [..., C].
+
+    Args:
+        action: whose law it is; `<NUM>`'s own row, the tokens' thresholds and the rows in use are its.
+        layer: the linear layer of V rows, or what has `weight`, `bias` and the product.
+    """
+
+    def __init__(self, action: "ActionNetwork", layer: Any) -> None:
+        self.action, self.layer = action, layer
+        self._rows: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, loc: Tensor) -> Tensor:
+        scores: Tensor = self.layer(loc)
+        own = self.action.token_thresholds  # only S_k - C_k decides anything: a threshold of its own leaves the score
+        return scores if own is None else scores - own.to(scores.dtype)
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """W [V, C], adapters included."""
+        return effective_weight(self.layer)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b - eps [V], the tokens' own thresholds taken off; None where there are neither."""
+        bias, own = self.layer.bias, self.action.token_thresholds
+        if own is None:
+            return bias
+        return -own.to(self.weight.dtype) if bias is None else bias - own.to(bias.dtype)
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32."""
+        weight, used = self.weight, self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
+        with torch.no_grad():  # row blocks: |W| of a whole vocabulary would be as large as the matrix itself
+            blocks = zip(weight.split(_BLOCK), used.split(_BLOCK), strict=True)
+            return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
+
+    @cached_property
+    def bounds(self) -> ScaleBounds:
+        """Of the tokens' scales under the documents' formula."""
+        return ScaleBounds(self.weight, self.action.law)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """W [n, C] of some tokens, int64 [n], float32; made once for each tensor of ids."""
+        for known, rows in self._rows:
+            if known is ids:
+                return rows
+        self._rows.append((ids, upcast(self.weight[ids])))
+        return self._rows[-1][1]
+
+    def number_row(self) -> Tensor:
+        """W_NUM [C], kept within +-m under the common scale, which then bounds `<NUM>`'s too, and never moves with it."""
+        action = self.action
+        row: Tensor = action.num_row
+        if not action.num_appended:
+            row = row + self.weight[action.num_token_id].to(row.dtype)
+        if action.score_scale == "equal":
+            limit = self.largest.to(row.dtype)
+            row = torch.maximum(torch.minimum(row, limit), -limit)
+        return row
+
+    def frozen(self) -> bool:
+        """Whether no training moves the matrix."""
+        layer = self.layer
+        return not (isinstance(layer, nn.Module) and any(p.requires_grad for p in layer.parameters()))
