@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each process: two that share two cores crawl
+    os.environ["OMP_NUM_THREADS"] = "1"
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported, which torch may do
 
@@ -24,7 +26,7 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.texts import speech_paragraphs
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 
 # `make test` meets the same examples each time; `make check-full` draws new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -9,7 +9,9 @@ from peft import LoraConfig, get_peft_model
 from causalqwen import CausalDecoding
 from conftest import graft_tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks it
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # PEFT asks it
 
 TEXTS = ["It costs 1,272.5 dollars and 7 cents.", "From -3 to 99.9, all 5 of them."]
 PARTS = ["abduction.loc_net", "abduction.scale_net", "action.value_head", "action.shift", "backbone.lm_head"]

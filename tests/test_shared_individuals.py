@@ -153,6 +153,21 @@ def test_the_sampler_draws_the_exact_posterior_and_knows_how_well():
     assert trust.rhat < 1.02 and 1000 < trust.effective < 6000
 
 
+def test_evidence_of_any_size_can_be_weighed():
+    """Values of a head that was hardly trained may say 10^17 times as much as words: a sum that float64 cannot factor."""
+    from causalqwen.decoding import QuantileReader
+
+    size, n = 32, 60
+    loud = ValueEvidence(
+        draws(n, size), 1e7 * draws(n, size, seed=1).exp(), draws(n, seed=2), draws(size, seed=3), torch.zeros(()).double(),
+        torch.full((n,), 0.05).double(), QuantileReader(CAUCHY),
+    )  # fmt: skip
+    found = find_posterior([loud], torch.zeros(size), 25.0)
+    torch.linalg.cholesky(found.precision)
+    assert found.mode.isfinite().all() and math.isfinite(found.gained)
+    assert torch.equal(found.prior_precision, 25.0 * torch.eye(size, dtype=torch.float64))
+
+
 def test_diagnostics_see_chains_that_disagree_and_chains_that_crawl():
     good = draws(2, 500, 1)
     assert split_rhat(good).item() < 1.02 and effective_draws(good).item() > 700

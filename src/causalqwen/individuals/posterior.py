@@ -16,12 +16,13 @@ person: beyond WIDEST, what fits the text that was heard fits their next one wor
 
 @dataclass
 class Posterior:
-    """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, (precision - information)^-1).
+    """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, prior_precision^-1).
 
     gained: log-likelihood of the observations at the mode less that at the prior's mean, nats. evaluations: of the likelihood.
     """
 
     prior_mean: Tensor
+    prior_precision: Tensor
     mode: Tensor
     precision: Tensor
     information: Tensor
@@ -105,7 +106,8 @@ def find_posterior(
     if prior_precision is None:
         prior_precision = likeliest_spread(gradient, information, (NARROWEST, WIDEST)) ** -2
     prior = prior_precision * identity if isinstance(prior_precision, float | int) else prior_precision.double()
-    factor = torch.linalg.cholesky(information + prior)
+    precision = positive_definite(information + prior)
+    factor = torch.linalg.cholesky(precision)
 
     def penalty(g: Tensor) -> float:
         return 0.5 * ((g - prior_mean) @ prior @ (g - prior_mean)).item()
@@ -123,4 +125,15 @@ def find_posterior(
         pull = slope - prior @ (mode - prior_mean)
         step = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
         promised = 0.5 * (step @ pull).item()
-    return Posterior(prior_mean, mode, information + prior, information, gained, used)
+    return Posterior(prior_mean, prior, mode, precision, information, gained, used)
+
+
+def positive_definite(matrix: Tensor) -> Tensor:
+    """A sum of information and precision [C, C], as it is where float64 can factor it; else with its least eigenvalues, which
+    are nothing but rounding beside the greatest, raised to what rounding leaves of them."""
+    matrix = (matrix + matrix.mT) / 2
+    if int(torch.linalg.cholesky_ex(matrix).info) == 0:
+        return matrix
+    values, vectors = torch.linalg.eigh(matrix)
+    least = len(matrix) * torch.finfo(matrix.dtype).eps * values[-1]
+    return (vectors * values.clamp(min=4 * least)) @ vectors.mT

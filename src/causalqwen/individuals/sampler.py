@@ -37,7 +37,7 @@ def sample_posterior(
     far the posterior differs from it, so that nearly every first proposal is taken where it hardly does.
     """
     generator = torch.Generator().manual_seed(seed)
-    prior = found.precision - found.information
+    prior = found.prior_precision
     upper = torch.linalg.cholesky(found.precision).mT
     used = 0
 

@@ -113,7 +113,7 @@ class IndividualMixin(ReadingMixin):
         if prior is not None and prior.precision is not None:
             precision = prior.precision.to(device)
         found = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
-        width = (found.precision - found.information).diagonal().mean().item() ** -0.5
+        width = found.prior_precision.diagonal().mean().item() ** -0.5
         observed = Observed(len(tokens), len(values), found.gained, found.directions, width, likelihood, method)
         made = None
         if method == "sample":
