@@ -345,6 +345,36 @@ def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer, context):
     assert worlds[2][0].text.startswith(" 12.5 men")  # behind the number, not within its digits
 
 
+SAID = [
+    " 12345 people came, 3.14159 each",
+    " 1,272.50 and then 7",
+    " 123456789 or 98765.4321 of 100",
+    " -0.000123 at 1,000,000.",
+]
+
+
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+@pytest.mark.parametrize("settings", [{}, {"vocabulary_family": "cauchy"}, {"value_family": "gaussian"}], ids=str)
+@pytest.mark.parametrize("transform", ["affine", "symlog"])
+def test_numbers_of_any_length_come_back_as_they_were_written(tiny_tokenizer, context, settings, transform):
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context, **settings))
+    model.config.value_range, model.config.value_digits, model.config.value_place = [0.0, 100.0], 4, -1
+    model.config.value_transform = {"kind": transform, "center": 3.0, "width": 2.0}
+    who = Individual.from_seed(3, 32)
+    for seed, text in enumerate(SAID):
+        observed = Observation(text, "They say that 3.0")
+        was, other = model.counterfactual_samples(
+            observed,
+            [Intervention(), Intervention(values={0: 99.0})],
+            individual=who,
+            seed=seed,
+            temperature=(0.1, 1.0)[seed % 2],
+        )
+        said = model.encode_text(text)
+        assert was[0].text == text and was[0].values.tolist() == said.values.tolist()
+        assert other[0].text.startswith(" 99") and other[0].values[0] == 99.0
+
+
 @pytest.mark.parametrize("context", ["digits", "both"])
 def test_what_is_set_waits_for_the_end_of_a_number_and_brings_digits_of_its_own(tiny_tokenizer, context):
     model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))

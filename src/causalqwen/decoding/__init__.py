@@ -1,7 +1,7 @@
 """Draws and decision rules: what can happen between a distribution over individuals and a token."""
 
 from causalqwen.decoding.draws import BoundDecoding, QuantileReader
-from causalqwen.decoding.hindsight import Hindsight
+from causalqwen.decoding.hindsight import Hindsight, SaidNumber
 from causalqwen.decoding.individual import Individual, Observed
 from causalqwen.decoding.plan import PRESETS, CausalDecoding
 from causalqwen.decoding.rules import decide, decision_scores
@@ -14,6 +14,7 @@ __all__ = [
     "Individual",
     "Observed",
     "QuantileReader",
+    "SaidNumber",
     "decide",
     "decision_scores",
 ]

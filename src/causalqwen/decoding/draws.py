@@ -12,7 +12,6 @@ from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
 
 _AHEAD = 32  # positions drawn at once where a text is written token by token
-_SAME_VALUE = 1e-4  # relative, on the value axis: loc_Y of one position differs by 1e-5 between batch shapes
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,17 @@ class BoundDecoding:
         loc_Y = loc_Y.double()
         for row, column, index, given in self._given(positions):
             said, found = given.values[index], loc_Y[row, column] + given.value_residuals[index]
-            loc_Y[row, column] = said if (found - said).abs() <= _SAME_VALUE * (1 + said.abs()) else found
+            loc_Y[row, column] = said if (found - said).abs() <= given.value_slack[index] else found
         return loc_Y
+
+    def said_again(self, values: Tensor, loc_Y: Tensor, positions: Tensor) -> Tensor:
+        """Values [B] of one position per row, where loc_Y [B, 1] is that of an observed number the number that was said: to its
+        last digit, however many digits others are written with."""
+        values = values.clone()
+        for row, column, index, given in self._given(positions):
+            if index in given.numbers and loc_Y[row, column] == given.values[index]:
+                values[row] = given.numbers[index].value
+        return values
 
     @torch.compiler.disable  # looks at positions, and fills a store
     def _next(self, stream: int, positions: Tensor) -> Tensor:

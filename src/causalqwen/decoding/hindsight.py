@@ -5,14 +5,25 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class SaidNumber:
+    """A number of an observed text: its value in the data's units, how it was written, with the space that it absorbed, and in
+    which tokens, where digits stand in the context."""
+
+    value: float
+    text: str
+    tokens: list[int]
+
+
 @dataclass(frozen=True, eq=False)
 class Hindsight:
     """Noise under which n tokens behind a prompt are the ones that are decided.
 
     draws: e2, float64 [n, C]. tokens: int64 [n]. residuals: float32 [n], what a token's own noise adds to its score where no
     e2 makes it the best; 0 elsewhere. values: float64 [n], those of `<NUM>` on the value axis (0 elsewhere).
-    value_residuals: float64 [n], what is added to loc_Y to meet them. digits: by the index of a `<NUM>`, its value and the
-    tokens that it was written in, where digits stand in the context.
+    value_residuals: float64 [n], what is added to loc_Y to meet them; value_slack: float64 [n], how far from a value loc_Y may
+    then be and still be that value: what float32 makes of the same features in batches of other shapes. numbers: those that
+    were said, by the index of their `<NUM>`.
     """
 
     draws: Tensor
@@ -20,7 +31,8 @@ class Hindsight:
     residuals: Tensor
     values: Tensor
     value_residuals: Tensor
-    digits: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
+    value_slack: Tensor
+    numbers: dict[int, SaidNumber] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

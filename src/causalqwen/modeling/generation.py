@@ -365,6 +365,8 @@ class CausalGenerationMixin(GenerationMixin):
         def compute(features: Tensor, positions: Tensor) -> Tensor:
             loc_Y, _ = self.value_parameters(features, *self.abduction(features), bound, positions)
             values = self.generated_values(loc_Y[:, -1])
+            if bound is not None and bound.hindsight is not None:
+                values = bound.said_again(values, loc_Y[:, -1:], positions[:, -1:])
             if log.numbers is None:
                 return values
             copied, again = self.copy_law(features[:, -1], log.numbers.later()).copied()
@@ -387,8 +389,8 @@ class CausalGenerationMixin(GenerationMixin):
                 if bound is not None and bound.hindsight is not None:
                     answer = before[log.start :]
                     index = len(answer) - self.config.hides_numbers * answer.count(self.config.num_token_id)
-                    said, tokens = bound.hindsight[row].digits.get(index, (None, []))
-                    told += [tokens] if said == value else []
+                    said = bound.hindsight[row].numbers.get(index)
+                    told += [said.tokens] if said is not None and said.value == value else []
                 return (*told, self.processor.digits(before, value))[0]
 
             writer = WriteDigits(self.config.num_token_id, log, digits)

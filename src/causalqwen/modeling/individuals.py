@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.decoding import CausalDecoding, Hindsight, Individual, Observed
+from causalqwen.decoding import CausalDecoding, Hindsight, Individual, Observed, SaidNumber
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
@@ -21,6 +21,9 @@ from causalqwen.individuals import (
     sample_posterior,
 )
 from causalqwen.modeling.reading import Observation, ReadingMixin
+
+_SAME_VALUE, _SAME_DRAW = 1e-4, 1e-5
+"""Relative, on the value axis: loc_Y, and what is drawn of it, differ by less between batches of other shapes, in float32."""
 
 
 @dataclass(frozen=True)
@@ -247,16 +250,23 @@ class IndividualMixin(ReadingMixin):
         draws[chosen] = torch.special.ndtr(h)
         residuals = torch.zeros(len(tokens))
         residuals[chosen] = found.float()
-        said, value_residuals = torch.zeros(2, len(tokens), dtype=torch.float64)
+        said, value_residuals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
         numbers = (tokens == self.config.num_token_id).nonzero().squeeze(-1)
         if len(numbers):
             z = read.features[read.targets == self.config.num_token_id]
             loc_V, scale_V = self.as_values_read(z, *self.abduction(z))
-            loc_V = upcast(loc_V) + temperature * scale_V * readers[1](factor).float()
-            loc_V = loc_V + noise_temperature * self.value_noise * readers[1](draws[numbers]).float()
+            of_who = temperature * scale_V * readers[1](factor).float()
+            of_noise = noise_temperature * self.value_noise * readers[1](draws[numbers]).float()
+            loc_V = upcast(loc_V) + of_who + of_noise
             said[numbers] = self.value_transform.forward(text.values[first:][behind][numbers])
             value_residuals[numbers] = said[numbers] - self.action.value(loc_V, torch.ones_like(scale_V))[0].double()
+            drawn = (of_who.abs() + of_noise.abs()) @ upcast(self.action.value_row[0]).abs()
+            slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double()
         places = (text.ids[first:] == self.config.num_token_id).nonzero().squeeze(-1).tolist()
         index = (behind.cumsum(0) - 1).tolist()
-        digits = {index[at]: (text.values[first + at].item(), text.digits_of(first + at)) for at in places}
-        return Hindsight(draws, tokens, residuals, said, value_residuals, digits)
+        forms = self.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
+        known = {
+            index[at]: SaidNumber(form.value, form, text.digits_of(first + at))
+            for at, form in zip(places, forms, strict=True)
+        }
+        return Hindsight(draws, tokens, residuals, said, value_residuals, slack, known)

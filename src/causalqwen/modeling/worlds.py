@@ -4,6 +4,7 @@ DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fr
 `counterfactual_samples` ask what the individual behind an observed text would have said in another one.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from causalqwen.decoding import CausalDecoding, Individual
+from causalqwen.decoding import CausalDecoding, Hindsight, Individual, SaidNumber
+from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.individuals import IndividualMixin
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction
@@ -198,9 +200,19 @@ class WorldsMixin(IndividualMixin):
             pad_token_id=self.processor.tokenizer.pad_token_id or 0,
         )
         rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
-        return [self._world(prompt, *of_row, start, forced, row) for row, of_row in enumerate(rows)]
+        known = plan.noise.numbers if isinstance(plan.noise, Hindsight) else {}
+        return [self._world(prompt, *of_row, start, forced, row, known) for row, of_row in enumerate(rows)]
 
-    def _world(self, prompt: str, ids: Tensor, values: Tensor, start: int, forced: ForceTokens, row: int) -> World:
+    def _world(
+        self,
+        prompt: str,
+        ids: Tensor,
+        values: Tensor,
+        start: int,
+        forced: ForceTokens,
+        row: int,
+        said_before: dict[int, SaidNumber],
+    ) -> World:
         """The world of a sequence whose first `start` tokens are the prompt; it ends before an end of text."""
         end = self.generation_config.eos_token_id
         ends = torch.tensor([end] if isinstance(end, int) else (end or []))
@@ -211,12 +223,20 @@ class WorldsMixin(IndividualMixin):
             listed, of_listed = ids.tolist(), values.tolist()
             forced.finish(row, listed, of_listed)
             ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
-        said = self.processor.decode(ids, numeric_values=values)
-        before = self.processor.decode(ids[:start], numeric_values=values[:start])
+        is_number = ids == self.config.num_token_id
+        places = is_number[start:].nonzero().squeeze(-1).tolist()
+        # As they were written, where the same is said: a number that is not seen takes no place in the noise.
+        forms = list(self.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]) if prompt else []
+        forms = forms[: int(is_number[:start].sum())]
+        for count, place in enumerate(places):
+            known = said_before.get(place - count * self.config.hides_numbers)
+            forms.append(NumberText.of("", math.nan) if known is None else NumberText.of(known.text, known.value))
+        said = self.processor.decode(ids, values, forms)
+        before = self.processor.decode(ids[:start], values[:start], forms)
         digits: list[int] = []
         kept = [place for place in forced.places[row] if place < len(ids) - start]
         if forced.writer is not None:
-            for place in (ids[start:] == self.config.num_token_id).nonzero().squeeze(-1).tolist():
+            for place in places:
                 whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
                 written = range(place + 1, place + 1 + len(whole))
                 digits += written
