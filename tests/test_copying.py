@@ -424,7 +424,7 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
         with pytest.raises(ValueError, match="needs copy_numbers=False, but this model has True"):
             ask()
     assert model.abduct("My friends, we are here.").evidence[0].tokens > 2  # no number, nothing to refuse
-    with pytest.raises(ValueError, match="copy_size must be at least 1"):
+    with pytest.raises(ValueError, match="copy_size: input should be greater than or equal to 1"):
         graft_tiny("llama", tiny_tokenizer, copy_numbers=True, copy_size=0)
     with pytest.raises(ValueError, match="unknown value_loss 'CRPS'"):
         graft_tiny("llama", tiny_tokenizer, value_loss="CRPS")

@@ -106,6 +106,10 @@ def test_domains_are_kept_alone_and_together(tiny_tokenizer, tmp_path):
             torch.testing.assert_close(one.abduction(z)[0], wanted[name], rtol=0, atol=0)
     with pytest.raises(ValueError, match="needs a name of its own"):
         model.add_domain("law")
+    with pytest.raises(ValueError, match="none of torch's own; got 'forward'"):
+        model.add_domain("forward")
+    with pytest.raises(ValueError, match="unknown setting layer of a domain; did you mean layers"):
+        model.add_domain("art", layer=2)
     with pytest.raises(ValueError, match="no domain 'art'; known domains: law, medical"):
         model.set_domain("art")
     with pytest.raises(ValueError, match="limit must be positive"):

@@ -506,11 +506,20 @@ def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
         ({"noise_temperature": -1.0}, "temperature"),
         ({"central_mass": 0.0}, "central mass"),
         ({"decision": "softmax", "noise": "token"}, "draws neither"),
+        ({"seed": 2**63}, r"a seed is a whole number from -2\^63 to 2\^63 - 1, not 9223372036854775808"),
+        ({"seed": [1, 2.5]}, "a seed is a whole number .*, not 2.5"),
     ],
 )
 def test_impossible_plans_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         CausalDecoding(**arguments)
+
+
+def test_softmax_at_temperature_zero_takes_the_likeliest(talker):
+    inputs = encode(talker, PROMPTS[:1])
+    greedy = talker.generate(**inputs, max_new_tokens=8, do_sample=False)
+    plan = CausalDecoding.preset("softmax", temperature=0.0, seed=2**63 - 1)
+    assert torch.equal(talker.generate(**inputs, max_new_tokens=8, causal_decoding=plan).sequences, greedy)
 
 
 def test_an_unknown_preset_lists_the_known_ones():

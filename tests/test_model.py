@@ -1,6 +1,7 @@
 """The grafted model on tiny backbones of four families."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from causalqwen import AbductionNetwork, ActionNetwork, CausalDecoding, CausalQwenForCausalLM, CausalQwenProcessor
+from causalqwen import (
+    AbductionNetwork,
+    ActionNetwork,
+    CausalDecoding,
+    CausalQwenConfig,
+    CausalQwenForCausalLM,
+    CausalQwenProcessor,
+)
 from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import softplus_inverse
 from causalqwen.modeling.loading import load_model
@@ -398,14 +406,29 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
     ("settings", "message"),
     [
         ({"start": "hot"}, "unknown start 'hot'; known starts: faithful"),
-        ({"gate_alfa": 1.0}, "unknown settings gate_alfa"),
-        ({"gate_alpha": 2.0}, r"gate_alpha must lie in \[0, 1\]"),
+        ({"gate_alfa": 1.0}, "unknown setting gate_alfa; did you mean gate_alpha"),
+        ({"gate_alpha": 2.0}, "gate_alpha: input should be less than or equal to 1, got 2.0"),
+        ({"number_embedding": "multiply"}, "number_embedding: input should be 'added' or 'multiplied', got 'multiply'"),
+        ({"threshold_shift": "solvd"}, "threshold_shift: input should be 'predicted' or 'solved', got 'solvd'"),
+        ({"value_digits": 0}, "value_digits: input should be greater than or equal to 1, got 0"),
+        ({"central_mass": 5}, "central_mass: input should be less than or equal to 1, got 5"),
+        ({"value_range": [1.0, math.nan]}, r"value_range\[1\]: input should be a finite number, got nan"),
+        ({"value_branch": "yes"}, "value_branch: input should be a valid boolean, got 'yes'"),
+        ({"domain": "medicine"}, "there is no domain 'medicine'; known domains: none"),
+        ({"value_transform": {"kind": "logarithm"}}, "value_transform: unknown value transform 'logarithm'"),
+        ({"value_transform": {"centre": 1.0}}, "value_transform: .*unexpected keyword argument 'centre'"),
         ({"causal_size": 64}, "causal_size 64 does not lie in 1 to 32"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_tokenizer, settings, message):
     with pytest.raises(ValueError, match=message):
         graft_tiny("llama", tiny_tokenizer, **settings)
+
+
+def test_a_misspelt_field_of_a_configuration_is_refused():
+    with pytest.raises(ValueError, match="unknown setting value_digit; did you mean value_digits"):
+        CausalQwenConfig(value_digit=3)
+    assert CausalQwenConfig(torch_dtype="float32", something_of_a_later_version=1).value_digits == 6
 
 
 def test_the_matrix_is_never_resized(tiny_llama):

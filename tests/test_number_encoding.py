@@ -120,7 +120,7 @@ def test_it_is_saved_and_loaded_and_older_checkpoints_can_take_it_up(tiny_tokeni
 def test_graft_takes_it_as_a_setting(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, **config_fields(["number_context=value", "number_encoding=fourier"]))
     assert model.numeric_embedding.fourier is not None
-    with pytest.raises(ValueError, match="unknown number_encoding 'digits'; use 'log' or 'fourier'"):
+    with pytest.raises(ValueError, match="number_encoding: input should be 'log' or 'fourier', got 'digits'"):
         graft_tiny("llama", tiny_tokenizer, number_encoding="digits")
     with pytest.raises(ValueError, match="number_encoding='fourier' needs number_embedding='added'"):
         graft_tiny("llama", tiny_tokenizer, number_encoding="fourier", number_embedding="multiplied")

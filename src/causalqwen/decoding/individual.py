@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import INDIVIDUAL_STREAM, WHOLE_TEXT, uniform_draws
+from causalqwen.distributions import INDIVIDUAL_STREAM, WHOLE_TEXT, check_seed, uniform_draws
 from causalqwen.files import load_tensors, save_tensors
 
 
@@ -68,7 +68,7 @@ class Individual:
     @classmethod
     def from_seed(cls, seed: int, causal_size: int, name: str = "") -> "Individual":
         """The individual that `individual="sequence", seed=seed` draws for its first returned sequence."""
-        draws = uniform_draws(torch.tensor([seed]), INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size)
+        draws = uniform_draws(torch.tensor([check_seed(seed)]), INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size)
         return cls(draws[0], name or f"seed {seed}")
 
     @classmethod

@@ -9,12 +9,13 @@ With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function, T
 `+` between scales is the family's own sum. e1, e2 are uniform and come from (seed, source, position): see `draws`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from causalqwen.decoding.hindsight import Hindsight
 from causalqwen.decoding.individual import Individual
+from causalqwen.distributions import check_seed
 
 INDIVIDUAL_MODES = ("marginal", "token", "sequence")
 NOISE_MODES = ("marginal", "token", "sequence", "off")
@@ -77,6 +78,9 @@ class CausalDecoding:
                 raise ValueError(f"the temperature must be at least 0, got {temperature}")
         if self.central_mass is not None and not 0 < self.central_mass <= 1:
             raise ValueError(f"the central mass must lie in (0, 1], got {self.central_mass}")
+        if self.seed is not None:
+            seed = [check_seed(one) for one in self.seed] if isinstance(self.seed, Iterable) else check_seed(self.seed)
+            object.__setattr__(self, "seed", seed)
         if self.decision == "softmax" and (self.individual != "marginal" or self.noise != "marginal"):
             raise ValueError("decision='softmax' draws neither individuals nor noise: leave both 'marginal'")
 

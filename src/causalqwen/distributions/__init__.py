@@ -1,6 +1,13 @@
 """Laws and draws: the mathematics that everything else stands on. Imports nothing of this package."""
 
-from causalqwen.distributions.draws import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, philox, uniform_draws
+from causalqwen.distributions.draws import (
+    INDIVIDUAL_STREAM,
+    NOISE_STREAM,
+    WHOLE_TEXT,
+    check_seed,
+    philox,
+    uniform_draws,
+)
 from causalqwen.distributions.stable import FAMILIES, SCALE_FLOOR, StableFamily, get_family, upcast, widen
 
 __all__ = [
@@ -10,6 +17,7 @@ __all__ = [
     "SCALE_FLOOR",
     "WHOLE_TEXT",
     "StableFamily",
+    "check_seed",
     "get_family",
     "philox",
     "uniform_draws",

@@ -5,6 +5,8 @@ does not depend on the batch it is made in, on what was drawn before, or on the 
 noise can be made again from its seed (theory 3.9).
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,13 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
         c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
     return c0, c1, c2, c3
+
+
+def check_seed(seed: int) -> int:
+    """The seed; ValueError unless it is a whole number that 64 bits hold."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**63) <= operator.index(seed) < 2**63:
+        raise ValueError(f"a seed is a whole number from -2^63 to 2^63 - 1, not {seed!r}")
+    return operator.index(seed)
 
 
 def uniform_draws(seed: Tensor, stream: int, position: Tensor | int, size: int) -> Tensor:

@@ -53,7 +53,11 @@ class Scorer:
 
     def added(self, h: Tensor) -> Tensor:
         """What noise h [N, C] adds to the scores [N, V]."""
-        q = torch.as_tensor(self.reader.unit) * h if self.is_linear else self.reader(torch.special.ndtr(h))
+        q = (
+            torch.as_tensor(self.reader.unit, device=h.device) * h
+            if self.is_linear
+            else self.reader(torch.special.ndtr(h))
+        )
         q = q.to(self.loc.dtype)
         return F.linear(self.reach * q, self.weight)
 
@@ -86,7 +90,7 @@ def abduct_noise(
     lies on the border of its region, and a few steps leave it there (experiments 8).
     """
     found, missing = [], []
-    for part in torch.arange(len(targets)).split(positions_at_once):
+    for part in torch.arange(len(targets), device=targets.device).split(positions_at_once):
         h, residual = _project(scorer[part], targets[part], start[part].double(), projections)
         inside = (residual == 0).nonzero().squeeze(-1)
         if len(inside) and steps:
@@ -103,9 +107,9 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
     """Move each h onto the half-spaces that it violates, one after the other, the shortest way in q; and what is missing."""
     reader, h = scorer.reader, h.clone()
     limit = reader.law.quantile(torch.tensor(0.5 + reader.mass / 2 - 1e-9, dtype=torch.float64)).item()
-    nearest = torch.full((len(h),), torch.inf, dtype=torch.float64)
+    nearest = torch.full((len(h),), torch.inf, dtype=torch.float64, device=h.device)
     kept = h.clone()
-    rows = torch.arange(len(h))
+    rows = torch.arange(len(h), device=h.device)
     for _ in range(projections):
         lead, rival = scorer[rows].leads(h[rows], targets[rows])
         short = MARGIN - lead.double()
@@ -116,7 +120,7 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
         if len(rows) == 0:
             break
         toward = scorer.reach[rows].double() * (scorer.weight[targets[rows]] - scorer.weight[rival]).double()
-        unit = torch.as_tensor(reader.unit, dtype=torch.float64)
+        unit = torch.as_tensor(reader.unit, dtype=torch.float64, device=h.device)
         q = reader(torch.special.ndtr(h[rows]))
         length = toward.square().sum(-1, keepdim=True).clamp(min=1e-30)
         q = q + 1.1 * (short + 0.1 * MARGIN).unsqueeze(-1) * toward / length
@@ -140,14 +144,14 @@ def _walk(
     turning = scorer.added(h) if scorer.is_linear else None
 
     def uniform(count: int) -> Tensor:
-        return torch.rand(count, 1, generator=generator, dtype=torch.float64)
+        return torch.rand(count, 1, generator=generator, dtype=torch.float64).to(h.device)
 
     for _ in range(steps):
-        other = torch.randn(h.shape, generator=generator, dtype=torch.float64)
+        other = torch.randn(h.shape, generator=generator, dtype=torch.float64).to(h.device)
         added = scorer.added(other) if scorer.is_linear else None
         angle = 2 * math.pi * uniform(len(h))
         low, high, taken = angle - 2 * math.pi, angle.clone(), torch.zeros_like(angle)
-        open_ = torch.arange(len(h))
+        open_ = torch.arange(len(h), device=h.device)
         for _ in range(shrinks):
             cos, sin = angle[open_].cos(), angle[open_].sin()
             if turning is not None and added is not None:
@@ -180,7 +184,7 @@ class Lines:
     """
 
     def __init__(self, scorer: Scorer, still: Tensor, targets: Tensor) -> None:
-        self.targets, self.rows = targets.unsqueeze(-1), torch.arange(len(targets))
+        self.targets, self.rows = targets.unsqueeze(-1), torch.arange(len(targets), device=targets.device)
         count = min(RIVALS, still.shape[-1] - 1)
         rivals = still.scatter(-1, self.targets, -torch.inf).topk(count).indices
         toward = scorer.reach.unsqueeze(1) * (scorer.weight[self.targets] - scorer.weight[rivals])
@@ -189,7 +193,7 @@ class Lines:
 
     def slide(self, h: Tensor, scores: Tensor, uniform: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """How far each goes along one of its lines, float64 [N], and along which: N(0, 1) where the target keeps its lead."""
-        which = torch.randint(self.units.shape[1], (len(h),), generator=generator)
+        which = torch.randint(self.units.shape[1], (len(h),), generator=generator).to(h.device)
         added = self.added[self.rows, which]
         spare = (scores.gather(-1, self.targets) - scores - MARGIN).scatter_(-1, self.targets, torch.inf)
         rate = added.gather(-1, self.targets) - added

@@ -42,7 +42,7 @@ def sample_posterior(
     used = 0
 
     def away() -> Tensor:
-        normal = torch.randn(len(found.mode), 1, generator=generator, dtype=torch.float64)
+        normal = torch.randn(len(found.mode), 1, generator=generator, dtype=torch.float64).to(upper.device)
         return torch.linalg.solve_triangular(upper, normal, upper=True).squeeze(-1)
 
     def ratio(x: Tensor) -> float:
@@ -61,7 +61,7 @@ def sample_posterior(
         for step in tqdm(range(warmup + draws), desc=f"sampling, chain {chain + 1} of {chains}", leave=False):
             x, level = _turn(x, level, away(), ratio, generator)
             if step >= warmup:
-                kept[chain, step - warmup] = found.mode + x
+                kept[chain, step - warmup] = (found.mode + x).cpu()
     return kept.flatten(0, 1), Diagnostics(split_rhat(kept).max().item(), effective_draws(kept).min().item(), used)
 
 

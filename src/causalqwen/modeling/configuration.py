@@ -1,12 +1,20 @@
 """Configuration of a grafted model, and the named start values."""
 
 import copy
-from typing import Any, ClassVar, Literal
+import difflib
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import CONFIG_MAPPING
 
-from causalqwen.modeling.context import NumberContext, check_context, hides_numbers, writes_digits
+from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values
+from causalqwen.modeling.context import NumberContext, hides_numbers, writes_digits
+from causalqwen.numbers import ValueTransform
+from causalqwen.numbers.law import WANTED_LEVELS
+
+Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
+_AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
 STARTS: dict[str, dict[str, Any]] = {
     # Every decision is the backbone's. Noise, scale and threshold are read off the backbone when it is grafted:
@@ -62,7 +70,7 @@ class CausalQwenConfig(PreTrainedConfig):
     """Everything that a grafted model adds to its backbone.
 
     Args:
-        text_config: the backbone's own configuration.
+        text_config: the backbone's own configuration, or a dictionary of it.
         num_token_id: id of `<NUM>`: the first free row of the vocabulary matrix, or its number of rows V where there is
             no free row (`<NUM>` then has rows of its own, behind the matrix).
         free_token_ids: the other rows that no token uses; left out of losses, decisions and samplers.
@@ -112,58 +120,58 @@ class CausalQwenConfig(PreTrainedConfig):
     model_type = "causalqwen"
     sub_configs: ClassVar[dict[str, Any]] = {"text_config": AutoConfig}
 
-    text_config: dict | PreTrainedConfig | None = None
-    num_token_id: int | None = None
+    text_config: Any = None
+    num_token_id: Annotated[int, Field(ge=0)] | None = None
     free_token_ids: list[int] | None = None
-    causal_size: int | None = None
+    causal_size: Count | None = None
     start: str = "faithful"
 
     deep_abduction: bool = False
-    abduction_hidden_size: int = 512
+    abduction_hidden_size: Count = 512
     scale_activation: Literal["softplus", "exp"] = "softplus"
-    max_scale: float | None = None
+    max_scale: Positive | None = None
     domains: dict[str, dict[str, Any]] | None = None
     domain: str | None = None
     value_branch: bool = True
-    value_branch_hidden_size: int = 512
-    value_branch_members: int = 1
-    value_branch_layers: int = 2
-    value_branch_dropout: float = 0.3
+    value_branch_hidden_size: Count = 512
+    value_branch_members: Count = 1
+    value_branch_layers: Annotated[int, Field(ge=0)] = 2
+    value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
 
     score_scale: Literal["equal", "documents"] = "equal"
-    score_noise: float = 0.0
-    score_slope: float = 0.0
+    score_noise: NotNegative = 0.0
+    score_slope: NotNegative = 0.0
     threshold_shift: Literal["predicted", "solved"] = "predicted"
-    anchor_tokens: int = 0
-    token_thresholds: float | None = None
+    anchor_tokens: Annotated[int, Field(ge=0)] = 0
+    token_thresholds: NotNegative | None = None
     vocabulary_family: Literal["cauchy", "gaussian"] = "cauchy"
     value_family: Literal["cauchy", "gaussian"] = "cauchy"
-    initial_scale: float = 1.0
-    initial_noise: float = 1.0
-    initial_threshold: float = 0.0
+    initial_scale: Positive = 1.0
+    initial_noise: NotNegative = 1.0
+    initial_threshold: Finite = 0.0
     number_context: NumberContext = "value"
     number_embedding: Literal["added", "multiplied"] = "added"
     number_encoding: Literal["log", "fourier"] = "log"
-    initial_direction: float = 1.0
+    initial_direction: NotNegative = 1.0
     normalize_direction: bool = False
 
     value_transform: dict[str, Any] | None = None
-    value_range: list[float] | None = None
-    interval_levels: list[float] | None = None
-    class_interval_levels: dict[str, list[float] | None] | None = None
+    value_range: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = None
+    interval_levels: Levels | None = None
+    class_interval_levels: dict[str, Levels | None] | None = None
     class_values: dict[str, dict[str, Any]] | None = None
-    value_digits: int = 6
+    value_digits: Annotated[int, Field(ge=1, le=17)] = 6
     value_place: int | None = None
 
     value_loss: Literal["nll", "crps"] = "nll"
-    gate_alpha: float = 1.0
+    gate_alpha: Share = 1.0
     gate_detach: bool = True
-    value_loss_weight: float = 1.0
+    value_loss_weight: NotNegative = 1.0
 
     copy_numbers: bool = False
-    copy_size: int = 64
+    copy_size: Count = 64
 
-    central_mass: float = 1.0
+    central_mass: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.text_config, dict):
@@ -183,34 +191,44 @@ class CausalQwenConfig(PreTrainedConfig):
             self.free_token_ids = []
         if self.num_token_id is None:
             self.num_token_id = self.text_config.vocab_size
+        known = list(CausalQwenConfig.__annotations__)
+        for name in kwargs:
+            if close := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+                raise ValueError(f"unknown setting {name}; did you mean {close[0]}?")
         super().__post_init__(**kwargs)
         self._check()
 
     def _check(self) -> None:
+        check_values(CausalQwenConfig, vars(self))
         rows = self.text_config.vocab_size
-        if not 0 <= self.num_token_id <= rows:
+        if self.num_token_id > rows:
             raise ValueError(f"num_token_id {self.num_token_id} lies outside the {rows} rows of the vocabulary matrix")
+        if wrong := [index for index in self.free_token_ids if not 0 <= index < rows]:
+            raise ValueError(f"free_token_ids: {wrong[0]} lies outside the {rows} rows of the vocabulary matrix")
         if self.num_token_id in self.free_token_ids:
             raise ValueError(f"num_token_id {self.num_token_id} is also listed among the free rows")
-        if not 1 <= self.causal_size <= self.hidden_size:
+        if self.anchor_tokens > rows:
+            raise ValueError(
+                f"anchor_tokens {self.anchor_tokens} are more than the {rows} rows of the vocabulary matrix"
+            )
+        if self.causal_size > self.hidden_size:
             raise ValueError(f"causal_size {self.causal_size} does not lie in 1 to {self.hidden_size}, the hidden size")
         if self.start not in STARTS:
             raise ValueError(f"unknown start {self.start!r}; known starts: {', '.join(STARTS)}")
         if self.max_scale is not None and not self.max_scale > self.initial_scale:
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
-        check_context(self.number_context)
-        if self.number_encoding not in ("log", "fourier"):
-            raise ValueError(f"unknown number_encoding {self.number_encoding!r}; use 'log' or 'fourier'")
+        if self.domain is not None and self.domain not in self.domains:
+            raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
         if self.number_encoding == "fourier":
             self.require("number_encoding='fourier'", number_embedding="added")
-        if self.value_loss not in ("nll", "crps"):
-            raise ValueError(f"unknown value_loss {self.value_loss!r}; use 'nll' or 'crps'")
-        if self.value_branch_members < 1:
-            raise ValueError(f"value_branch_members must be at least 1, got {self.value_branch_members}")
-        if self.copy_size < 1:
-            raise ValueError(f"copy_size must be at least 1, got {self.copy_size}")
-        if not 0 <= self.gate_alpha <= 1:
-            raise ValueError(f"gate_alpha must lie in [0, 1], got {self.gate_alpha}")
+        _check_axis("", self.value_transform, self.value_range)
+        for name, axis in self.class_values.items():
+            if axis.keys() != set(_AXIS):
+                raise ValueError(
+                    f"class_values[{name!r}]: expected {', '.join(_AXIS)}, got {', '.join(axis) or 'nothing'}"
+                )
+            check_values(CausalQwenConfig, axis, f"class_values[{name!r}].")
+            _check_axis(f"class_values[{name!r}].", axis["value_transform"], axis["value_range"])
 
     @property
     def hides_numbers(self) -> bool:
@@ -251,3 +269,12 @@ class CausalQwenConfig(PreTrainedConfig):
     def hidden_size(self) -> int:
         """H of the backbone."""
         return self.text_config.hidden_size
+
+
+def _check_axis(place: str, transform: dict[str, Any] | None, span: list[float] | None) -> None:
+    try:
+        ValueTransform(**(transform or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}value_transform: {error}") from None
+    if span is not None and span[0] > span[1]:
+        raise ValueError(f"{place}value_range: expected the least and the greatest value, got {span}")

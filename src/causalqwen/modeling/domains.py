@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from causalqwen.checking import nearest
 from causalqwen.distributions import StableFamily, get_family, upcast
 from causalqwen.files import load_tensors, save_tensors
 from causalqwen.modeling.abduction import ResidualPerceptron
@@ -94,10 +95,12 @@ class DomainsMixin:
     def add_domain(self, name: str, **settings: Any) -> DomainNetwork:
         """A network of a domain's own, which starts as the base's, and select it. `settings` as in `DomainNetwork`.
 
-        Raises ValueError for a name that is taken, or no name.
+        Raises ValueError for a name that is taken, or no name, or settings that there are not.
         """
-        if not name.isidentifier() or name in self.config.domains:
-            raise ValueError(f"a domain needs a name of its own, of letters, digits and _; got {name!r}")
+        if not name.isidentifier() or name in self.config.domains or hasattr(nn.ModuleDict, name):
+            raise ValueError(
+                f"a domain needs a name of its own, of letters, digits and _, and none of torch's own; got {name!r}"
+            )
         network = make_domain(self.config, settings)
         self.config.domains = {**self.config.domains, name: settings}
         self.abduction.domains[name] = network.to(self.abduction.scale_net.weight.device)
@@ -133,5 +136,8 @@ class DomainsMixin:
 
 
 def make_domain(config: CausalQwenConfig, settings: dict[str, Any]) -> DomainNetwork:
-    """The network of these settings for a model of this configuration."""
+    """The network of these settings for a model of this configuration. ValueError for a setting that there is not."""
+    known = ("layers", "width", "limit")
+    if unknown := [name for name in settings if name not in known]:
+        raise ValueError(f"unknown setting {unknown[0]} of a domain; {nearest(unknown[0], known)}")
     return DomainNetwork(config.hidden_size, config.causal_size, family=config.vocabulary_family, **settings)

@@ -99,7 +99,9 @@ class CausalGenerationMixin(GenerationMixin):
         if causal_decoding.decision == "softmax":
             if generation_config is None and kwargs.get("do_sample") is None:
                 settings["do_sample"] = True
-            if causal_decoding.temperature != 1.0:
+            if causal_decoding.temperature == 0:
+                settings["do_sample"] = False  # what sampling comes to, and everybody's word for the likeliest token
+            elif causal_decoding.temperature != 1.0:
                 settings["temperature"] = causal_decoding.temperature
         else:
             _refuse_sampling(generation_config, kwargs)

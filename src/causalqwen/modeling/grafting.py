@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from causalqwen.checking import nearest
 from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
@@ -68,9 +69,9 @@ class GraftingMixin:
         """
         if start not in STARTS:
             raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
-        known = CausalQwenConfig.__dataclass_fields__
-        if unknown := [name for name in config if name not in known or name == "text_config"]:
-            raise ValueError(f"unknown settings {', '.join(unknown)}; see CausalQwenConfig")
+        known = [name for name in CausalQwenConfig.__annotations__ if name != "text_config"]
+        if unknown := [name for name in config if name not in known]:
+            raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
         if isinstance(name_or_path, PreTrainedModel):
             backbone, name = name_or_path, type(name_or_path).__name__
             if tokenizer is None:

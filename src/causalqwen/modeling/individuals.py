@@ -233,7 +233,7 @@ class IndividualMixin(ReadingMixin):
         read, (text, first) = self.read(contexts), contexts[0]
         seen = text.ids != self.config.num_token_id if self.config.hides_numbers else torch.ones_like(text.digits)
         behind = seen[first - 1 : -1]  # of the tokens that something is decided behind: one position each
-        tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind]
+        tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind].to(self.device)
         loc, scale, gain = self._situated(read.features)
         readers, noise = self._readers(CausalDecoding()), self.action.noise
         noise_temperature = temperature if noise_temperature is None else noise_temperature
@@ -242,26 +242,27 @@ class IndividualMixin(ReadingMixin):
         reach = noise_temperature * (upcast(noise) * gain).expand_as(held).contiguous()
         weight, bias, mask = self._score_rows()
         scorer = Scorer(held, reach, weight, bias, mask, readers[0])
-        positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens))
+        positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens), device=self.device)
         draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
         generator = torch.Generator().manual_seed(seed)
         start = torch.special.ndtri(draws[chosen])
         h, found = abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
         draws[chosen] = torch.special.ndtr(h)
         residuals = torch.zeros(len(tokens))
-        residuals[chosen] = found.float()
+        residuals[chosen.cpu()] = found.float().cpu()
         said, value_residuals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
         numbers = (tokens == self.config.num_token_id).nonzero().squeeze(-1)
         if len(numbers):
             z = read.features[read.targets == self.config.num_token_id]
             loc_V, scale_V = self.as_values_read(z, *self.abduction(z))
             of_who = temperature * scale_V * readers[1](factor).float()
-            of_noise = noise_temperature * self.value_noise * readers[1](draws[numbers]).float()
+            of_noise = noise_temperature * self.value_noise * readers[1](draws[numbers.to(self.device)]).float()
             loc_V = upcast(loc_V) + of_who + of_noise
             said[numbers] = self.value_transform.forward(text.values[first:][behind][numbers])
-            value_residuals[numbers] = said[numbers] - self.action.value(loc_V, torch.ones_like(scale_V))[0].double()
+            loc_Y = self.action.value(loc_V, torch.ones_like(scale_V))[0]
+            value_residuals[numbers] = said[numbers] - loc_Y.double().cpu()
             drawn = (of_who.abs() + of_noise.abs()) @ upcast(self.action.value_row[0]).abs()
-            slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double()
+            slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double().cpu()
         places = (text.ids[first:] == self.config.num_token_id).nonzero().squeeze(-1).tolist()
         index = (behind.cumsum(0) - 1).tolist()
         forms = self.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
@@ -269,4 +270,4 @@ class IndividualMixin(ReadingMixin):
             index[at]: SaidNumber(form.value, form, text.digits_of(first + at))
             for at, form in zip(places, forms, strict=True)
         }
-        return Hindsight(draws, tokens, residuals, said, value_residuals, slack, known)
+        return Hindsight(draws.cpu(), tokens, residuals, said, value_residuals, slack, known)

@@ -1,48 +1,200 @@
 """Loading a grafted model with one clear message for whatever is wrong."""
 
+import copy
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, GenerationConfig
+from transformers.models.auto import CONFIG_MAPPING
 
+from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_LAYER = re.compile(r"backbone\.[a-z_.]*\.(\d+)\.")
 
 
 def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | None = None) -> CausalQwenForCausalLM:
-    """The grafted model in a folder, in evaluation mode.
+    """The grafted model in a folder, with its processor, in evaluation mode.
 
     Args:
         device: "auto" for an accelerator where there is one, or a torch device.
 
     Raises:
-        ValueError: no folder, no grafted model in it, or a damaged file, which the message names.
+        ValueError: no folder, no grafted model in it, or a damaged file, which the message names, and in it the field.
     """
     folder = Path(folder)
-    config = folder / "config.json"
-    if not config.is_file():
+    path = folder / "config.json"
+    if not path.is_file():
         raise ValueError(
             f"{folder} holds no model (no config.json); make one with `causalqwen graft --output {folder}`"
         )
-    try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        raise ValueError(f"{config} is damaged: it is not a JSON object") from None
+    kind = _read_json(path).get("model_type")
     if kind != "causalqwen":
         raise ValueError(
             f"{folder} holds a {kind or 'nameless'} model, not a grafted one; graft it with "
             f"`causalqwen graft --backbone {folder} --output ...`"
         )
+    config = _read_config(path)
+    with _telling(folder / "generation_config.json"):
+        _check_generation(folder / "generation_config.json", config)
     try:
+        _check_shapes(folder, config)
         model, info = CausalQwenForCausalLM.from_pretrained(
-            folder, output_loading_info=True, local_files_only=True, **({"dtype": dtype} if dtype else {})
+            folder,
+            config=config,
+            output_loading_info=True,
+            local_files_only=True,
+            **({"dtype": dtype} if dtype else {}),
         )
     except (SafetensorError, OSError) as error:
         raise ValueError(f"the weights in {folder} are missing or damaged: {error}") from None
+    except (RuntimeError, TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError, AssertionError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the weights in {folder} do not fit its config.json: {told}") from error
     wrong = {key: sorted(str(name) for name in info.get(key, ())) for key in ("missing_keys", "mismatched_keys")}
     for key, names in wrong.items():
         if names:
             raise ValueError(f"the weights in {folder} do not fit: {key.replace('_', ' ')} {', '.join(names[:3])}")
+    _read_processor(folder, model)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What a file of a model says. ValueError where it is no JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it is not a JSON object")
+    return found
+
+
+@contextmanager
+def _telling(place: Path | str) -> Iterator[None]:
+    """Whatever a library makes of a damaged file, as one error that names it."""
+    try:
+        yield
+    except Exception as error:  # told again, with the place
+        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        told = " ".join(told.split())
+        raise ValueError(told if str(place) in told else f"{place} is damaged: {told}") from error
+
+
+def _read_config(path: Path) -> CausalQwenConfig:
+    """The configuration, its backbone's part held against the types of that kind's defaults."""
+    with _telling(path):
+        backbone = _read_json(path).get("text_config")
+        if not isinstance(backbone, dict) or not isinstance(backbone.get("model_type"), str):
+            raise ValueError("text_config: expected the backbone's configuration, with its model_type")
+        if backbone["model_type"] not in CONFIG_MAPPING:
+            raise ValueError(f"text_config.model_type: {backbone['model_type']!r} is no model of transformers")
+        _check_types(backbone, CONFIG_MAPPING[backbone["model_type"]](), "text_config.")
+        return CausalQwenConfig.from_pretrained(path.parent, local_files_only=True)
+
+
+def _check_types(found: dict[str, Any], defaults: Any, place: str = "") -> None:
+    """ValueError that names the first field whose value is of another type than its default's, or no token's id."""
+    for name, value in found.items():
+        default: Any = getattr(defaults, name, None)
+        if name.endswith("_token_id") or (name.endswith("_token_ids") and value is not None):
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(one) is int and one >= 0 for one in ids):
+                raise ValueError(f"{place}{name}: expected the id of a token, got {value!r}")
+        elif name.startswith("output_") and value is not None and type(value) not in (bool, list):
+            raise ValueError(f"{place}{name}: expected true or false, got {value!r}")
+        elif isinstance(default, float):
+            if type(value) not in (int, float):
+                raise ValueError(f"{place}{name}: expected a number, got {value!r}")
+        elif isinstance(default, bool | int | str | list | dict) and value is not None:
+            if type(value) is not type(default):
+                raise ValueError(f"{place}{name}: expected {_KINDS[type(default)]}, got {value!r}")
+            if type(value) is int and isinstance(default, int) and default > 0 >= value:
+                raise ValueError(f"{place}{name}: expected a positive whole number, got {value!r}")
+
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _check_generation(path: Path, config: CausalQwenConfig) -> None:
+    if not path.exists():
+        return
+    found = _read_json(path)
+    _check_types(found, GenerationConfig())
+    for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        ids = found.get(name)
+        for one in ids if isinstance(ids, list) else [ids]:
+            if one is not None and one >= config.vocab_size:
+                raise ValueError(f"{name}: {one} lies outside the {config.vocab_size} tokens of this model")
+    GenerationConfig.from_pretrained(path.parent, local_files_only=True)
+
+
+def _check_shapes(folder: Path, config: CausalQwenConfig) -> None:
+    """ValueError where the backbone's weights have other sizes than its configuration says, before anything is built."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise OSError(f"there is no model.safetensors in {folder}")
+    layers, rows = set(), None
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            for name in iter(weights.keys()):
+                if found := _LAYER.match(name):
+                    layers.add(int(found[1]))
+                if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight")):
+                    rows = weights.get_slice(name).get_shape()[0]
+    text = config.text_config
+    if rows not in (None, text.vocab_size):
+        raise ValueError(
+            f"{folder / 'config.json'} is damaged: text_config.vocab_size is {text.vocab_size}, and the embedding has "
+            f"{rows} rows"
+        )
+    if layers and len(layers) != text.num_hidden_layers:
+        raise ValueError(
+            f"{folder / 'config.json'} is damaged: text_config.num_hidden_layers is {text.num_hidden_layers}, and there are "
+            f"weights of {len(layers)} layers"
+        )
+
+
+def _read_processor(folder: Path, model: CausalQwenForCausalLM) -> None:
+    """Give the model its processor, which must fit it."""
+    path = folder / "processor_config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no processor: {path.name} is missing")
+    settings = _read_json(path)
+    if settings.get("num_token_id") != model.config.num_token_id:
+        found, expected = settings.get("num_token_id"), model.config.num_token_id
+        raise ValueError(f"{path} is damaged: num_token_id is {found!r}, and that of the model is {expected}")
+    for name in _TOKENIZER:
+        longest = _read_json(folder / name).get("model_max_length", 1) if (folder / name).is_file() else 1
+        if type(longest) not in (int, float):
+            raise ValueError(f"{folder / name} is damaged: model_max_length: expected a number, got {longest!r}")
+    try:
+        tokenizer = model.processor.tokenizer
+        _ = model.processor.slotted_tokenizer  # a copy, which reads it once more
+    except Exception:
+        with _telling(f"{folder / 'tokenizer.json'}, or a file beside it,"):
+            copy.deepcopy(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        with _telling(path):
+            raise
+    rows, used = model.config.text_config.vocab_size, set(tokenizer.get_vocab().values())
+    if model.config.num_token_id in used or any(index >= rows for index in used):
+        raise ValueError(
+            f"{folder / 'tokenizer.json'} is not the tokenizer of this model: it uses other rows of its matrix"
+        )
+    if not isinstance(tokenizer.pad_token_id, int):
+        raise ValueError(f"{folder / 'tokenizer_config.json'} is damaged: it names no token for pad_token")

@@ -1,5 +1,6 @@
 """`CausalQwenForCausalLM`: a pretrained decoder with a number channel and an individual grafted onto it."""
 
+import os
 from typing import Any
 
 import torch
@@ -107,7 +108,10 @@ class CausalQwenForCausalLM(
     def processor(self) -> CausalQwenProcessor:
         """The processor that belongs to this model; read from its folder when it is first asked for."""
         if self._processor is None:
-            self._processor = CausalQwenProcessor.from_pretrained(self.name_or_path)
+            try:
+                self._processor = CausalQwenProcessor.from_pretrained(self.name_or_path)
+            except AttributeError as error:  # which torch would tell as one of this property's
+                raise ValueError(f"the processor in {self.name_or_path} is damaged: {error}") from error
             self._processor.number_context = self.config.number_context  # which may have been set anew on loading
         return self._processor
 
@@ -124,6 +128,8 @@ class CausalQwenForCausalLM(
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """transformers' `save_pretrained` (safetensors), and the processor beside the weights."""
+        if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
+            _ = self.processor  # before anything is written: it may lie where the model is saved to
         super().save_pretrained(save_directory, **kwargs)
         if self._processor is not None and kwargs.get("is_main_process", True):
             self._processor.save_pretrained(save_directory)

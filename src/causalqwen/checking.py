@@ -1,0 +1,49 @@
+"""Settings as they must be: types and ranges by annotations, names by the nearest known one."""
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, get_origin
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+"""A whole number from 1 on."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
+
+_ANY = ConfigDict(arbitrary_types_allowed=True)
+
+
+@functools.cache
+def _adapters(kind: type) -> dict[str, TypeAdapter]:
+    own = vars(kind).get("__annotations__", {})
+    return {name: TypeAdapter(hint, config=_ANY) for name, hint in own.items() if get_origin(hint) is not ClassVar}
+
+
+def check_values(kind: type, values: Mapping[str, Any], place: str = "") -> None:
+    """ValueError that names the field, and what was found there, unless every value is what `kind` annotates it as. Fields of
+    its bases, and names that it does not annotate, are not looked at."""
+    for name, adapter in _adapters(kind).items():
+        if name not in values:
+            continue
+        value = list(values[name]) if isinstance(values[name], tuple) else values[name]
+        try:
+            adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            inside = "".join(f"[{part!r}]" for part in first["loc"] if isinstance(part, int) or part in (value or ()))
+            found = repr(first["input"])
+            found = found if len(found) <= 60 else found[:57] + "..."
+            what = first["msg"][0].lower() + first["msg"][1:]
+            raise ValueError(f"{place}{name}{inside}: {what}, got {found}") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say behind an unknown name: the known one that it may be meant for, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
