@@ -127,17 +127,20 @@ def speed(
         ),
     ] = "loss,growth,generate,ways,epochs,tokenizer",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count; medians are taken over them.")] = 3,
+    backbone: Annotated[str, typer.Option(help="Backbone of generate, ways, epochs and tokenizer.")] = "smollm2-135m",
+    quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: does every case run? (a minute)")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Each case beside its rival, taking turns, as ratios: loss, generation, an epoch, tokenizer (an hour on two cores)."""
     from causalqwen.evaluation import figures
-    from causalqwen.evaluation.speed import PARTS, benchmark_speed, speed_table
+    from causalqwen.evaluation.speed import PARTS, Sizes, benchmark_speed, speed_table
     from causalqwen.files import write_text
 
     asked = tuple(part.strip() for part in parts.split(","))
     if unknown := [part for part in asked if part not in PARTS]:
         raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    found = benchmark_speed(output, asked, repeats, say)
+    sizes = Sizes.quick() if quick else Sizes.full()
+    found = benchmark_speed(output, asked, repeats, backbone=backbone, sizes=sizes, say=say)
     write_text(output / "speed.svg", figures.speed(found))
     show({"output": str(output), "speed": found}, f"{speed_table(found)}\n{output / 'speed.svg'}", as_json)
 

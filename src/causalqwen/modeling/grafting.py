@@ -74,11 +74,12 @@ class GraftingMixin:
             raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
         if isinstance(name_or_path, PreTrainedModel):
             backbone, name = name_or_path, type(name_or_path).__name__
+            _refuse_others(backbone.config, name)
             if tokenizer is None:
                 raise ValueError("a loaded backbone needs its tokenizer: from_backbone(model, tokenizer=...)")
         else:
             name, path = str(name_or_path), resolve_backbone(name_or_path)
-            _refuse_encoders(AutoConfig.from_pretrained(path), name)
+            _refuse_others(AutoConfig.from_pretrained(path), name)
             backbone = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto")
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
         align_parameters(backbone)
@@ -119,8 +120,13 @@ class GraftingMixin:
         return model.eval()
 
 
-def _refuse_encoders(config: Any, name: str) -> None:
-    """ValueError for what transformers would load as a causal model although it is none (BERT, T5)."""
+def _refuse_others(config: Any, name: str) -> None:
+    """ValueError for a model that is grafted already, and for what transformers would load as a causal model although it is
+    none (BERT, T5)."""
+    if config.model_type == CausalQwenConfig.model_type:
+        raise ValueError(
+            f"{name} is grafted already: load it with from_pretrained, or graft the backbone that it stands on"
+        )
     architectures = config.architectures or []
     causal = any("CausalLM" in a or "LMHead" in a for a in architectures) or not architectures
     encoder = getattr(config, "is_encoder_decoder", False) or (

@@ -3,6 +3,6 @@
 A time alone says how fast a machine is; a ratio, taken in turns, says what the code costs.
 """
 
-from causalqwen.evaluation.speed.benchmark import PARTS, benchmark_speed, speed_table
+from causalqwen.evaluation.speed.benchmark import PARTS, Sizes, benchmark_speed, speed_table
 
-__all__ = ["PARTS", "benchmark_speed", "speed_table"]
+__all__ = ["PARTS", "Sizes", "benchmark_speed", "speed_table"]

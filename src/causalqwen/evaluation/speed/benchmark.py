@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,63 @@ from causalqwen.evaluation.speed.generation import random_qwen, score_generation
 from causalqwen.evaluation.speed.losses import SHARE, SOFTMAX, LossSize, loss_cases, score_losses
 from causalqwen.evaluation.speed.training import score_epochs, score_tokenizer
 from causalqwen.files import write_text
-from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
+from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM, CausalQwenProcessor
 
 PARTS = ("loss", "growth", "generate", "ways", "epochs", "tokenizer")
 _CURVES = [SOFTMAX, "documents", "equal, Cauchy", "equal, Gaussian", f"equal, 1/{SHARE} of the negatives"]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large the cases are.
+
+    loss: of one batch. growth: what it is varied to, by axis. lengths: tokens to write at each batch size, of the backbone and
+    of a random one of the 0.5B shape (None to leave that out). ways: tokens at batch 1. rows: of an epoch. whole: what is
+    compiled first too, and memory, which takes a process for each case.
+    """
+
+    loss: LossSize
+    growth: dict[str, list[LossSize]]
+    lengths: dict[int, int]
+    large: dict[int, int] | None
+    ways: int
+    rows: int
+    whole: bool
+
+    @classmethod
+    def full(cls) -> "Sizes":
+        """Those of the figures that the documentation states."""
+        base = LossSize(vocabulary=49152, hidden=576)
+        growth = {
+            "tokens": [replace(base, tokens=tokens) for tokens in (256, 1024, 4096)],
+            "vocabulary": [replace(base, vocabulary=vocabulary) for vocabulary in (16384, 49152, 151936)],
+            "hidden": [replace(base, hidden=hidden) for hidden in (576, 896, 1536)],
+            "dtype": [replace(base, dtype=dtype) for dtype in ("float32", "bfloat16")],
+        }
+        return cls(LossSize(), growth, {1: 48, 8: 48, 64: 16}, {1: 12, 8: 12}, 96, 96, True)
+
+    @classmethod
+    def quick(cls) -> "Sizes":
+        """Small enough for a minute: figures of nothing, but every case runs."""
+        base = LossSize(tokens=64, vocabulary=4096, hidden=32, dtype="float32")
+        growth = {"tokens": [base, replace(base, tokens=128)], "dtype": [base, replace(base, dtype="bfloat16")]}
+        return cls(base, growth, {1: 4, 2: 4}, None, 4, 8, False)
+
+
 def benchmark_speed(
-    output: Path, parts: tuple[str, ...] = PARTS, repeats: int = 3, say: Callable[[str], None] = lambda line: None
+    output: Path,
+    parts: tuple[str, ...] = PARTS,
+    repeats: int = 3,
+    *,
+    backbone: str = DEFAULT_BACKBONE,
+    sizes: Sizes | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """The parts asked for; results are written to `output/speed.json` as they come, and kept for parts not asked for."""
+    """The parts asked for; results are written to `output/speed.json` as they come, and kept for parts not asked for.
+
+    sizes: the full ones by default.
+    """
+    sizes = sizes or Sizes.full()
     output.mkdir(parents=True, exist_ok=True)
     file = output / "speed.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -36,26 +83,18 @@ def benchmark_speed(
         rows = []
         for frozen in (False, True):
             say(f"loss and gradients, the weight {'frozen' if frozen else 'trained'}")
-            size = LossSize(frozen=frozen)
-            names = list(loss_cases(LossSize(16, 512, 16)))
-            rows.append(score_losses(size, names, repeats, memory=True))
+            names = [name for name in loss_cases(LossSize(16, 512, 16)) if sizes.whole or "compiled" not in name]
+            rows.append(score_losses(replace(sizes.loss, frozen=frozen), names, repeats, memory=sizes.whole))
         keep("loss", rows)
     if "growth" in parts:
-        base = LossSize(vocabulary=49152, hidden=576)
-        sizes = {
-            "tokens": [replace(base, tokens=tokens) for tokens in (256, 1024, 4096)],
-            "vocabulary": [replace(base, vocabulary=vocabulary) for vocabulary in (16384, 49152, 151936)],
-            "hidden": [replace(base, hidden=hidden) for hidden in (576, 896, 1536)],
-            "dtype": [replace(base, dtype=dtype) for dtype in ("float32", "bfloat16")],
-        }
         growth = {}
-        for axis, values in sizes.items():
+        for axis, values in sizes.growth.items():
             say(f"growth with {axis}")
-            growth[axis] = [score_losses(size, _CURVES, repeats, memory=True) for size in values]
+            growth[axis] = [score_losses(size, _CURVES, repeats, memory=sizes.whole) for size in values]
         keep("growth", growth)
     if "generate" in parts:
         rows = []
-        for name, make, lengths in _models():
+        for name, make, lengths in _models(backbone, sizes):
             model = make()
             for batch, tokens in lengths.items():
                 say(f"generate: {name}, batch {batch}")
@@ -64,26 +103,31 @@ def benchmark_speed(
             del model
     if "ways" in parts:
         say("generate with drafts, and compiled")
-        keep("ways", score_ways(CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE), 96, repeats))
+        model = CausalQwenForCausalLM.from_backbone(backbone)
+        keep("ways", score_ways(model, sizes.ways, repeats, compiled=sizes.whole))
     if "epochs" in parts:
         say("an epoch of heads on kept features, and of LoRA")
-        keep("epochs", score_epochs(output / "work", rows=96, repeats=repeats))
+        keep("epochs", score_epochs(backbone, output / "work", sizes.rows, repeats))
     if "tokenizer" in parts:
         say("tokenizer")
-        keep("tokenizer", score_tokenizer(repeats))
+        keep("tokenizer", score_tokenizer(backbone, repeats))
     return found
 
 
-def _models() -> list[tuple[str, Callable[[], CausalQwenForCausalLM], dict[int, int]]]:
+def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], CausalQwenForCausalLM], dict[int, int]]]:
     """Name, maker, and the tokens to write at each batch size."""
-    small: Any = partial(CausalQwenForCausalLM.from_backbone, DEFAULT_BACKBONE)
-    large: Any = partial(random_qwen, small().processor.tokenizer)
-    return [
-        ("SmolLM2-135M", small, {1: 48, 8: 48, 64: 16}),
-        ("SmolLM2-135M, the documents' scale", partial(small, start="documents"), {1: 48, 8: 48, 64: 16}),
-        ("Qwen2 0.5B shape, random", large, {1: 12, 8: 12}),
-        ("Qwen2 0.5B shape, random, the documents' scale", partial(large, start="documents"), {1: 12, 8: 12}),
+    name = "SmolLM2-135M" if backbone == DEFAULT_BACKBONE else Path(backbone).name
+    small: Any = partial(CausalQwenForCausalLM.from_backbone, backbone)
+    found = [
+        (name, small, sizes.lengths),
+        (f"{name}, the documents' scale", partial(small, start="documents"), sizes.lengths),
     ]
+    if sizes.large is not None:
+        large: Any = partial(random_qwen, CausalQwenProcessor.from_pretrained(backbone).tokenizer)
+        found.append(("Qwen2 0.5B shape, random", large, sizes.large))
+        documents = partial(large, start="documents")
+        found.append(("Qwen2 0.5B shape, random, the documents' scale", documents, sizes.large))
+    return found
 
 
 def speed_table(found: dict[str, Any]) -> str:

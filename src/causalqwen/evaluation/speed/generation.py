@@ -50,11 +50,12 @@ def score_generation(model: CausalQwenForCausalLM, batch: int, tokens: int, repe
     return _timed(model, cases, batch, tokens, repeats)
 
 
-def score_ways(model: CausalQwenForCausalLM, tokens: int, repeats: int) -> dict[str, Any]:
+def score_ways(model: CausalQwenForCausalLM, tokens: int, repeats: int, *, compiled: bool = True) -> dict[str, Any]:
     """Other ways to walk, at batch 1: four tokens of the text drafted ahead (`prompt_lookup_num_tokens`), compiled steps."""
     of_backbone, of_plan = _generators(model, 1, tokens)
     cases: dict[str, Callable[[], Any]] = {"backbone": of_backbone(do_sample=False)}
-    for label, way in (("drafts", {"prompt_lookup_num_tokens": 4}), ("compiled", compiled_steps())):
+    ways: list[tuple[str, dict[str, Any]]] = [("drafts", {"prompt_lookup_num_tokens": 4})]
+    for label, way in ways + [("compiled", compiled_steps())] * compiled:
         cases[f"backbone, {label}"] = of_backbone(do_sample=False, **way)
         cases |= {f"{name}, {label}": of_plan(name, **way) for name in ("standard", "persona")}
     return _timed(model, cases, 1, tokens, repeats)

@@ -13,20 +13,20 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.speed.losses import SHARE
 from causalqwen.evaluation.speed.turns import alternate
-from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
+from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.training import FactStore
 from causalqwen.training.batches import collate_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.trainer import TrainedForCausalLM
 
 
-def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
+def score_epochs(backbone: str, work: Path, rows: int, repeats: int) -> dict[str, Any]:
     """One epoch over the same rows in batches of 16: heads on kept features, and LoRA through the backbone."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     write_sentences(work / "rows.jsonl", split_by_entity(boiling_points(), {"train": rows})["train"])
     lines = (work / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    model = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE)
+    model = CausalQwenForCausalLM.from_backbone(backbone)
     examples = encode_rows([parse_row(line, "rows") for line in lines], model.processor)
     store = FactStore.build(model, examples, work)
     pad = model.processor.tokenizer.pad_token_id
@@ -51,7 +51,7 @@ def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
                     if kept
                     else collate([examples[i] for i in batch], pad)
                 )
-                trained(**inputs).loss.backward()
+                trained(**inputs)["loss"].backward()
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -80,9 +80,9 @@ def score_epochs(work: Path, rows: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def score_tokenizer(repeats: int) -> dict[str, Any]:
+def score_tokenizer(backbone: str, repeats: int) -> dict[str, Any]:
     """Text to tensors, numbers found, against the bare fast tokenizer on the same paragraphs."""
-    processor = CausalQwenForCausalLM.from_backbone(DEFAULT_BACKBONE).processor
+    processor = CausalQwenProcessor.from_pretrained(backbone)
     texts = speech_paragraphs() * 4
     cases = {
         "tokenizer": lambda: processor.tokenizer(texts, return_tensors="pt", padding=True),

@@ -1,0 +1,140 @@
+"""Every command, every option of one, and every part of a benchmark runs: what nothing runs breaks without a word."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from causalqwen.evaluation import demo as demo_module
+from causalqwen.evaluation.speed import PARTS
+from causalqwen_cli.app import app
+from conftest import make_backbone
+from test_cli import ROWS, place, run, trained, write  # noqa: F401  fixtures
+
+TESTS = Path(__file__).parent
+UNSPOKEN = {"--help", "--no-chat", "--no-raw", "--no-resume"}  # the other sides of switches that are off
+
+
+def commands(group=None, path=()):
+    """(words, options) of every command."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            options = {
+                option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+            yield (*path, name), options - UNSPOKEN
+
+
+def test_every_option_of_every_command_stands_in_a_test():
+    told = "".join(file.read_text(encoding="utf-8") for file in TESTS.glob("test_*.py"))
+    calls = re.findall(r'"([a-z-]+)"', told)
+    for words, options in commands():
+        assert set(words) <= set(calls), words
+        missing = [option for option in sorted(options) if f'"{option}"' not in told]
+        assert not missing, f"{' '.join(words)}: no test gives {', '.join(missing)}"
+
+
+def test_synthesize_writes_rows_of_both_kinds(tmp_path):
+    for kind in ("statements", "questions"):
+        out = tmp_path / f"{kind}.jsonl"
+        run("synthesize", "--output", out, "--kind", kind, "--count", 7, "--seed", 3)
+        first = out.read_text()
+        assert len(first.splitlines()) == 7
+        run("synthesize", "--output", out, "--kind", kind, "--count", 7, "--seed", 3)
+        assert out.read_text() == first
+    assert "unknown kind 'rows'" in run("synthesize", "--output", tmp_path / "x", "--kind", "rows", code=1).stderr
+
+
+def test_predict_takes_batches_raw_intervals_and_a_stopped_run(trained, tmp_path):  # noqa: F811
+    rows, out = write(tmp_path / "rows.jsonl", ROWS[:5]), tmp_path / "out.jsonl"
+    base = ("predict", "--model", trained, "--input", rows, "--output", out, "--device", "cpu")
+    run(*base, "--batch-size", 2)
+    plain = [json.loads(line) for line in out.read_text().splitlines()]
+    out.unlink()
+    run(*base, "--raw")
+    raw = [json.loads(line) for line in out.read_text().splitlines()]
+    assert plain[0]["numbers"][0]["median"] == pytest.approx(raw[0]["numbers"][0]["median"], rel=1e-4)
+    assert plain[0]["numbers"][0]["intervals"] != raw[0]["numbers"][0]["intervals"]
+    whole = out.read_bytes()
+    out.rename(tmp_path / "out.jsonl.part.jsonl")
+    assert "holds an unfinished run" in run(*base, "--raw", code=1).stderr
+    run(*base, "--raw", "--resume", code=1)  # of other rows than were kept: told, nothing lost
+    (tmp_path / "out.jsonl.part.jsonl").unlink()
+    run(*base, "--raw")
+    assert out.read_bytes() == whole
+
+
+def test_generate_takes_temperatures_and_samplers(trained):  # noqa: F811
+    base = ("generate", "--model", trained, "--prompt", "The long one is", "--max-new-tokens", 4, "--seed", 2, "--json")
+    causal = (*base, "--preset", "persona", "--temperature", 0.3, "--noise-temperature", 0.9, "--central-mass", 0.8)
+    assert json.loads(run(*causal).stdout)["text"].startswith("The long one is")
+    assert json.loads(run(*base, "--preset", "softmax", "--top-p", 0.9).stdout)["preset"] == "softmax"
+
+
+def test_somebody_has_a_spread_and_is_seen_beside_another(trained, tmp_path):  # noqa: F811
+    (tmp_path / "said.txt").write_text("The long one is 31, and that is all. " * 4)
+    base = ("abduct", "--model", trained, "--text", tmp_path / "said.txt")
+    run(*base, "--spread", 0.05, "--output", tmp_path / "one.safetensors")
+    pictured = ("--html", tmp_path / "who.html", "--beside", tmp_path / "one.safetensors")
+    run(*base, "--output", tmp_path / "other.safetensors", *pictured)
+    assert "<svg" in (tmp_path / "who.html").read_text()
+
+
+def test_the_doctor_fetches_what_is_there_already():
+    assert json.loads(run("doctor", "--fetch", "--json").stdout)["ok"]
+
+
+@pytest.fixture(scope="module")
+def bare(tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bare")
+    make_backbone("llama", tiny_tokenizer).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_the_speed_benchmark_runs(bare, tmp_path, monkeypatch, part):
+    def once(cases, repeats):
+        for case in cases.values():
+            case()
+        return dict.fromkeys(cases, 1.0)
+
+    for room in ("generation", "losses", "training"):
+        monkeypatch.setattr(f"causalqwen.evaluation.speed.{room}.alternate", once)
+    asked = ("--output", tmp_path, "--parts", part, "--repeats", 1, "--backbone", bare, "--quick")
+    found = json.loads(run("benchmark", "speed", *asked, "--json").stdout)["speed"]
+    assert found.keys() == {"threads", part} and (tmp_path / "speed.svg").read_text().startswith("<svg")
+    assert json.loads((tmp_path / "speed.json").read_text()) == found
+    wrong = run("benchmark", "speed", "--output", tmp_path, "--parts", "epoch", code=1)
+    assert "unknown parts epoch; known: loss" in wrong.stderr
+
+
+def test_the_benchmark_of_numbers_runs_on_real_rows(bare, tmp_path):
+    asked = (
+        "--tables",
+        "boiling",
+        "--methods",
+        "constant,ridge,causalqwen",
+        "--rows",
+        "24,12,12",
+        "--seeds",
+        1,
+        "--skip",
+        5,
+    )
+    more = ("--backbone", bare, "--set", "value_branch_hidden_size=8", "--bf16", "--joint")
+    found = json.loads(run("benchmark", "numbers", "--output", tmp_path, *asked, *more, "--json").stdout)["numbers"]
+    assert "causalqwen" in json.dumps(found) and "ridge" in (tmp_path / "numbers.md").read_text()
+    assert (tmp_path / "numbers.svg").read_text().startswith("<svg")
+
+
+def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
+    monkeypatch.setattr(demo_module, "UNIT_STEPS", 2)
+    told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
+    assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}
