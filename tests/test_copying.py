@@ -426,9 +426,9 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
     assert model.abduct("My friends, we are here.").evidence[0].tokens > 2  # no number, nothing to refuse
     with pytest.raises(ValueError, match="copy_size: input should be greater than or equal to 1"):
         graft_tiny("llama", tiny_tokenizer, copy_numbers=True, copy_size=0)
-    with pytest.raises(ValueError, match="unknown value_loss 'CRPS'"):
+    with pytest.raises(ValueError, match="value_loss: input should be 'nll' or 'crps', got 'CRPS'"):
         graft_tiny("llama", tiny_tokenizer, value_loss="CRPS")
-    with pytest.raises(ValueError, match="value_branch_members must be at least 1"):
+    with pytest.raises(ValueError, match="value_branch_members: input should be greater than or equal to 1"):
         graft_tiny("llama", tiny_tokenizer, value_branch_members=0)
 
 

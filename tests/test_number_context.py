@@ -382,9 +382,9 @@ def test_embeddings_hold_no_numbers_to_hide(talker):
 
 
 def test_unknown_contexts_are_refused(tiny_tokenizer):
-    with pytest.raises(ValueError, match="unknown number_context 'words'; use one of value, digits, both"):
+    with pytest.raises(ValueError, match="number_context: input should be 'value', 'digits' or 'both', got 'words'"):
         graft_tiny("llama", tiny_tokenizer, number_context="words")
-    with pytest.raises(ValueError, match="unknown number_context"):
+    with pytest.raises(ValueError, match="unknown number_context 'words'; use one of value, digits, both"):
         CausalQwenProcessor(tiny_tokenizer, number_context="words")
 
 

@@ -656,7 +656,17 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
 
     monkeypatch.setattr(room, "run", run)
     options = ["--model", tmp_path / "small", "--port", 0, "--individuals", tmp_path / "people", "--preset", "persona"]
-    options += ["--api-key-file", tmp_path / "key", "--json", "--device", "cpu", "--host", "127.0.0.1", "--window", 0.001]
+    options += [
+        "--api-key-file",
+        tmp_path / "key",
+        "--json",
+        "--device",
+        "cpu",
+        "--host",
+        "127.0.0.1",
+        "--window",
+        0.001,
+    ]
     options += ["--max-rows", 2, "--max-waiting", 3, "--max-tokens", 4, "--max-body", 5000, "--timeout", 60]
     result = CliRunner().invoke(cli, ["serve", *map(str, options)])
     assert result.exit_code == 0, result.output
