@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 Count = Annotated[int, Field(ge=1)]
 """A whole number from 1 on."""
+Whole = Annotated[int, Field(ge=0)]
+"""A whole number from 0 on."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -27,10 +29,13 @@ def _adapters(kind: type) -> dict[str, TypeAdapter]:
 def check_values(kind: type, values: Mapping[str, Any], place: str = "") -> None:
     """ValueError that names the field, and what was found there, unless every value is what `kind` annotates it as. Fields of
     its bases, and names that it does not annotate, are not looked at."""
+    hints = vars(kind).get("__annotations__", {})
     for name, adapter in _adapters(kind).items():
         if name not in values:
             continue
-        value = list(values[name]) if isinstance(values[name], tuple) else values[name]
+        value = values[name]
+        if isinstance(value, tuple) and get_origin(hints[name]) is not tuple:
+            value = list(value)
         try:
             adapter.validate_python(value, strict=True)
         except ValidationError as error:

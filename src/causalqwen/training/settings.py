@@ -1,13 +1,14 @@
 """Settings of a training run, from a YAML file or keywords."""
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
+from causalqwen.checking import Count, NotNegative, Positive, Share, Whole, check_values, nearest
 from causalqwen.kernels import IMPLEMENTATIONS
 from causalqwen.numbers.transforms import TRANSFORMS
 
@@ -24,13 +25,17 @@ class Stage:
             rows (0: never); the best state is kept.
     """
 
-    epochs: int = 40
-    batch_size: int = 64
-    accumulation: int = 1
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.1
-    warmup: float = 0.1
-    patience: int = 0
+    epochs: Count = 40
+    batch_size: Count = 64
+    accumulation: Count = 1
+    learning_rate: NotNegative = 1e-3
+    weight_decay: NotNegative = 0.1
+    warmup: Share = 0.1
+    patience: Whole = 0
+
+    def __post_init__(self) -> None:
+        for kind in reversed(type(self).__mro__[:-1]):
+            check_values(kind, vars(self))
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class ValueStage(Stage):
 
     standardize: bool = True
     center: bool = False
-    scalar_learning_rate: float = 0.03
+    scalar_learning_rate: NotNegative = 0.03
 
 
 @dataclass(frozen=True)
@@ -67,15 +72,15 @@ class HeadStage(Stage):
             from the base at every position, null for none. closeness: weight of that divergence in the loss, before the limit.
     """
 
-    epochs: int = 1
-    batch_size: int = 16
-    learning_rate: float = 1e-4
-    weight_decay: float = 0.0
-    negatives: int = 0
+    epochs: Count = 1
+    batch_size: Count = 16
+    learning_rate: NotNegative = 1e-4
+    weight_decay: NotNegative = 0.0
+    negatives: Whole = 0
     domain: str | None = None
-    domain_layers: int = 0
-    domain_limit: float | None = 0.1
-    closeness: float = 0.0
+    domain_layers: Whole = 0
+    domain_limit: Positive | None = 0.1
+    closeness: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,15 +98,15 @@ class TokenStage(Stage):
             (overview 2.1 allows both).
     """
 
-    epochs: int = 1
-    batch_size: int = 16
-    learning_rate: float = 2e-4
-    weight_decay: float = 0.0
+    epochs: Count = 1
+    batch_size: Count = 16
+    learning_rate: NotNegative = 2e-4
+    weight_decay: NotNegative = 0.0
     whole_vocabulary: bool = False
-    negatives: int = 0
-    anchor: float = 0.0
+    negatives: Whole = 0
+    anchor: NotNegative = 0.0
     anchor_text: str | None = None
-    anchor_tokens: int = 128
+    anchor_tokens: Count = 128
     direction: bool = True
 
 
@@ -113,9 +118,9 @@ class LoraStage(TokenStage):
         rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
     """
 
-    rank: int = 8
-    alpha: int = 16
-    dropout: float = 0.05
+    rank: Count = 8
+    alpha: Positive = 16
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -128,9 +133,9 @@ class BackboneStage(TokenStage):
         backbone_learning_rate: theirs; `learning_rate` is that of the heads.
     """
 
-    learning_rate: float = 1e-4
-    layers: int = 0
-    backbone_learning_rate: float = 1e-5
+    learning_rate: NotNegative = 1e-4
+    layers: Whole = 0
+    backbone_learning_rate: NotNegative = 1e-5
 
 
 STAGES: dict[str, type[Stage]] = {
@@ -166,7 +171,7 @@ class TrainSettings:
         fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
 
-    seed: int = 0
+    seed: Whole = 0
     value_transform: str = "affine"
     class_transforms: bool = False
     values: ValueStage | None = field(default_factory=ValueStage)
@@ -174,9 +179,9 @@ class TrainSettings:
     lora: LoraStage | None = None
     backbone: BackboneStage | None = None
     recalibrate: bool = True
-    max_grad_norm: float = 1.0
-    logging_steps: int = 20
-    evaluations: int = 10
+    max_grad_norm: NotNegative = 1.0
+    logging_steps: Count = 20
+    evaluations: Count = 10
     ovr_impl: str = "auto"
     assistant_only_loss: bool = False
     bf16: bool = False
@@ -184,6 +189,7 @@ class TrainSettings:
     fsdp: bool = False
 
     def __post_init__(self) -> None:
+        check_values(TrainSettings, vars(self))
         if self.value_transform not in (*TRANSFORMS, "keep"):
             raise ValueError(f"value_transform {self.value_transform!r} is not one of {', '.join(TRANSFORMS)} and keep")
         if self.class_transforms and self.value_transform == "keep":
@@ -225,19 +231,20 @@ class TrainSettings:
 
 def _build(kind: type, given: dict[str, Any], place: str) -> Any:
     known = {f.name: f for f in dataclasses.fields(kind)}
+    made = {}
     for name, value in given.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
-            raise ValueError(f"{place}: unknown setting {name}{hint}")
+            raise ValueError(f"{place}: unknown setting {name}; {nearest(name, known)}")
         default = known[name].default
         if isinstance(default, tuple):
-            given = given | {name: tuple([value] if isinstance(value, str) else value)}
-        elif isinstance(default, float) and isinstance(value, int | str):
+            value = tuple([value] if isinstance(value, str) else value)
+        elif isinstance(default, float) and isinstance(value, str):
             try:  # YAML reads 2e-4 as text
-                given = given | {name: float(value)}
+                value = float(value)
             except ValueError:
-                raise ValueError(f"{place}: {name} must be a number, got {value!r}") from None
-        elif isinstance(default, int) and not isinstance(default, bool) and not isinstance(value, int):
-            raise ValueError(f"{place}: {name} must be a whole number, got {value!r}")
-    return kind(**given)
+                pass
+        made[name] = value
+    try:
+        return kind(**made)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
