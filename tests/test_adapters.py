@@ -92,3 +92,25 @@ def test_a_weight_that_is_changed_in_place_is_read_anew(tiny_tokenizer, part):
     with torch.no_grad():
         fresh.get_submodule(part).weight.add_(change)
     assert same(outputs(fresh, grad=False), after)
+
+
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed")  # a layer without bias cannot be merged then
+def test_the_bias_of_an_adapter_counts_wherever_a_bias_is_read(tiny_tokenizer):
+    model = graft_tiny("mistral", tiny_tokenizer).eval()
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["lm_head", "value_head"], init_lora_weights=False, lora_bias=True)
+    get_peft_model(model, config).eval()
+    for layer in (model.action.value_head, model.backbone.lm_head):
+        torch.nn.init.normal_(layer.lora_B["default"].bias)
+    size = model.config.causal_size
+    value, _ = model.action.value(torch.zeros(size), torch.ones(size))
+    assert value.item() == pytest.approx(model.action.value_head(torch.zeros(size)).item(), abs=1e-6) != 0
+    assert same(outputs(model, grad=False), outputs(model, grad=False, skip_logits=True))
+
+
+def test_a_large_bias_costs_an_adapted_weight_no_digits(tiny_tokenizer):
+    model = graft_tiny("mistral", tiny_tokenizer)
+    before = model.action.value_head.weight.detach().clone()
+    model.action.value_head.bias.data.fill_(1e5)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["value_head"]))  # B is 0
+    assert torch.equal(model.action.value_linear[0], before) and model.action.value_linear[1].item() == 1e5

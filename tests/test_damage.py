@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
+from transformers.models.auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
-from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.loading import _check_types, load_model
 from causalqwen.training import CalibrationSettings, calibrate
 from conftest import graft_tiny
 
@@ -163,3 +166,32 @@ def test_a_model_that_is_loaded_and_saved_keeps_its_tokenizer(whole, tmp_path):
         == load_model(whole).processor("It is 5")["input_ids"]
     )
     assert {file.name for file in whole.iterdir()} == {file.name for file in (tmp_path / "copy").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+        ("qwen2", {"max_window_layers": 0}),
+        ("llama", {"pad_token_id": -1}),
+    ],
+)
+def test_what_is_unusual_is_not_damaged(tiny_tokenizer, tmp_path, kind, settings):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": len(tiny_tokenizer) + 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = CONFIG_MAPPING[kind](**sizes, **heads, **settings)
+    backbone = AutoModelForCausalLM.from_config(config)
+    CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer).save_pretrained(tmp_path)
+    assert load_model(tmp_path).predict_number(["It is"])[0].scale > 0
+
+
+def test_the_defaults_of_every_decoder_are_healthy():
+    checked = 0
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            defaults = CONFIG_MAPPING[kind]()
+        except Exception:  # some have none
+            continue
+        _check_types(defaults.to_dict(), defaults)
+        checked += 1
+    assert checked > 100

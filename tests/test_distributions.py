@@ -214,3 +214,15 @@ def test_gradients_of_an_interval_are_finite_and_right(name):
     low, high = tensor(-math.inf, -3.0, 2.0, 40.0), tensor(-1.0, 1.0, math.inf, 41.0)
     loc, scale = tensor(0.5).requires_grad_(), tensor(1.3).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, y: law.log_interval(low, high, x, y), (loc, scale))
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_the_slope_of_a_gaussian_tail_is_right_however_far_out(dtype, digits):
+    """phi(x)/Phi(x) = 1/Mills(-x), where torch's own is off by a third at -5000 in float32."""
+    x = torch.tensor([-1e12, -2e4, -5e3, -1e3, -30.0, -3.0, 0.0, 2.0, 9.0], dtype=dtype, requires_grad=True)
+    get_family("gaussian").log_cdf(x, x.new_zeros(()), x.new_ones(())).sum().backward()
+    with mpmath.workdps(40):
+        exact = [
+            mpmath.npdf(v) / mpmath.ncdf(v) if v > -1e3 else -v - 1 / v + 2 / v**3 for v in map(mpmath.mpf, x.tolist())
+        ]
+    torch.testing.assert_close(x.grad, torch.tensor([float(v) for v in exact], dtype=dtype), rtol=digits, atol=0)

@@ -18,6 +18,7 @@ from causalqwen.losses import (
     solve_thresholds,
     total_loss,
 )
+from conftest import graft_tiny
 
 
 def by_definition(loc: Tensor, scale: Tensor, target: int, threshold: float) -> float:
@@ -257,3 +258,13 @@ def test_total_loss_counts_tokens_and_numbers_over_the_whole_batch():
     assert shared.cls.item() == pytest.approx(cls * 2 / 8) and shared.reg.item() == pytest.approx(3.0 / 4)
     none = shift_targets(torch.tensor([[1, 2, 3]]), None, None, num)
     assert total_loss(none, rest, log_num, log_not_num, nll[:0], num).reg == 0
+
+
+def test_a_row_of_zeros_gives_no_slope_that_is_not_a_number(tiny_tokenizer):
+    """Its scale is the floor, and its score a thousand scales below the threshold."""
+    model = graft_tiny("qwen2", tiny_tokenizer, score_scale="documents", score_noise=0.0)
+    model.get_input_embeddings().weight.data[2] = 0.0
+    torch.nn.init.normal_(model.action.shift.weight)
+    inputs = model.processor("We have come 5 miles", return_tensors="pt")
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

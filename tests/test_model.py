@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from causalqwen import (
     CausalQwenConfig,
     CausalQwenForCausalLM,
     CausalQwenProcessor,
+    Intervention,
+    Observation,
 )
 from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import softplus_inverse
@@ -496,3 +499,34 @@ def test_a_plan_given_to_forward_situates_scores_and_values(tiny_llama):
     assert torch.equal(drawn[0].logits, drawn[1].logits) and torch.equal(drawn[0].loc_Y, drawn[1].loc_Y)
     assert not torch.equal(drawn[0].logits, drawn[2].logits) and not torch.equal(drawn[0].logits, plain.logits)
     assert torch.equal(drawn[0].loc_U, plain.loc_U)
+
+
+def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):
+    """Blocks that end in another order than they began, and threads."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    first, second = model.standing(), model.standing()
+    first.__enter__()
+    second.__enter__()
+    words = model.vocabulary()
+    first.__exit__(None, None, None)
+    assert model.vocabulary() is words
+    second.__exit__(None, None, None)
+    assert model.vocabulary() is not words
+    with model.standing(), ThreadPoolExecutor(1) as others:
+        mine = model.vocabulary()
+        assert mine is model.vocabulary() and others.submit(model.vocabulary).result() is not mine
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(model.predict_number, ["It is", "There are", "We count", "They have"]))
+    assert model.vocabulary() is not model.vocabulary()
+
+
+@pytest.mark.parametrize("text", ["x", [1], {"model_type": "nope"}])
+def test_what_is_no_configuration_of_a_backbone_is_told(text):
+    with pytest.raises(ValueError, match="text_config"):
+        CausalQwenConfig(text_config=text)
+
+
+def test_in_float64_worlds_work_too(tiny_tokenizer):
+    model = graft_tiny("qwen2", tiny_tokenizer).double()
+    worlds = model.counterfactual_samples(Observation(" to be here.", prompt="We are"), Intervention())
+    assert worlds[0][0].text == " to be here."

@@ -415,3 +415,26 @@ def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path
     model = CausalQwenForCausalLM.from_pretrained(tmp_path, number_context="digits")
     found = model.processor("It is 5.")
     assert any(found.digits[0]) and model.processor.decode(found) == "It is 5."
+
+
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+@pytest.mark.parametrize("texts", [("We came here", "A new year is near"), ("We are 12 men", "It is 5, or 7 of them")])
+def test_packed_sequences_are_read_alone_whatever_the_cache(tiny_tokenizer, context, texts):
+    """transformers takes them for one sequence beside a cache, which it makes unless it is told not to."""
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    rows = [encode(model, [text]) for text in texts]
+    alone = torch.cat([model(**row).logits for row in rows], dim=1)
+    ids, values = (torch.cat([row[name] for row in rows], dim=1) for name in ("input_ids", "numeric_values"))
+    places = torch.cat([torch.arange(row["input_ids"].shape[1]) for row in rows]).unsqueeze(0)
+    for cache in ({}, {"use_cache": True}, {"use_cache": False}):
+        packed = model(input_ids=ids, numeric_values=values, position_ids=places, **cache).logits
+        words = ids[0] != model.config.num_token_id
+        torch.testing.assert_close(packed[0, words], alone[0, words], rtol=0, atol=1e-4)
+
+
+def test_a_model_is_trained_without_a_cache_where_the_trainer_says_so(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    inputs = encode(model, PROMPTS[:1])
+    assert model(**inputs).past_key_values is not None
+    model.config.use_cache = False  # as transformers' Trainer does
+    assert model(**inputs).past_key_values is None

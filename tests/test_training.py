@@ -689,6 +689,7 @@ def test_settings_come_from_yaml(tmp_path):
     )
     settings = TrainSettings.from_yaml(path)
     assert settings.values == ValueStage(epochs=3, learning_rate=2e-4)
+    assert LoraStage(target_modules=["q_proj"]) == LoraStage(target_modules=("q_proj",))
     assert settings.lora == LoraStage() and settings.report_to == ("trackio",) and settings.value_transform == "symlog"
 
 
@@ -709,6 +710,9 @@ def test_settings_come_from_yaml(tmp_path):
         ("lora: {dropout: 1.0}", "s.yaml, lora: dropout: input should be less than 1, got 1.0"),
         ("lora: {target_modules: [1]}", "target_modules[0]: input should be a valid string, got 1"),
         ("logging_steps: 0", "s.yaml: logging_steps: input should be greater than or equal to 1, got 0"),
+        ("report_to:", "report_to: input should be a valid tuple, got None"),
+        ("lora: {target_modules: }", "s.yaml, lora: target_modules: input should be a valid tuple, got None"),
+        ("1: 2", "s.yaml: unknown setting 1"),
         ("seed: -1", "seed: input should be greater than or equal to 0, got -1"),
         ("value_transform: log", "value_transform 'log' is not one of"),
         ("[1]", "expected keys and values"),
@@ -796,3 +800,15 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="9 layers are to be trained"):
         train(model, rows, [], tmp_path / "wrong", TrainSettings.from_dict({"bf16": True, "backbone": {"layers": 9}}))
     assert not model.bf16
+
+
+def test_an_adapter_of_what_two_layers_share_is_refused(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)  # its lm_head is its embedding
+    settings = TrainSettings(values=None, lora=LoraStage(target_modules=("q_proj", "lm_head")))
+    with pytest.raises(ValueError, match="ties its embedding and lm_head, which an adapter of lm_head"):
+        train(model, examples(model, 8), examples(model, 4, seed=1), tmp_path / "run", settings)
+
+
+def test_numbers_are_heard_by_who_has_learned_values(tiny_tokenizer):
+    with pytest.raises(ValueError, match="has not learned values yet"):
+        graft_tiny("llama", tiny_tokenizer).abduct("We are 5, they are 7.", likelihood="values")

@@ -11,6 +11,7 @@ Count = Annotated[int, Field(ge=1)]
 """A whole number from 1 on."""
 Whole = Annotated[int, Field(ge=0)]
 """A whole number from 0 on."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -45,6 +46,15 @@ def check_values(kind: type, values: Mapping[str, Any], place: str = "") -> None
             found = found if len(found) <= 60 else found[:57] + "..."
             what = first["msg"][0].lower() + first["msg"][1:]
             raise ValueError(f"{place}{name}{inside}: {what}, got {found}") from None
+
+
+def check_fields(settings: Any) -> None:
+    """`check_values` of a dataclass and its bases; lists become the tuples that they stand for."""
+    for kind in reversed(type(settings).__mro__[:-1]):
+        for name, hint in vars(kind).get("__annotations__", {}).items():
+            if get_origin(hint) is tuple and isinstance(getattr(settings, name), list):
+                object.__setattr__(settings, name, tuple(getattr(settings, name)))
+        check_values(kind, vars(settings))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -78,6 +78,8 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             self._standing = self.action.vocabulary(layer if self.score_head is None else self.score_head)
         return self._standing
 
+    _standing: Vocabulary | None = None
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         self._standing = None
         return AutoWeightsLoader(self).load_weights(weights)

@@ -12,6 +12,7 @@ precision is raised first, because 1/2 + atan(x)/pi is already 0 at x = -1e4 in 
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,6 +156,26 @@ class StableFamily(ABC):
         return f"{type(self).__name__}()"
 
 
+class _LogNdtr(torch.autograd.Function):
+    """log Phi(x), and phi(x)/Phi(x) = sqrt(2/pi) / erfcx(-x/sqrt 2); torch's own derivative loses its digits below -1000."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.special.log_ndtr(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * (math.sqrt(2 / math.pi) / torch.special.erfcx(x * -math.sqrt(0.5)))
+
+
+def log_ndtr(x: Tensor) -> Tensor:
+    """log Phi(x), exact in the lower tail, its derivative too."""
+    found: Tensor = _LogNdtr.apply(x)
+    return found
+
+
 class Cauchy(StableFamily):
     """Cauchy(loc, scale): density 1 / (pi scale (1 + ((x - loc)/scale)^2)); no mean, no variance (theory 1.1)."""
 
@@ -218,7 +239,7 @@ class Gaussian(StableFamily):
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """log Phi((x - loc)/scale), exact in the lower tail."""
         x, loc, scale = widen(x, loc, scale)
-        return torch.special.log_ndtr((x - loc) / scale)
+        return log_ndtr((x - loc) / scale)
 
     def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log1p(-p) and phi/(1 - p), p = phi(x) Mills(x)."""
@@ -250,7 +271,7 @@ class Gaussian(StableFamily):
         a, b = (low - loc) / scale, (high - loc) / scale
         mirrored = a + b > 0
         a, b = torch.where(mirrored, -b, a), torch.where(mirrored, -a, b)
-        log_a, log_b = torch.special.log_ndtr(a), torch.special.log_ndtr(b)
+        log_a, log_b = log_ndtr(a), log_ndtr(b)
         return log_b + torch.log(-torch.expm1(log_a - log_b))
 
     def quantile(self, p: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
-from causalqwen.modeling.vocabulary import Vocabulary, effective_weight
+from causalqwen.modeling.vocabulary import Vocabulary, effective_linear
 
 
 class PartitionEstimate(nn.Module):
@@ -268,13 +268,12 @@ class ActionNetwork(nn.Module):
     # ---- values ------------------------------------------------------------------------------------------------------
 
     @property
-    def value_row(self) -> Tensor:
-        """W_reg [1, C], adapters included."""
-        return effective_weight(self.value_head)
+    def value_linear(self) -> tuple[Tensor, Tensor]:
+        """W_reg [1, C] and b_reg [1], adapters included, in float32 at least."""
+        weight, bias = effective_linear(self.value_head)
+        return upcast(weight), upcast(bias)
 
     def value(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """(loc_Y, scale_Y) [...] on the value axis from the law of U' [..., C], float32; scale_Y = |W_reg| scale."""
-        value_loc, value_scale = self.value_law.linear(
-            upcast(loc), upcast(scale), upcast(self.value_row), upcast(self.value_head.bias)
-        )
+        value_loc, value_scale = self.value_law.linear(upcast(loc), upcast(scale), *self.value_linear)
         return value_loc.squeeze(-1), value_scale.squeeze(-1).clamp(min=SCALE_FLOOR)

@@ -176,9 +176,14 @@ class CausalQwenConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.text_config, dict):
             settings = dict(self.text_config)
-            self.text_config = CONFIG_MAPPING[settings.pop("model_type", "qwen2")](**settings)
+            kind = settings.pop("model_type", "qwen2")
+            if kind not in CONFIG_MAPPING:
+                raise ValueError(f"text_config.model_type: {kind!r} is no model of transformers")
+            self.text_config = CONFIG_MAPPING[kind](**settings)
         elif self.text_config is None:
             self.text_config = CONFIG_MAPPING["qwen2"]()
+        if not isinstance(self.text_config, PreTrainedConfig):
+            raise ValueError(f"text_config: expected the backbone's configuration, got {self.text_config!r}")
         if self.causal_size is None:
             self.causal_size = self.text_config.hidden_size
         if self.domains is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.copies import CopyLaw
 
+_STANDING: ContextVar[tuple[Vocabulary, ...]] = ContextVar("standing", default=())
+"""Of the models whose weights stand still here: of a thread, and of what it awaits."""
+
 
 class HeadsMixin:
     """The heads of a grafted model."""
@@ -47,7 +51,6 @@ class HeadsMixin:
     value_transform: ValueTransform
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
-    _standing: Vocabulary | None = None
     bf16: bool = False
     """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
 
@@ -106,16 +109,21 @@ class HeadsMixin:
 
     def vocabulary(self) -> Vocabulary:
         """W_cls as it is now; within `standing`, as it was when that began."""
-        return self._standing or self.action.vocabulary(self.get_output_embeddings())
+        known = (words for words in reversed(_STANDING.get()) if words.action is self.action)
+        return next(known, None) or self.action.vocabulary(self.get_output_embeddings())
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """While the block runs, W_cls stands still: what follows from it is made once."""
-        before, self._standing = self._standing, self.vocabulary()
+        """While the block runs, W_cls stands still: what follows from it is made once, for each thread that says so."""
+        own = self.vocabulary()
+        _STANDING.set((*_STANDING.get(), own))
         try:
             yield
-        finally:
-            self._standing = before
+        finally:  # blocks may end in any order
+            left = list(_STANDING.get())
+            left.reverse()
+            left.remove(own)
+            _STANDING.set(tuple(reversed(left)))
 
     def heads(
         self,
@@ -472,7 +480,7 @@ class HeadsMixin:
         loc, scale: the law of U as the value head reads it.
         """
         left = self.action.value(torch.zeros_like(loc), self.value_noise.expand_as(scale))[1]
-        return scale * upcast(self.action.value_row[0]), left
+        return scale * self.action.value_linear[0][0], left
 
     @torch.no_grad()
     def decide(self, loc: Tensor, scale: Tensor, thresholds: Tensor, positions_at_once: int = 256) -> Tensor:

@@ -100,6 +100,8 @@ class IndividualMixin(ReadingMixin):
             )
         read = self.read(self._contexts(observations, chunk))
         values = self.value_evidence(read)
+        if of_values and not self.reads_numbers:
+            raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
         if of_values and not len(values):
             raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
         if method == "quadrature":
@@ -261,7 +263,7 @@ class IndividualMixin(ReadingMixin):
             said[numbers] = self.value_transform.forward(text.values[first:][behind][numbers])
             loc_Y = self.action.value(loc_V, torch.ones_like(scale_V))[0]
             value_residuals[numbers] = said[numbers] - loc_Y.double().cpu()
-            drawn = (of_who.abs() + of_noise.abs()) @ upcast(self.action.value_row[0]).abs()
+            drawn = (of_who.abs() + of_noise.abs()) @ self.action.value_linear[0][0].abs()
             slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double().cpu()
         places = (text.ids[first:] == self.config.num_token_id).nonzero().squeeze(-1).tolist()
         index = (behind.cumsum(0) - 1).tolist()

@@ -104,24 +104,35 @@ def _read_config(path: Path) -> CausalQwenConfig:
 
 def _check_types(found: dict[str, Any], defaults: Any, place: str = "") -> None:
     """ValueError that names the first field whose value is of another type than its default's, or no token's id."""
+    known = vars(defaults)
     for name, value in found.items():
-        default: Any = getattr(defaults, name, None)
+        default: Any = known.get(name)
         if name.endswith("_token_id") or (name.endswith("_token_ids") and value is not None):
             ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(type(one) is int and one >= 0 for one in ids):
+            least = -1 if name == "pad_token_id" else 0  # some pad with no token
+            if not all(type(one) is int and one >= least for one in ids):
                 raise ValueError(f"{place}{name}: expected the id of a token, got {value!r}")
-        elif name.startswith("output_") and value is not None and type(value) not in (bool, list):
+        elif name in _OUTPUTS and value is not None and type(value) not in (bool, list):
             raise ValueError(f"{place}{name}: expected true or false, got {value!r}")
         elif isinstance(default, float):
-            if type(value) not in (int, float):
+            if value is not None and type(value) not in (int, float):
                 raise ValueError(f"{place}{name}: expected a number, got {value!r}")
         elif isinstance(default, bool | int | str | list | dict) and value is not None:
             if type(value) is not type(default):
                 raise ValueError(f"{place}{name}: expected {_KINDS[type(default)]}, got {value!r}")
-            if type(value) is int and isinstance(default, int) and default > 0 >= value:
+            if isinstance(value, int) and name in _SIZES and value <= 0:
                 raise ValueError(f"{place}{name}: expected a positive whole number, got {value!r}")
 
 
+_OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",

@@ -14,7 +14,7 @@ from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, 
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.context import packed_mask, seen_positions, without
+from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
 from causalqwen.modeling.copying import CopyHead
 from causalqwen.modeling.domains import DomainsMixin
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
@@ -169,7 +169,9 @@ class CausalQwenForCausalLM(
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        past = kwargs.get("past_key_values")
+        past, positions = kwargs.get("past_key_values"), kwargs.get("position_ids")
+        if positions is not None and attention_mask is None and past is None and bool(sequence_starts(positions).any()):
+            kwargs["use_cache"] = False  # beside a cache, transformers takes packed sequences for one
         attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), past)
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
@@ -200,7 +202,7 @@ class CausalQwenForCausalLM(
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
         if not self.config.hides_numbers or input_ids is None or made:
             return attention_mask, position_ids
-        cached = past_key_values is not None and past_key_values.get_seq_length() > 0
+        cached = _length(past_key_values) > 0
         if attention_mask is None and cached:
             raise ValueError("number_context='digits' needs attention_mask beside a cache, 0 at each <NUM> in it")
         hidden = input_ids == self.config.num_token_id
@@ -271,7 +273,7 @@ class CausalQwenForCausalLM(
             inputs_embeds,
             position_ids=position_ids,
             past_key_values=past_key_values,
-            use_cache=use_cache,
+            use_cache=getattr(self.config, "use_cache", None) if use_cache is None else use_cache,
             **kwargs,
         )
         features = outputs.last_hidden_state
@@ -279,6 +281,10 @@ class CausalQwenForCausalLM(
             raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
         candidates = None
         if self.config.copy_numbers and labels is not None and input_ids is not None:
+            if position_ids is not None and attention_mask is None and bool(sequence_starts(position_ids).any()):
+                raise ValueError(
+                    "sequences packed into one row: give those of a model that copies as rows of their own"
+                )
             candidates = self.candidates(features, input_ids, numeric_values, attention_mask)
         kept: Any = logits_to_keep
         if isinstance(logits_to_keep, int):
@@ -314,6 +320,10 @@ class CausalQwenForCausalLM(
         return result
 
 
+def _length(past: Cache | None) -> int:
+    return 0 if past is None else past.get_seq_length()
+
+
 def token_positions(
     features: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
 ) -> Tensor:
@@ -323,5 +333,5 @@ def token_positions(
         return position_ids.expand(rows, -1)[:, -length:]
     if attention_mask is not None and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-    start = past.get_seq_length() - length if past is not None else 0
+    start = _length(past) - length if past is not None else 0
     return torch.arange(start, start + length, device=features.device).expand(rows, -1)

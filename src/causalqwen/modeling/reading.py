@@ -182,7 +182,7 @@ class ReadingMixin:
         if len(values):
             values = self.value_transform.forward(values)
         reader = self._readers(CausalDecoding())[1]
-        row, bias = self.action.value_row[0].double(), self.action.value_head.bias[0].double()
+        row, bias = (one[0].double() for one in self.action.value_linear)
         return ValueEvidence(loc, scale, values, row, bias, left, reader)
 
     def _score_rows(self) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -191,10 +191,10 @@ class ReadingMixin:
         weight, bias = upcast(rows.weight), None if rows.bias is None else upcast(rows.bias)
         if action.num_token_id is None:
             return weight, bias, action.vocabulary_mask
-        bias = torch.zeros(len(weight), device=weight.device) if bias is None else bias.clone()
+        bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
         if action.num_appended:
             weight = torch.cat([weight, upcast(rows.number_row())[None]])
-            bias = torch.cat([bias, action.num_bias[None]])
+            bias = torch.cat([bias, action.num_bias[None].to(bias.dtype)])
         else:
             weight = weight.clone()
             weight[action.num_token_id] = rows.number_row()

@@ -15,18 +15,25 @@ if TYPE_CHECKING:
 _BLOCK = 8192
 
 
-def effective_weight(layer: Any) -> Tensor:
-    """W [K, C] of a linear layer x -> W x + b, with the adapters that PEFT has put beside it, their dropout left out."""
+def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
+    """W [K, C] and b [K] of a linear layer x -> W x + b, with the adapters that PEFT has put beside it, their dropout left
+    out; None for no b."""
     if not hasattr(layer, "get_base_layer"):
-        return layer.weight
+        return layer.weight, layer.bias
     base, was_training = layer.get_base_layer(), layer.training
     eye = torch.eye(base.weight.shape[1], dtype=base.weight.dtype, device=base.weight.device)
+    bias, base.bias = base.bias, None  # a large one would cost W its last digits
     layer.eval()
     try:  # what every coordinate alone gives: right for any adapter that is linear in x
         with torch.autocast(eye.device.type, enabled=False):
-            return (layer(eye) - layer(torch.zeros_like(eye[:1]))).T
+            at_zero = layer(torch.zeros_like(eye[:1]))
+            weight, of_adapter = (layer(eye) - at_zero).T, at_zero[0]
     finally:
         layer.train(was_training)
+        base.bias = bias
+    if bias is None and not bool(of_adapter.any()):
+        return weight, None
+    return weight, of_adapter if bias is None else bias + of_adapter
 
 
 class Vocabulary:
@@ -51,14 +58,18 @@ class Vocabulary:
         return scores if own is None else scores - own.to(scores.dtype)
 
     @cached_property
+    def _linear(self) -> tuple[Tensor, Tensor | None]:
+        return effective_linear(self.layer)
+
+    @property
     def weight(self) -> Tensor:
         """W [V, C], adapters included."""
-        return effective_weight(self.layer)
+        return self._linear[0]
 
     @property
     def bias(self) -> Tensor | None:
         """b - eps [V], the tokens' own thresholds taken off; None where there are neither."""
-        bias, own = self.layer.bias, self.action.token_thresholds
+        bias, own = self._linear[1], self.action.token_thresholds
         if own is None:
             return bias
         return -own.to(self.weight.dtype) if bias is None else bias - own.to(bias.dtype)

@@ -1,6 +1,7 @@
 """Settings of a training run, from a YAML file or keywords."""
 
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from causalqwen.checking import Count, NotNegative, Positive, Share, Whole, check_values, nearest
+from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.kernels import IMPLEMENTATIONS
 from causalqwen.numbers.transforms import TRANSFORMS
 
@@ -34,8 +35,7 @@ class Stage:
     patience: Whole = 0
 
     def __post_init__(self) -> None:
-        for kind in reversed(type(self).__mro__[:-1]):
-            check_values(kind, vars(self))
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class LoraStage(TokenStage):
     """
 
     rank: Count = 8
-    alpha: Positive = 16
+    alpha: Count = 16
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -171,7 +171,7 @@ class TrainSettings:
         fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
 
-    seed: Whole = 0
+    seed: Seed = 0
     value_transform: str = "affine"
     class_transforms: bool = False
     values: ValueStage | None = field(default_factory=ValueStage)
@@ -189,7 +189,7 @@ class TrainSettings:
     fsdp: bool = False
 
     def __post_init__(self) -> None:
-        check_values(TrainSettings, vars(self))
+        check_fields(self)
         if self.value_transform not in (*TRANSFORMS, "keep"):
             raise ValueError(f"value_transform {self.value_transform!r} is not one of {', '.join(TRANSFORMS)} and keep")
         if self.class_transforms and self.value_transform == "keep":
@@ -234,15 +234,13 @@ def _build(kind: type, given: dict[str, Any], place: str) -> Any:
     made = {}
     for name, value in given.items():
         if name not in known:
-            raise ValueError(f"{place}: unknown setting {name}; {nearest(name, known)}")
+            raise ValueError(f"{place}: unknown setting {name}; {nearest(str(name), known)}")
         default = known[name].default
-        if isinstance(default, tuple):
-            value = tuple([value] if isinstance(value, str) else value)
+        if isinstance(default, tuple) and isinstance(value, str):
+            value = (value,)
         elif isinstance(default, float) and isinstance(value, str):
-            try:  # YAML reads 2e-4 as text
-                value = float(value)
-            except ValueError:
-                pass
+            with suppress(ValueError):
+                value = float(value)  # YAML reads 2e-4 as text
         made[name] = value
     try:
         return kind(**made)

@@ -181,6 +181,13 @@ def _train_heads(run: Run) -> None:
 
 def _train_lora(run: Run) -> None:
     model, stage = run.model, run.settings.lora
+    table, head = model.backbone.get_input_embeddings(), model.backbone.get_output_embeddings()
+    for name, part in model.backbone.named_modules():
+        if part in (table, head) and table.weight is head.weight and name.split(".")[-1] in stage.target_modules:
+            raise ValueError(
+                f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
+                "out of target_modules"
+            )
     _train_numbers_only(model)
     trained = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
