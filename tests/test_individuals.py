@@ -437,6 +437,28 @@ def test_noise_is_not_shared_between_contexts(tiny_tokenizer):
         model.counterfactual_samples(OBSERVED, Intervention(model=other))
 
 
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_a_number_that_is_set_stands_there_as_it_was_written(tiny_tokenizer, context):
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    model.config.value_range = [0.0, 100.0]
+    said = Observation(" to be here with you.", prompt="We are")
+    worlds = model.counterfactual_samples(said, Intervention(tokens={0: " -$1,200.50 and"}), max_new_tokens=6)
+    assert worlds[0][0].text.startswith(" -$1,200.50 and")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"values": {0: "7"}}, r"values\[0\]: input should be a valid number, got '7'"),
+        ({"values": {-1: 5.0}}, "values.*greater than or equal to 0, got -1"),
+        ({"tokens": {0: 5}}, r"tokens\[0\]: input should be a valid string, got 5"),
+    ],
+)
+def test_what_cannot_be_set_is_told(given, message):
+    with pytest.raises(ValueError, match=message):
+        Intervention(**given)
+
+
 def test_interventional_samples_are_those_of_a_persona(speaker):
     individual = Individual.from_seed(4, 32)
     worlds = speaker.interventional_samples(

@@ -1,6 +1,8 @@
 """Text to tokens and values, and back."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -195,3 +197,22 @@ def test_any_text_survives_the_round_trip(any_processor, text):
     plain = processor.tokenizer.decode(processor.tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False)
     if plain == text:  # lone surrogates and the like do not survive the bare tokenizer either
         assert processor.decode(encoded) == text
+
+
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_a_value_that_is_changed_is_written_anew_in_every_context(tiny_tokenizer, context):
+    processor = CausalQwenProcessor(tiny_tokenizer, number_context=context)
+    encoded = processor(["sold for 1,272.50 or 3.50", "lost -$1,200 (x5, 7) and 7"], padding=True, return_tensors="pt")
+    assert processor.batch_decode(encoded) == ["sold for 1,272.50 or 3.50", "lost -$1,200 (x5, 7) and 7"]
+    rows = [(encoded["input_ids"][row] == processor.num_token_id).nonzero().flatten() for row in (0, 1)]
+    encoded["numeric_values"][0, rows[0][0]] = -1300.0
+    encoded["numeric_values"][1, rows[1][0]] = -1300.0
+    encoded["numeric_values"][1, rows[1][2]] = 8.5
+    assert processor.batch_decode(encoded) == ["sold for -1300 or 3.50", "lost -$1300 (x5, 7) and 8.5"]
+
+
+def test_copies_of_an_encoding_know_how_numbers_were_written(tiny_tokenizer):
+    processor = CausalQwenProcessor(tiny_tokenizer)
+    encoded = processor("sold for 1,272.50 or 3.50", return_tensors="pt")
+    for made in (copy.deepcopy(encoded), pickle.loads(pickle.dumps(encoded))):
+        assert processor.decode(made) == "sold for 1,272.50 or 3.50" and made.number_texts[0][0].value == 1272.5

@@ -34,6 +34,13 @@ class NumericEncoding(BatchEncoding):
     number_texts: list[list[NumberText]]
     digits: list[list[bool]]
 
+    def __getstate__(self) -> dict:
+        return super().__getstate__() | {"number_texts": self.number_texts, "digits": self.digits}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.number_texts, self.digits = state["number_texts"], state["digits"]
+
 
 class TokenizedText(tuple[list[str], list[float]]):
     """Tokens and values of a text as the model reads it; printed as a table.

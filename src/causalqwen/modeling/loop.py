@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor
 
 from causalqwen.modeling.copying import Candidates
+from causalqwen.modeling.encoded import NumberText
 
 
 class MaskFreeRows(LogitsProcessor):
@@ -155,20 +156,22 @@ class WriteDigits(LogitsProcessor):
 class ForcedToken:
     """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
 
-    value: of a `<NUM>`. digits: what writes it where digits stand in the context; None for the shortest form.
+    value: of a `<NUM>`. digits: what writes it where digits stand in the context; None for the shortest form. text: the number
+    as it is written.
     """
 
     after: int
     token: int
     value: float | None = None
     digits: list[int] | None = None
+    text: NumberText | None = None
 
 
 class ForceTokens(LogitsProcessor):
     """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written.
 
     `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row, but
-    for digits. digits: of the numbers among them, by row and place in the text.
+    for digits. digits, texts: of the numbers among them, by row and place in the text.
     """
 
     log: ValueLog
@@ -178,6 +181,7 @@ class ForceTokens(LogitsProcessor):
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
         self.digits: dict[tuple[int, int], list[int]] = {}
+        self.texts: dict[tuple[int, int], NumberText] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape
@@ -202,6 +206,8 @@ class ForceTokens(LogitsProcessor):
         self.places[row].append(place - self.log.start)
         if forced.digits is not None:
             self.digits[row, place] = forced.digits
+        if forced.text is not None:
+            self.texts[row, place] = forced.text
         return forced
 
     def finish(self, row: int, ids: list[int], values: list[float]) -> None:

@@ -28,7 +28,7 @@ from causalqwen.modeling.encoded import (
     as_tensor,
     rows_of,
 )
-from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
+from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, money_inside, spaced
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
@@ -298,7 +298,7 @@ class CausalQwenProcessor(ProcessorMixin):
             elif index < len(known) and getattr(known[index], "value", value) == value:
                 text += known[index]
             else:
-                text += self._spaced_number(text, value)
+                text += self._spaced_number(text, value, known[index] if index < len(known) else "")
             text += piece
         return text
 
@@ -335,8 +335,10 @@ class CausalQwenProcessor(ProcessorMixin):
         marked = SLOT + self._spaced_number(text, value)
         return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
 
-    def _spaced_number(self, before: str, value: float) -> str:
+    def _spaced_number(self, before: str, value: float, like: str = "") -> str:
         written = self.write_number(value)
+        if money := money_inside(like):  # -$1,200
+            written = "-" * (value < 0) + money + written.removeprefix("-")
         return " " * spaced(before[-_BEFORE:], written, self.number_rules) + written
 
     def write_number(self, value: float) -> str:
@@ -345,13 +347,22 @@ class CausalQwenProcessor(ProcessorMixin):
 
     def batch_decode(self, token_ids: Any, numeric_values: Any = None, **kwargs: Any) -> list[str]:
         """`decode` of several sequences: ids [B, L] and values [B, L], or one `NumericEncoding`."""
-        number_texts = None
         if isinstance(token_ids, BatchEncoding):
-            token_ids, numeric_values, number_texts = rows_of(token_ids)
-        rows = len(token_ids)
-        values = [None] * rows if numeric_values is None else numeric_values
-        texts = [None] * rows if number_texts is None else number_texts
-        return [
-            self.decode(ids, numeric_values=of_row, number_texts=written, **kwargs)
-            for ids, of_row, written in zip(token_ids, values, texts, strict=True)
-        ]
+            return [self._decode_read(*row, **kwargs) for row in zip(*rows_of(token_ids), strict=True)]
+        values = [None] * len(token_ids) if numeric_values is None else numeric_values
+        return [self.decode(*row, **kwargs) for row in zip(token_ids, values, strict=True)]
+
+    def _decode_read(self, ids: list[int], values: list[float], texts: list[NumberText], **kwargs: Any) -> str:
+        """A text that was read; where its digits are tokens, those of values that were changed since are written anew."""
+        places = [place for place, token in enumerate(ids) if token == self.num_token_id]
+        was = dict(zip(places, (text.value for text in texts), strict=True))
+        if not writes_digits(self.number_context) or all(values[place] == was[place] for place in places):
+            return self.decode(ids, values, texts, **kwargs)
+        text = self.decode(ids, [was.get(place, 0.0) for place in range(len(ids))], texts, **kwargs)
+        spans = self._spans(text)
+        if [value for _, _, value in spans] != list(was.values()):
+            raise ValueError("values were changed, but the numbers in this text do not stand there as they were read")
+        for (start, end, value), place in reversed(list(zip(spans, places, strict=True))):
+            if values[place] != value:
+                text = text[:start] + self._spaced_number(text[:start], values[place], text[start:end]) + text[end:]
+        return text

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual, SaidNumber
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.individuals import IndividualMixin
@@ -32,9 +33,12 @@ class Intervention:
     """
 
     prompt: str | Callable[[str], str] | None = None
-    tokens: dict[int, str] = field(default_factory=dict)
-    values: dict[int, float] = field(default_factory=dict)
+    tokens: dict[Whole, str] = field(default_factory=dict)
+    values: dict[Whole, Finite] = field(default_factory=dict)
     model: Any = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def prompt_from(self, observed: str) -> str:
         """The prompt of the world."""
@@ -179,12 +183,14 @@ class WorldsMixin(IndividualMixin):
         queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
         for place, said in world.tokens.items():
             text = self.encode_text(said)
+            forms = iter(self.processor(said, add_special_tokens=False).number_texts[0])
             queue += [
                 ForcedToken(
                     place,
                     int(text.ids[at]),
                     float(text.values[at]) if text.ids[at] == number else None,
                     text.digits_of(at),
+                    next(forms) if text.ids[at] == number else None,
                 )
                 for at in (~text.digits).nonzero().squeeze(-1).tolist()
             ]
@@ -229,8 +235,10 @@ class WorldsMixin(IndividualMixin):
         forms = list(self.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]) if prompt else []
         forms = forms[: int(is_number[:start].sum())]
         for count, place in enumerate(places):
-            known = said_before.get(place - count * self.config.hides_numbers)
-            forms.append(NumberText.of("", math.nan) if known is None else NumberText.of(known.text, known.value))
+            known = forced.texts.get((row, start + place))
+            if known is None and (heard := said_before.get(place - count * self.config.hides_numbers)):
+                known = NumberText.of(heard.text, heard.value)
+            forms.append(NumberText.of("", math.nan) if known is None else known)
         said = self.processor.decode(ids, values, forms)
         before = self.processor.decode(ids[:start], values[:start], forms)
         digits: list[int] = []

@@ -11,17 +11,18 @@ import re
 from typing import NamedTuple
 
 from causalqwen.numbers.rules import KINDS, NumberRules
-from causalqwen.numbers.table import AFTER, BEFORE, MONEY, SIGNS, table
+from causalqwen.numbers.table import AFTER, BEFORE, BEFORE_SIGNED, MONEY, table
 from causalqwen.numbers.words import chinese_value, english_value, fraction_value
 
 # Full-width signs, the minus sign, and the traditional forms of Chinese numerals: a character for a character.
-_ALIKE = str.maketrans("０１２３４５６７８９．，＋－％：／（）−萬億兩", "0123456789.,+-%:/()-万亿两")
+_ALIKE = str.maketrans("０１２３４５６７８９．，＋－％：／（）−～￥＄萬億兩", "0123456789.,+-%:/()-~¥$万亿两")
 _HINTS = {"chinese": "十百千万亿萬億", "fraction": "¼½¾⅐-⅞"}  # what a text without digits may hold
 _BEFORE_WORDS = re.compile(r"[^A-Za-z]*")
 _IS_MONEY = re.compile(MONEY)
 _BETWEEN = {"-", "–", " – ", "—", "~", "..", " to ", "至", "到"}
+_MONEY_INSIDE = re.compile(rf"(?<=^[+-])(?:{BEFORE_SIGNED})")
 _RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
-_POWER_OF_TEN = re.compile(r"(.*?)[ ]?[×x*·⋅]?[ ]?10\^?([+-]?\d+)")
+_POWER_OF_TEN = re.compile(r"(.*?)[ ]?[×xX*·⋅]?[ ]?10\^?([+-]?\d+)")
 
 
 class NumberSpan(NamedTuple):
@@ -53,6 +54,7 @@ class _Scanner:
 
     def value_of(self, form: str, written: str) -> float:
         """Marks between thousands leave the digits, but not the words behind them, and the decimal mark becomes a point."""
+        written = _MONEY_INSIDE.sub("", written)
         if form == "fraction":
             return fraction_value(written)
         if form == "english":
@@ -60,8 +62,6 @@ class _Scanner:
         if form == "scientific":
             times, power = _POWER_OF_TEN.fullmatch(re.sub("[{}]", "", written.translate(_RAISED))).groups()
             return float(f"{(times if times.strip('+-') else times + '1').translate(self.digits)}e{power}")
-        if form == "currency":
-            written = re.sub(SIGNS, "", written)
         digits = written if written.isdigit() else written.translate(self.digits)
         return chinese_value(digits) if form == "chinese" else float(digits)
 
@@ -110,10 +110,10 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
         if not math.isfinite(value):
             shown = written if len(written) <= 24 else written[:21] + "..."
             raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
-        unit = written[1] if form == "currency" else unit_of(*beside(alike, start, end))
+        unit = unit_of(*beside(alike, start, end))
         span = NumberSpan(start, end, text[start:end], value, scanner.kind_of(form, written, unit), unit)
-        if spans and "range" in scanner.kinds and text[spans[-1].end : start] in _BETWEEN:
-            spans[-1] = _end_of_range(spans[-1], unit)
+        if spans and "range" in scanner.kinds and alike[spans[-1].end : start] in _BETWEEN:
+            spans[-1] = _end_of_range(spans[-1], "" if form == "chinese" and spans[-1].kind != form else unit)
             span = _end_of_range(span, unit)
         spans.append(span)
     return spans if "number" in scanner.kinds else [span for span in spans if span.kind != "number"]
@@ -126,13 +126,22 @@ def beside(text: str, start: int, end: int) -> tuple[str, str]:
     """What stands before and behind the number at `text[start:end]` and is its unit, with the space between: "", " K"."""
     if after := AFTER.match(text, end):
         return "", after.group()
+    if inside := money_inside(text[start:end]):
+        return inside, ""
     before = BEFORE.search(text, max(0, start - 5), start)
     return before.group() if before else "", ""
+
+
+def money_inside(number: str) -> str:
+    """The $ of -$1,200; "" for none."""
+    inside = _MONEY_INSIDE.search(number.strip(" ").translate(_ALIKE))
+    return inside.group() if inside else ""
 
 
 def unit_of(before: str, after: str) -> str:
     """The unit that `beside` found; "" for none."""
     unit = (after or before).strip(" ")
+    unit = unit[-1] if unit and unit[-1] in "$€£¥₹" else unit
     return "%" if unit == "百分之" else unit
 
 

@@ -16,11 +16,15 @@ _UNITS = (
 )
 _HAN_UNITS = r"公里|千米|厘米|毫米|米|公斤|千克|毫克|克|吨|升|度|岁|秒|分钟|小时|天|年|人|个"
 SIGNS = r"[$€£¥₹]"
+BEFORE_SIGNED = rf"(?:[A-Z]{{1,3}})?{SIGNS}|(?:USD|EUR|GBP|JPY|CHF|INR|RMB|CNY)[ ]?"
+"""Of -$1,200: money between the sign of a number and its digits."""
 MONEY = rf"{SIGNS}|\b(?:USD|EUR|GBP|JPY|CHF|INR|RMB|CNY)\b|[美欧日]元|人民币|元"
 AFTER = re.compile(rf"[ ]?(%|‰|°[CF]?|℃|℉|{MONEY}|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
 """A unit behind a number; after a space, "in", "A" and "d" are words."""
 BEFORE = re.compile(rf"(百分之|{MONEY})[ ]?\Z", re.ASCII)
 """A unit before a number."""
+
+_UNIT_SIGNS = "元块万亿千百岁度米克吨升秒天年月日人个℃℉€$£¥₹‰"  # of one character, after which a hyphen is no sign
 
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
@@ -38,17 +42,21 @@ _CHINESE = (
 _CHINESE_WORDS = "|".join(
     [
         rf"第[零十百千万亿{_HAN_DIGITS}]+",  # 第三十二
-        rf"[几数][十百千万亿]+|{_D}{{2,4}}{_U}",  # 几百万, 三五百
+        rf"[几数][十百千万亿]+|{_D}{{2,4}}{_U}|{_D}?十{_D}{{2}}",  # 几百万, 三五百, 十二三
         rf"[\d.零十百千{_HAN_DIGITS}]{{1,20}}[多余来几][十百千万亿]+",  # 二十多万
         rf"(?!百分之)[十百千万亿{_HAN_DIGITS}]{{1,12}}分之[零十百千万亿{_HAN_DIGITS}]+",  # 三分之一
         "万一|二百五(?!十)|十万火急|五十步笑百步|三百六十行",
     ]
 )
 
-# What may follow 万 in digits: four of them, which count themselves, or one that counts thousands.
-_REST = r"(?:(?<=万)(?:\d{4}(?![\d.,])|[1-9](?=[元块人]|(?![.,]\d)[^\w%\u3400-\u9fff]|$)))?"
+# What may follow 万 in digits: four of them, which count themselves, or one that counts thousands; no date, no other count.
+_COUNTS = "年月日号时点分秒次个位天周岁倍条件台名项章节届期"
+_REST = (
+    r"(?:(?<=万)(?:(?!(?:1[89]|20)\d\d[年-])\d{4}(?![\d.,/:-])"
+    rf"|[1-9](?![\w%‰°℃/:{_COUNTS}]|[.,]\d)))?"
+)
 
-_POWER = r"(?:\^(?:[+-]?\d{1,3}|\{[+-]?\d{1,3}\})(?!\d)|[⁺⁻]?[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹]))"
+_POWER = r"(?:\^(?:[+-]?\d{1,3}|\{[+-]?\d{1,3}\})(?!\d|\.\d)|[⁺⁻]?[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹]))"
 
 _SMALL = rf"(?:(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(UNITS)}))?|{'|'.join(TEENS + UNITS)})\b"
 _HUNDREDS = rf"(?:(?:a|{'|'.join(UNITS + TEENS)})[ ]hundred\b(?:[ ](?:and[ ])?{_SMALL})?|{_SMALL})"
@@ -62,11 +70,12 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
     Only the rows of `KINDS` are numbers. Every row takes linear time on any text: repetition is bounded, or unambiguous.
     """
     point, marks = re.escape(rules.decimal), [re.escape(mark) for mark in rules.groups or ""]
-    signed = r"(?<![\w)\]}.%°'\"’”])[+-]"  # stands where no number or word ends just before it
-    sign = rf"(?:{signed})?"
+    signed = rf"(?<![\w)\]}}.%°'\"’”])(?<![\d万亿千百][{_UNIT_SIGNS}])(?<![\d万亿千百]公[里斤])(?<!元/[年月日天])[+-]"
+    money = rf"(?:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""
+    sign = rf"(?:{signed}{money})?"  # stands where no number, unit or word ends just before it: 100元-200元
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
     grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
-    ungrouped = rf"(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
+    ungrouped = rf"{sign}(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
     digits = rf"(?:{grouped}(?:{point}\d+)?|\d+(?:{point}\d+)?)"
     no_version = rf"(?!{grouped}(?![\d.]))" if r"\." in marks else ""  # 1.272.000
     english = (
@@ -89,27 +98,36 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
             "date",
             r"[〇零一二三四五六七八九]{2,4}年|[一二三四五六七八九十]{1,3}(?:月(?:[一二三四五六七八九十]{1,3}[日号])?|号)",
         ),
-        ("time", r"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
+        ("time", rf"{sign}\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
         ("fraction", rf"{sign}(?:(?<![\d/.,])(?:\d+[ ])?\d+/[1-9]\d*(?![\d/]|\.\d)|(?:\d+[ ]?)?[¼½¾⅐-⅞])"),
-        ("", r"\d+(?:/\d+)+"),  # 1/5/2024, 1/2
-        ("version", rf"[vV]\d+(?:\.\d+)*[\w-]*|{no_version}\d+(?:\.\d+){{2,}}[\w-]*"),  # v1.2, 1.2.3-rc1, 192.168.0.1
-        ("phone", r"\+\d[\d\s().-]{6,}\d"),  # +86 138-0013-8000
-        ("phone", r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b|\b\d{3}-\d{4}\b"),
+        ("", rf"{sign}\d+(?:/\d+)+"),  # 1/5/2024, 1/2
+        (
+            "version",
+            rf"[vV]\d+(?:\.\d+)*[\w-]*|{sign}{no_version}\d+(?:\.\d+){{2,}}[\w-]*",
+        ),  # v1.2, 1.2.3-rc1, 192.168.0.1
+        # +86 138-0013-8000, but no amount: +10000000, +3.14159265, +1.5 -2.0
+        (
+            "phone",
+            r"\+(?=(?:[ ()-]{0,2}\d){8})\d{1,4}(?:[ ()-]{1,2}\d{2,4}|[ ]\d){2,6}\b|\+\d{1,3}(?:\.\d{2,4}){2,5}\b",
+        ),
+        ("phone", r"\+\d{1,3}[ -]\d{9,11}\b|\+\d{10,15}(?<!00000)(?!\w|[.,]\d)"),
+        ("phone", r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b"),
+        # 555-1234, but no range: 500-1000 words, $500-1500, 200-1234元
+        ("phone", rf"(?<![$€£¥₹])\b(?!\d\d0-\d{{3}}0)\d{{3}}-\d{{4}}\b(?!{AFTER.pattern})"),
         # 13800138000, but no amount: 15000000000, $18926408486, 18926408486.48, 18926408486 kg
         ("phone", rf"(?<![\w.,+$€£¥₹-])1[3-9]\d{{9}}(?<!00000)(?!\w|[.,]\d|{AFTER.pattern})"),
         ("phone", r"\b\d{3}[ ]\d{4}[ ]\d{4}\b"),  # 138 0013 8000
-        ("scientific", rf"{sign}(?:{digits}[ ]?[×x*·⋅][ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
-        ("currency", rf"{signed}{SIGNS}{digits}"),  # -$1,200: the sign of the number stands before that of the money
-        ("", r"\d+(?:-\d+){2,}"),  # 64-17-5, 1-800-555-0199
+        ("scientific", rf"{sign}(?:{digits}[ ]?[×xX*·⋅][ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
+        ("", rf"{sign}\d+(?:-\d+){{2,}}"),  # 64-17-5, 1-800-555-0199
         ("", r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)"),  # (1r,2s) and (2+) in names of compounds
         ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
         ("english", rf"(?i:(?<![\w-])(?!{_ONE}){english}(?!-?\w))"),
-        ("", rf"[{_LETTER}][\w]*(?:[-.]\d[\w]*)+"),  # COVID-19, GPT-4, fig.3
+        ("", rf"(?<!\d)[{_LETTER}][\w]*(?:[-.]\d[\w]*)+"),  # COVID-19, GPT-4, fig.3
         ("", rf"[{_LETTER}]\w*"),  # words, and identifiers that hold digits: x1, fp16, H2O
         ("", r"[#@]\w+"),  # #123
-        ("", rf"0x[0-9A-Fa-f]+|\d[\d.]*(?!{_UNITS})(?![eE][+-]?\d)[{_LETTER}][\w]*"),  # 3D, 1st, 4x4
+        ("", rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]*(?!{_UNITS})(?![eE][+-]?\d)[{_LETTER}][\w]*"),  # 3D, 1st, 4x4
         ("", ungrouped),
-        ("", r"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
+        ("", rf"{sign}(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
         ("words", _CHINESE_WORDS),
         (
             "chinese",
