@@ -110,7 +110,7 @@ class ValueLaw(_Calibrated):
     transform: ValueTransform = field(default_factory=ValueTransform)
     family: str = "cauchy"
     value_range: tuple[float, float] | None = None
-    interval_levels: tuple[float, ...] | None = None
+    interval_levels: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def law(self) -> StableFamily:

@@ -1,0 +1,25 @@
+"""Models that were saved before give what they gave: see `pins.py`, which makes the pins."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pins import CASES, PINS, measure
+
+
+def same(now: Any, pinned: Any) -> bool:
+    """Equal, but for the last digits of floats, in which processors differ."""
+    if isinstance(pinned, dict):
+        return now.keys() == pinned.keys() and all(same(now[key], pinned[key]) for key in pinned)
+    if isinstance(pinned, list):
+        return len(now) == len(pinned) and all(map(same, now, pinned))
+    return now == pytest.approx(pinned, rel=2e-4, abs=2e-5) if isinstance(pinned, float) else now == pinned
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_saved_gives_what_it_gave(name, tmp_path):
+    pinned = json.loads((PINS / f"{name}.json").read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(measure(name, tmp_path)))
+    assert [key for key in pinned if not same(now.get(key), pinned[key])] == []
+    assert now.keys() == pinned.keys()
