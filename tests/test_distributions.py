@@ -226,3 +226,22 @@ def test_the_slope_of_a_gaussian_tail_is_right_however_far_out(dtype, digits):
             mpmath.npdf(v) / mpmath.ncdf(v) if v > -1e3 else -v - 1 / v + 2 / v**3 for v in map(mpmath.mpf, x.tolist())
         ]
     torch.testing.assert_close(x.grad, torch.tensor([float(v) for v in exact], dtype=dtype), rtol=digits, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_curvature_of_a_gaussian_tail_is_right_too(dtype):
+    """-h (x + h), by automatic differentiation and by torch.func."""
+    x = torch.tensor([-1e6, -300.0, -30.0, -3.0, 0.0, 2.0, 20.0, 60.0], dtype=dtype)
+    family, zero, one = get_family("gaussian"), x.new_zeros(()), x.new_ones(())
+
+    def log_cdf(v):
+        return family.log_cdf(v, zero, one)
+
+    with mpmath.workdps(60):
+        hazard = [
+            mpmath.npdf(v) / mpmath.ncdf(v) if v > -1e3 else -v - 1 / v + 2 / v**3 for v in map(mpmath.mpf, x.tolist())
+        ]
+        exact = [float(-h * (v + h)) for v, h in zip(x.tolist(), hazard, strict=True)]
+    curved = torch.func.grad(lambda v: torch.func.grad(lambda u: log_cdf(u).sum())(v).sum())(x)
+    digits = 2e-3 if dtype == torch.float32 else 1e-7
+    torch.testing.assert_close(curved, torch.tensor(exact, dtype=dtype), rtol=digits, atol=1e-30)

@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -455,6 +456,7 @@ def test_a_number_that_is_set_stands_there_as_it_was_written(tiny_tokenizer, con
     ],
 )
 def test_what_cannot_be_set_is_told(given, message):
+    assert Intervention(values={np.int64(3): 5.0}).values == {3: 5.0}
     with pytest.raises(ValueError, match=message):
         Intervention(**given)
 

@@ -3,6 +3,7 @@
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 import torch
@@ -515,6 +516,17 @@ def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):
     with model.standing(), ThreadPoolExecutor(1) as others:
         mine = model.vocabulary()
         assert mine is model.vocabulary() and others.submit(model.vocabulary).result() is not mine
+
+    def generator():
+        with model.standing():
+            yield model.vocabulary()
+
+    begun = generator()  # begun in one context, ended in another, as servers do; a copy of a context outlives the block
+    inside = copy_context()
+    words = inside.run(next, begun)
+    assert inside.run(model.vocabulary) is words
+    assert copy_context().run(next, begun, None) is None
+    assert inside.run(model.vocabulary) is not words
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(model.predict_number, ["It is", "There are", "We count", "They have"]))
     assert model.vocabulary() is not model.vocabulary()

@@ -211,6 +211,26 @@ def test_a_value_that_is_changed_is_written_anew_in_every_context(tiny_tokenizer
     assert processor.batch_decode(encoded) == ["sold for -1300 or 3.50", "lost -$1300 (x5, 7) and 8.5"]
 
 
+@pytest.mark.parametrize("context", ["digits", "both"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_changed_value_of_a_text_that_was_cut(tiny_tokenizer, context, side):
+    """Wherever it was cut: within a time, or a number."""
+    processor = CausalQwenProcessor(tiny_tokenizer, number_context=context)
+    text = "She paid 5 dollars at 12:30 then 1,200.50, or 1万5000"
+    whole = processor(text)["input_ids"]
+    for length in range(3, len(whole) + 1):
+        encoded = processor(text, truncation=True, max_length=length, truncation_side=side)
+        places = [i for i, token in enumerate(encoded["input_ids"]) if token == processor.num_token_id]
+        before = processor.decode(encoded)
+        for number, place in enumerate(places):
+            was, encoded["numeric_values"][place] = encoded["numeric_values"][place], 77.0
+            known = encoded.number_texts[0][number].strip()
+            now = processor.decode(encoded)
+            assert "77" in now and (known not in before or now.count(known) == before.count(known) - 1)
+            encoded["numeric_values"][place] = was
+    assert processor.decode(processor(text)) == text
+
+
 def test_copies_of_an_encoding_know_how_numbers_were_written(tiny_tokenizer):
     processor = CausalQwenProcessor(tiny_tokenizer)
     encoded = processor("sold for 1,272.50 or 3.50", return_tensors="pt")

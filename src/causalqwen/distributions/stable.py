@@ -156,18 +156,43 @@ class StableFamily(ABC):
         return f"{type(self).__name__}()"
 
 
-class _LogNdtr(torch.autograd.Function):
-    """log Phi(x), and phi(x)/Phi(x) = sqrt(2/pi) / erfcx(-x/sqrt 2); torch's own derivative loses its digits below -1000."""
+class _Hazard(torch.autograd.Function):
+    """h(x) = phi(x)/Phi(x) = sqrt(2/pi) / erfcx(-x/sqrt 2), and h'(x) = -h (x + h), which is -1 + 1/x^2 - 6/x^4 far below 0."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return torch.special.log_ndtr(x)
+    def forward(x: Tensor) -> Tensor:
+        return math.sqrt(2 / math.pi) / torch.special.erfcx(x * -math.sqrt(0.5))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * (math.sqrt(2 / math.pi) / torch.special.erfcx(x * -math.sqrt(0.5)))
+        hazard, far = _Hazard.apply(x), x < (-50.0 if x.dtype == torch.float32 else -1e3)
+        square = torch.where(far, x, 1.0).square()
+        return grad * torch.where(far, -1 + 1 / square - 6 / square.square(), -hazard * (x + hazard))
+
+
+class _LogNdtr(torch.autograd.Function):
+    """log Phi(x); torch's own derivative loses its digits below -1000."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.special.log_ndtr(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * _Hazard.apply(*ctx.saved_tensors)
 
 
 def log_ndtr(x: Tensor) -> Tensor:

@@ -80,8 +80,8 @@ def as_tensor(key: str, rows: list) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64 if key == "numeric_values" else torch.int64)
 
 
-def rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[NumberText]]]:
-    """Ids, values and written forms of an encoding's rows, without their padding."""
+def rows_of(encoding: "NumericEncoding") -> tuple[list, list, list[list[NumberText]], list[list[bool]]]:
+    """Ids, values, written forms and digits of an encoding's rows, without their padding."""
     ids, mask, values = encoding["input_ids"], encoding["attention_mask"], encoding["numeric_values"]
     if isinstance(ids, Tensor):
         ids, mask, values = ids.tolist(), mask.tolist(), values.tolist()
@@ -89,4 +89,4 @@ def rows_of(encoding: BatchEncoding) -> tuple[list, list, list[list[NumberText]]
         ids, mask, values = [ids], [mask], [values]
     real = [[index for index, one in enumerate(row) if one] for row in mask]
     pick = [[[row[i] for i in keep] for row, keep in zip(rows, real, strict=True)] for rows in (ids, values)]
-    return pick[0], pick[1], encoding.number_texts
+    return pick[0], pick[1], encoding.number_texts, encoding.digits

@@ -33,8 +33,8 @@ from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.copies import CopyLaw
 
-_STANDING: ContextVar[tuple[Vocabulary, ...]] = ContextVar("standing", default=())
-"""Of the models whose weights stand still here: of a thread, and of what it awaits."""
+_STANDING: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("standing", default=())
+"""Of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of what it awaits."""
 
 
 class HeadsMixin:
@@ -109,21 +109,19 @@ class HeadsMixin:
 
     def vocabulary(self) -> Vocabulary:
         """W_cls as it is now; within `standing`, as it was when that began."""
-        known = (words for words in reversed(_STANDING.get()) if words.action is self.action)
+        known = (words for entry in reversed(_STANDING.get()) for words in entry if words.action is self.action)
         return next(known, None) or self.action.vocabulary(self.get_output_embeddings())
 
     @contextmanager
     def standing(self) -> Iterator[None]:
         """While the block runs, W_cls stands still: what follows from it is made once, for each thread that says so."""
-        own = self.vocabulary()
+        own = [self.vocabulary()]
         _STANDING.set((*_STANDING.get(), own))
         try:
             yield
-        finally:  # blocks may end in any order
-            left = list(_STANDING.get())
-            left.reverse()
-            left.remove(own)
-            _STANDING.set(tuple(reversed(left)))
+        finally:  # blocks may end in any order, and in another context than they began in
+            own.clear()
+            _STANDING.set(tuple(entry for entry in _STANDING.get() if entry))
 
     def heads(
         self,

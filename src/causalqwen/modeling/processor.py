@@ -10,12 +10,13 @@ the first token that reaches into one: a token that holds the end of a word too 
 
 import copy
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken
 from torch import Tensor
-from transformers import AutoConfig, BatchEncoding, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
@@ -274,7 +275,7 @@ class CausalQwenProcessor(ProcessorMixin):
                 that reads back as the same float64, with a space before them where the script sets words apart.
             skip_special_tokens, kwargs: as for the tokenizer.
         """
-        if isinstance(token_ids, BatchEncoding):
+        if isinstance(token_ids, NumericEncoding):
             return self.batch_decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)[0]
         ids = token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids)
         values = numeric_values.tolist() if isinstance(numeric_values, Tensor) else numeric_values
@@ -338,6 +339,7 @@ class CausalQwenProcessor(ProcessorMixin):
     def _spaced_number(self, before: str, value: float, like: str = "") -> str:
         written = self.write_number(value)
         if money := money_inside(like):  # -$1,200
+            money += " " * money[-1].isalpha()
             written = "-" * (value < 0) + money + written.removeprefix("-")
         return " " * spaced(before[-_BEFORE:], written, self.number_rules) + written
 
@@ -347,22 +349,34 @@ class CausalQwenProcessor(ProcessorMixin):
 
     def batch_decode(self, token_ids: Any, numeric_values: Any = None, **kwargs: Any) -> list[str]:
         """`decode` of several sequences: ids [B, L] and values [B, L], or one `NumericEncoding`."""
-        if isinstance(token_ids, BatchEncoding):
+        if isinstance(token_ids, NumericEncoding):
             return [self._decode_read(*row, **kwargs) for row in zip(*rows_of(token_ids), strict=True)]
         values = [None] * len(token_ids) if numeric_values is None else numeric_values
         return [self.decode(*row, **kwargs) for row in zip(token_ids, values, strict=True)]
 
-    def _decode_read(self, ids: list[int], values: list[float], texts: list[NumberText], **kwargs: Any) -> str:
+    def _decode_read(
+        self,
+        ids: list[int],
+        values: list[float],
+        texts: list[NumberText],
+        digits: list[bool],
+        skip_special_tokens: bool = False,
+        **kwargs: Any,
+    ) -> str:
         """A text that was read; where its digits are tokens, those of values that were changed since are written anew."""
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
-        was = dict(zip(places, (text.value for text in texts), strict=True))
-        if not writes_digits(self.number_context) or all(values[place] == was[place] for place in places):
-            return self.decode(ids, values, texts, **kwargs)
-        text = self.decode(ids, [was.get(place, 0.0) for place in range(len(ids))], texts, **kwargs)
-        spans = self._spans(text)
-        if [value for _, _, value in spans] != list(was.values()):
-            raise ValueError("values were changed, but the numbers in this text do not stand there as they were read")
-        for (start, end, value), place in reversed(list(zip(spans, places, strict=True))):
-            if values[place] != value:
-                text = text[:start] + self._spaced_number(text[:start], values[place], text[start:end]) + text[end:]
-        return text
+        changed = [i for i, (place, text) in enumerate(zip(places, texts, strict=True)) if values[place] != text.value]
+        if not writes_digits(self.number_context) or not changed:
+            return self.decode(ids, values, texts, skip_special_tokens, **kwargs)
+        text, start = "", 0
+        for i in changed:  # what is before it as it stands, and it without its digits
+            place = places[i]
+            end = place + 1 + sum(1 for _ in itertools.takewhile(bool, digits[place + 1 :]))
+            of_before = slice(start, place)
+            forms = texts[bisect_left(places, start) : i]
+            text += self.decode(ids[of_before], values[of_before], forms, skip_special_tokens, **kwargs)
+            before, known, behind = str(self.tokenizer.decode(ids[place + 1 : end])).partition(texts[i].strip(" "))
+            text += before.rstrip(" ") if known else ""  # of a number that was cut, nothing is left
+            text += self._spaced_number(text, values[place], texts[i]) + behind
+            start = end
+        return text + self.decode(ids[start:], values[start:], texts[changed[-1] + 1 :], skip_special_tokens, **kwargs)

@@ -7,6 +7,7 @@ DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fr
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ class Intervention:
     model: Any = None
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "values"):  # places may come from numpy
+            given = getattr(self, name)
+            object.__setattr__(self, name, {index(place): what for place, what in given.items()})
         check_fields(self)
 
     def prompt_from(self, observed: str) -> str:

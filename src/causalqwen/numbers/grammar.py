@@ -21,6 +21,7 @@ _BEFORE_WORDS = re.compile(r"[^A-Za-z]*")
 _IS_MONEY = re.compile(MONEY)
 _BETWEEN = {"-", "–", " – ", "—", "~", "..", " to ", "至", "到"}
 _MONEY_INSIDE = re.compile(rf"(?<=^[+-])(?:{BEFORE_SIGNED})")
+_UNIT = re.compile(r"[ ]?(?:[^\W\d_]+(?:/[^\W\d_]+)?|[$€£¥₹‰℃℉])")
 _RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 _POWER_OF_TEN = re.compile(r"(.*?)[ ]?[×xX*·⋅]?[ ]?10\^?([+-]?\d+)")
 
@@ -110,6 +111,8 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
         if not math.isfinite(value):
             shown = written if len(written) <= 24 else written[:21] + "..."
             raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
+        if spans and written[0] == "-" and _second_of_two(alike, spans[-1].end, start, end):
+            start, value = start + 1, -value
         unit = unit_of(*beside(alike, start, end))
         span = NumberSpan(start, end, text[start:end], value, scanner.kind_of(form, written, unit), unit)
         if spans and "range" in scanner.kinds and alike[spans[-1].end : start] in _BETWEEN:
@@ -120,6 +123,12 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
 
 
 _DEFAULT = NumberRules()
+
+
+def _second_of_two(text: str, behind: int, start: int, end: int) -> bool:
+    """Whether the hyphen at `start` stands between two numbers of one unit, 100元-200元, and is no sign."""
+    unit = text[behind:start]
+    return not unit or (bool(_UNIT.fullmatch(unit)) and text.startswith(unit, end))
 
 
 def beside(text: str, start: int, end: int) -> tuple[str, str]:

@@ -24,8 +24,6 @@ AFTER = re.compile(rf"[ ]?(%|‰|°[CF]?|℃|℉|{MONEY}|{_HAN_UNITS}|(?!(?<= )(
 BEFORE = re.compile(rf"(百分之|{MONEY})[ ]?\Z", re.ASCII)
 """A unit before a number."""
 
-_UNIT_SIGNS = "元块万亿千百岁度米克吨升秒天年月日人个℃℉€$£¥₹‰"  # of one character, after which a hyphen is no sign
-
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
     r"|Nov(?:ember)?|Dec(?:ember)?)\.?"
@@ -50,10 +48,10 @@ _CHINESE_WORDS = "|".join(
 )
 
 # What may follow 万 in digits: four of them, which count themselves, or one that counts thousands; no date, no other count.
-_COUNTS = "年月日号时点分秒次个位天周岁倍条件台名项章节届期"
+_COUNTS = "年月日号时点分秒次个位天周岁倍条件台名项章节届期星折选级"
 _REST = (
-    r"(?:(?<=万)(?:(?!(?:1[89]|20)\d\d[年-])\d{4}(?![\d.,/:-])"
-    rf"|[1-9](?![\w%‰°℃/:{_COUNTS}]|[.,]\d)))?"
+    r"(?:(?<=万)(?:(?!(?:1[89]|20)\d\d年)\d{4}(?!\d|[.,]\d|[-/.]\d{1,2}[-/.]\d)"
+    rf"|(?!1(?![元块的左右多到至以])[\u3400-\u9fff])[1-9](?![\w%‰°℃/:{_COUNTS}]|[.,]\d)))?"
 )
 
 _POWER = r"(?:\^(?:[+-]?\d{1,3}|\{[+-]?\d{1,3}\})(?!\d|\.\d)|[⁺⁻]?[⁰¹²³⁴-⁹]{1,3}(?![⁰¹²³⁴-⁹]))"
@@ -70,9 +68,9 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
     Only the rows of `KINDS` are numbers. Every row takes linear time on any text: repetition is bounded, or unambiguous.
     """
     point, marks = re.escape(rules.decimal), [re.escape(mark) for mark in rules.groups or ""]
-    signed = rf"(?<![\w)\]}}.%°'\"’”])(?<![\d万亿千百][{_UNIT_SIGNS}])(?<![\d万亿千百]公[里斤])(?<!元/[年月日天])[+-]"
+    signed = r"(?<![\w)\]}.%°'\"’”])[+-]"  # stands where no number or word ends just before it
     money = rf"(?:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""
-    sign = rf"(?:{signed}{money})?"  # stands where no number, unit or word ends just before it: 100元-200元
+    sign = rf"(?:{signed}{money})?"
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
     grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
     ungrouped = rf"{sign}(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
@@ -108,12 +106,11 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
         # +86 138-0013-8000, but no amount: +10000000, +3.14159265, +1.5 -2.0
         (
             "phone",
-            r"\+(?=(?:[ ()-]{0,2}\d){8})\d{1,4}(?:[ ()-]{1,2}\d{2,4}|[ ]\d){2,6}\b|\+\d{1,3}(?:\.\d{2,4}){2,5}\b",
+            r"\+(?!(?:\d{1,9}|\d+0{5}|\d+\.\d+)(?!\d|[ ().-]{1,2}\d))\d(?:[\d().]|(?<![ ])-|[ ](?=[\d(])){6,}\d",
         ),
-        ("phone", r"\+\d{1,3}[ -]\d{9,11}\b|\+\d{10,15}(?<!00000)(?!\w|[.,]\d)"),
         ("phone", r"\(\d{3}\)[ ]?\d{3}[ .-]?\d{4}|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b"),
         # 555-1234, but no range: 500-1000 words, $500-1500, 200-1234元
-        ("phone", rf"(?<![$€£¥₹])\b(?!\d\d0-\d{{3}}0)\d{{3}}-\d{{4}}\b(?!{AFTER.pattern})"),
+        ("phone", rf"(?<![$€£¥₹])\b(?!\d[05]0-[1-9]\d[05]0)\d{{3}}-\d{{4}}\b(?!{AFTER.pattern})"),
         # 13800138000, but no amount: 15000000000, $18926408486, 18926408486.48, 18926408486 kg
         ("phone", rf"(?<![\w.,+$€£¥₹-])1[3-9]\d{{9}}(?<!00000)(?!\w|[.,]\d|{AFTER.pattern})"),
         ("phone", r"\b\d{3}[ ]\d{4}[ ]\d{4}\b"),  # 138 0013 8000

@@ -119,7 +119,7 @@ class LoraStage(TokenStage):
     """
 
     rank: Count = 8
-    alpha: Count = 16
+    alpha: Positive = 16
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -192,7 +192,10 @@ def _train_lora(run: Run) -> None:
     trained = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
     config = LoraConfig(
-        r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
+        r=stage.rank,
+        lora_alpha=stage.alpha,  # type: ignore[arg-type]  # PEFT takes any number
+        lora_dropout=stage.dropout,
+        target_modules=list(stage.target_modules),
     )
     inject_adapter_in_model(config, model.backbone)
     _run_on_tokens(run, "lora", trained)

@@ -79,7 +79,10 @@ class DigitWriter:
         torch.manual_seed(seed)
         backbone.requires_grad_(False)
         config = LoraConfig(
-            r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=list(stage.target_modules)
+            r=stage.rank,
+            lora_alpha=stage.alpha,  # type: ignore[arg-type]  # PEFT takes any number
+            lora_dropout=stage.dropout,
+            target_modules=list(stage.target_modules),
         )
         inject_adapter_in_model(config, backbone)
         weights = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
