@@ -406,7 +406,7 @@ def test_a_world_breaks_off_no_number_and_nothing_that_is_set(tiny_tokenizer, co
     set_here = Intervention(tokens={0: " 1,234.5 men"}), Intervention(tokens={3: " but we were not"})
     (first,), (second,) = model.counterfactual_samples(observed, set_here, max_new_tokens=5)
     assert first.values[0] == 1234.5 and len(first.text) > len(" 1234.5")
-    assert first.text.startswith(" 1234.5" if context == "value" else " 1,234.5") and 0 in first.forced
+    assert first.text.startswith(" 1,234.5") and 0 in first.forced
     assert second.text.endswith(" but we were not") and " 5" in second.text
     found = 0
     for length in range(1, 12):  # a number that the model writes is whole too

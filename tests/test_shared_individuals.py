@@ -336,7 +336,7 @@ def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
         ({"likelihood": "words"}, "unknown likelihood"),
         ({"method": "guess"}, "unknown method"),
         ({"method": "quadrature"}, "is for likelihood 'values'"),
-        ({"likelihood": "values"}, "hold no number"),
+        ({"likelihood": "values"}, "hears numbers, and this model has not learned values yet"),
         ({"spread": 0.0}, "the prior's spread must be positive, got 0.0"),
         ({"spread": math.nan}, "the prior's spread must be positive, got nan"),
     ],
@@ -344,6 +344,9 @@ def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
 def test_what_does_not_fit_is_refused(tiny_llama, settings, message):
     with pytest.raises(ValueError, match=message):
         tiny_llama.abduct("words and no more", **settings)
+    tiny_llama.config.value_range = [0.0, 1.0]
+    with pytest.raises(ValueError, match="hold no number"):
+        tiny_llama.abduct("words and no more", likelihood="values")
 
 
 def test_numbers_in_a_prompt_are_read_not_learned(tiny_tokenizer):

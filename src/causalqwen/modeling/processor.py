@@ -29,7 +29,8 @@ from causalqwen.modeling.encoded import (
     as_tensor,
     rows_of,
 )
-from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, money_inside, spaced
+from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
+from causalqwen.numbers.grammar import money_inside
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""

@@ -1,6 +1,6 @@
 """The number channel outside the model: finding numbers in text, transforming values, writing them. No model here."""
 
-from causalqwen.numbers.grammar import NumberSpan, find_numbers, money_inside
+from causalqwen.numbers.grammar import NumberSpan, find_numbers
 from causalqwen.numbers.law import CRPS_LEVELS, ClassLaws, ValueLaw
 from causalqwen.numbers.rendering import (
     PLAIN,
@@ -30,7 +30,6 @@ __all__ = [
     "finest_place",
     "format_number",
     "last_place",
-    "money_inside",
     "round_significant",
     "spaced",
     "symlog",
