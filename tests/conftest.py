@@ -1,5 +1,6 @@
 """Tiny backbones of several families, and the real default one."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -109,6 +110,15 @@ def tiny_llama(tiny_tokenizer) -> CausalQwenForCausalLM:
 @pytest.fixture
 def tiny_qwen(tiny_tokenizer) -> CausalQwenForCausalLM:
     return graft_tiny("qwen2", tiny_tokenizer)
+
+
+@pytest.fixture
+def brief_calibration(monkeypatch) -> None:
+    """`causalqwen calibrate` with fewer steps than people get."""
+    import causalqwen.training
+
+    brief = functools.partial(causalqwen.training.CalibrationSettings, steps=200, unit_steps=20, unit_draws=16)
+    monkeypatch.setattr(causalqwen.training, "CalibrationSettings", brief)
 
 
 @pytest.fixture(scope="session")

@@ -106,8 +106,11 @@ def test_phi_compresses_and_keeps_the_ratios_of_large_numbers():
 
 def test_multiplied_features_saturate_where_added_ones_do_not():
     """Architecture 2.2.4 multiplies features by sigmoid(a v + b) to tell values of `<NUM>` apart."""
-    gates = torch.sigmoid(0.1 * torch.tensor([1e3, 1e6]))
-    assert gates[0] == gates[1] == 1.0
+    gate = NumericEmbedding(1, 0, appended=True, multiplied=True)
+    torch.nn.init.constant_(gate.direction, 0.1)
+    torch.nn.init.ones_(gate.row)
+    gated = gate(torch.zeros(1, 2, dtype=torch.long), number(1e3, 1e6).view(1, 2), torch.nn.Embedding(1, 1))
+    assert gated[0, 0, 0] == gated[0, 1, 0] != 0
     phi = NumericEmbedding(1, 0, appended=True)
     torch.nn.init.ones_(phi.direction)
     read = phi(torch.zeros(1, 2, dtype=torch.long), number(1e3, 1e6).view(1, 2), torch.nn.Embedding(1, 1))
@@ -126,10 +129,14 @@ def test_the_pattern_of_the_documents_misses_signs_separators_and_chinese():
         assert [span.value for span in find_numbers(text)] == ours
 
 
-def test_a_normalised_direction_does_not_know_its_spread():
-    """Overview 4, step 1, draws it with a small sigma and then normalises: sigma has no effect."""
-    drawn = torch.randn(64, dtype=torch.float64)
-    torch.testing.assert_close(F.normalize(0.02 * drawn, dim=0), F.normalize(5.0 * drawn, dim=0))
+def test_a_normalised_direction_does_not_know_its_spread(tiny_tokenizer):
+    """Overview 4, step 1, draws it with a small sigma and then normalises: the length is all that is left to choose."""
+    one, other = (
+        graft_tiny("llama", tiny_tokenizer, start="documents", initial_direction=length).numeric_embedding.direction
+        for length in (0.02, 5.0)
+    )
+    assert one.norm().item() == pytest.approx(0.02) and other.norm().item() == pytest.approx(5.0)
+    torch.testing.assert_close(one / 0.02, other / 5.0)
 
 
 def test_resizing_to_the_tokenizer_drops_rows_of_the_backbone(tiny_tokenizer):
@@ -138,6 +145,10 @@ def test_resizing_to_the_tokenizer_drops_rows_of_the_backbone(tiny_tokenizer):
     before = backbone.get_output_embeddings().weight.shape[0]
     backbone.resize_token_embeddings(len(tiny_tokenizer) + 1)
     assert backbone.get_output_embeddings().weight.shape[0] == before - 7
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    with pytest.raises(ValueError, match="never resizes its vocabulary matrix"):
+        model.resize_token_embeddings(len(tiny_tokenizer) + 1)
+    assert model.get_output_embeddings().weight.shape[0] == before
 
 
 # ---- start values ----------------------------------------------------------------------------------------------------

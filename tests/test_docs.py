@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from causalqwen import Individual
 from causalqwen_cli.app import app
+from conftest import graft_tiny
+from test_serving import serving
 
 ROOT = Path(__file__).parent.parent
 THEORY = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
@@ -151,19 +155,20 @@ def test_both_languages_say_the_same_things():
 
 def test_commands_in_the_documents_are_real():
     """Every `causalqwen ...` in a document names a command, and every option that it shows is one of that command's."""
+    tree = get_command(app).commands
+    names = [*tree, *(f"benchmark {part}" for part in tree["benchmark"].commands)]
+    pattern = re.compile(rf"\bcausalqwen ({'|'.join(sorted(names, key=len, reverse=True))})\b([^\n`]*)")
     help_texts: dict[str, str] = {}
-    found = 0
+    found = set()
     for path in DOCS:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        for name, rest in re.findall(
-            r"\bcausalqwen (graft|train|predict|generate|evaluate|serve|demo|doctor)\b([^\n`]*)", text
-        ):
+        for name, rest in pattern.findall(text):
             if name not in help_texts:
-                help_texts[name] = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"]).output
+                help_texts[name] = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*name.split(), "--help"]).output
             for option in re.findall(r"(--[a-z-]+)", rest):
                 assert option in help_texts[name], f"{path.name}: causalqwen {name} {option}"
-            found += 1
-    assert found > 10
+            found.add(name)
+    assert found >= set(names) - {"benchmark", "demo"}, set(names) - found  # the demo is `make demo` there
 
 
 def test_make_targets_in_the_documents_exist():
@@ -207,3 +212,31 @@ def test_every_public_name_has_a_row_and_every_row_a_name():
         first, *rest = name.split(".")
         found = next(getattr(room, first) for room in (*rooms, laws) if hasattr(room, first))
         assert not rest or hasattr(found, rest[0]), name
+
+
+def python_blocks(path: Path) -> list[str]:
+    """The Python of a document, as people copy it."""
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, name):
+    """From the first block to the last, in one session, on a tiny model in the demo's place."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.config.value_range = [0.0, 500.0]
+    model.save_pretrained(tmp_path / "runs" / "demo" / "model")
+    monkeypatch.chdir(tmp_path)
+    session: dict = {}
+    blocks = python_blocks(ROOT / name)
+    assert len(blocks) > 1
+    for block in blocks:
+        exec(compile(block, name, "exec"), session)
+    assert session["as_it_was"].text == session["said"].text
+
+
+@pytest.mark.parametrize("name", ["serving.md", "serving.zh.md"])
+def test_the_python_of_serving_runs(tiny_tokenizer, name):
+    (block,) = (block for block in python_blocks(ROOT / "docs" / name) if "OpenAI(" in block)
+    people = {"ann": Individual.from_seed(1, 32, "ann")}
+    with serving(graft_tiny("llama", tiny_tokenizer), name="trained", individuals=people, max_tokens=60) as server:
+        exec(compile(block.replace("http://127.0.0.1:8000/v1", f"http://127.0.0.1:{server.port}/v1"), name, "exec"), {})

@@ -11,6 +11,8 @@ from conftest import FAMILIES, make_backbone
 from test_cli import ROWS, run, write
 from test_serving import serving
 
+pytestmark = pytest.mark.usefixtures("brief_calibration")
+
 STAGES = {
     "values": "values: {epochs: 4, batch_size: 8}",
     "heads": "values: {epochs: 1, batch_size: 8}\nheads: {epochs: 1}",
@@ -18,10 +20,11 @@ STAGES = {
     "backbone": "values: {epochs: 1, batch_size: 8}\nbackbone: {epochs: 1, layers: 1}",
 }
 TEXT = "We, the people, look back on what was done and forward to what is not, and we say so. " * 8
+QUICK = ("qwen2", "bfloat16"), ("llama", "float16")
 CASES = [
-    pytest.param(family, dtype, marks=[] if index % 2 == part else pytest.mark.slow)
-    for index, family in enumerate(FAMILIES)
-    for part, dtype in enumerate(("bfloat16", "float16"))
+    pytest.param(family, dtype, marks=() if (family, dtype) in QUICK else pytest.mark.slow)
+    for family in FAMILIES
+    for dtype in ("bfloat16", "float16")
 ]
 
 

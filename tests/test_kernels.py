@@ -79,9 +79,10 @@ def run(leaves: list[Tensor], dtype: torch.dtype, targets: Tensor, reduction: st
 
 
 NEEDS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="no compiler here")
+NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="no triton here")
 IMPLEMENTATIONS = [
     "chunked",
-    pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="no triton here")),
+    pytest.param("triton", marks=[NEEDS_TRITON, pytest.mark.slow]),
     pytest.param("compiled", marks=[NEEDS_COMPILER, pytest.mark.slow]),
 ]
 

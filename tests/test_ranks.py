@@ -104,6 +104,7 @@ def compare(one, other, within=1e-4):
     return len([a for a, _ in pairs if "train/loss" in a])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_two_ranks_train_as_one(two_ranks, one_rank, model_folder, name, way):
@@ -115,6 +116,7 @@ def test_two_ranks_train_as_one(two_ranks, one_rank, model_folder, name, way):
     assert max((end[key] - tensor).abs().max() for key, tensor in start.items()) > 1e-3  # it has learned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_ranks_give_each_class_its_own_axis_and_levels(two_ranks, one_rank, way):
     one, two = (
@@ -129,6 +131,7 @@ def test_ranks_give_each_class_its_own_axis_and_levels(two_ranks, one_rank, way)
     assert np.abs(apart).max() > 0.01  # so that exchanged levels would show
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_ranks_write_the_files_of_one_process(two_ranks, one_rank, way):
     def files(folder):
@@ -148,6 +151,7 @@ def test_ranks_write_the_files_of_one_process(two_ranks, one_rank, way):
             torch.testing.assert_close(tensor, states[1][index][name], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_fsdp_spreads_the_parameters_and_gives_them_back(two_ranks):
     for rank in (0, 1):
         found = json.loads((two_ranks / f"found-{rank}.json").read_text())
@@ -155,6 +159,7 @@ def test_fsdp_spreads_the_parameters_and_gives_them_back(two_ranks):
         assert found["left"] == 0 and found["restored"]
 
 
+@pytest.mark.slow
 def test_facts_by_two_ranks_are_those_of_one_bit_for_bit(two_ranks, model_folder, tmp_path):
     model = load_model(model_folder, "cpu")
     one = FactStore.build(model, examples(model, 43, 0), tmp_path)
@@ -165,6 +170,7 @@ def test_facts_by_two_ranks_are_those_of_one_bit_for_bit(two_ranks, model_folder
         assert a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True), name
 
 
+@pytest.mark.slow
 def test_what_ranks_cannot_do_is_refused(two_ranks):
     found = json.loads((two_ranks / "found-1.json").read_text())
     assert "batch of 1 rows cannot be split over 2 ranks" in found["batch"]

@@ -55,7 +55,7 @@ class Server:
     """One application on a free port, in a thread."""
 
     def __init__(self, model, **settings):
-        self.app = create_app(model, ServerSettings(name="tiny", **{"max_tokens": 4000, **settings}))
+        self.app = create_app(model, ServerSettings(**{"name": "tiny", "max_tokens": 4000, **settings}))
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_level="critical"))
