@@ -231,6 +231,8 @@ BAD = [
     ("graft", {"--start": "hot"}, r"unknown start 'hot'"),
     ("graft", {"--dtype": "float33"}, r"unknown dtype float33"),
 ]
+FRESH = {name: message for name, _, message in reversed(BAD)}.values()
+"""The first mistake of each command is made in a process of its own, as people make them."""
 
 
 @pytest.fixture(scope="module")
@@ -269,13 +271,16 @@ def test_a_mistake_is_one_line_and_leaves_nothing(traps, tmp_path, name, wrong, 
         here = key in ("--model", "--input", "--train", "--data", "--backbone", "--config", "--individual")
         given[key] = traps / value if here else value
     flat = [part for pair in given.items() for part in pair]
-    done = subprocess.run(
-        [sys.executable, "-m", "causalqwen_cli", name, *map(str, flat)], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr and done.stdout == ""
-    complaint = [line for line in done.stderr.splitlines() if line.startswith("causalqwen: ")]
-    assert len(complaint) == 1 and re.search(message, complaint[0]), done.stderr
+    if message in FRESH:
+        told = subprocess.run(
+            [sys.executable, "-m", "causalqwen_cli", name, *map(str, flat)], capture_output=True, text=True
+        )
+        assert told.returncode == 1 and "Traceback" not in told.stderr
+    else:
+        told = run(name, *flat, code=1)
+    assert told.stdout == ""
+    complaint = [line for line in told.stderr.splitlines() if line.startswith("causalqwen: ")]
+    assert len(complaint) == 1 and re.search(message, complaint[0]), told.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
