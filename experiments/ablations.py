@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.data import Example, encode_rows
 from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.rows import check_row
@@ -29,8 +30,9 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions
 from causalqwen.kernels import Negatives, sample_negatives
 from causalqwen.losses import shift_targets
-from causalqwen.modeling.abduction import ResidualPerceptron
+from causalqwen.modeling import heads
 from causalqwen.numbers import ValueTransform
+from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.training import FactStore, score_tokens
 from causalqwen.training.negatives import sampling_of_negatives
 
@@ -46,10 +48,10 @@ class SeparateHead(nn.Module):
         self.branch = model.value_branch
         self.perceptron = ResidualPerceptron(config.hidden_size, config.value_branch_hidden_size, 2, layers=1)
 
-    def forward(self, features: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        z = (features.float() - self.branch.feature_mean) / self.branch.feature_std
-        loc, log_scale = self.perceptron(z).unbind(-1)
-        return loc, log_scale.clamp(-10, 10).exp()
+    def forward(self, features: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
+        loc, log_scale = self.perceptron(self.branch.standardize(features)).unbind(-1)
+        loc, scale = loc, log_scale.clamp(-10, 10).exp()
+        return (loc[None], scale[None]) if each else (loc, scale)
 
 
 def plain(model: CausalQwenForCausalLM) -> None:
@@ -88,7 +90,14 @@ def gated(detach: bool) -> Callable[[CausalQwenForCausalLM], None]:
 def separate(model: CausalQwenForCausalLM) -> None:
     """Words by the softmax of the backbone's head, values by a perceptron of their own; nothing is shared."""
     model.separate_head = SeparateHead(model)
-    model.value_parameters = model.separate_head
+    of_chain = Chain.value
+
+    def value(chain: Chain, **settings: Any) -> tuple[Tensor, Tensor]:
+        if chain.model is not model:
+            return of_chain(chain, **settings)
+        return model.separate_head(chain.features, **settings)
+
+    Chain.value = value  # type: ignore[method-assign]
     model.abduction.requires_grad_(False)
 
 
@@ -130,21 +139,17 @@ def losses(model: CausalQwenForCausalLM, facts: list[Any], negatives: Tensor, of
     labels = F.pad(torch.cat([row.tensor("targets") for row in facts]).long(), (1, 0), value=-100)[None]
     values = F.pad(torch.cat([row.tensor("values") for row in facts]), (1, 0), value=math.nan)[None]
     masks = shift_targets(labels, values, None, model.config.num_token_id)
-    loc_U, scale_U = model.abduction(features)
-    loc, scale = model.situate(loc_U, scale_U)
-    thresholds = model.thresholds(features, loc_U, scale_U)
-    lm_head = model.vocabulary()
-    num_scale = model.action.num_scale(scale, lm_head)
-    log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1))
+    chain = Chain(model, features)
+    log_num, log_not_num = chain.number.log_p()
     rest = torch.zeros_like(log_num)
     sample = sample_negatives(negatives)
     if not of_softmax:
-        rest = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample)
+        rest = chain.rest_loss(masks.targets, negatives=sample)
     of_values = model.value_losses(features[masks.num_mask], masks.values[masks.num_mask])
-    parts = model.losses(masks, rest, log_num, log_not_num, of_values)
+    parts = heads.losses(model, masks, rest, log_num, log_not_num, of_values)
     if not of_softmax:
         return parts.total
-    return sampled_softmax(model, loc[0], masks.targets[0], sample) + model.config.value_loss_weight * parts.reg
+    return sampled_softmax(model, chain.loc[0], masks.targets[0], sample) + model.config.value_loss_weight * parts.reg
 
 
 def sampled_softmax(model: CausalQwenForCausalLM, loc: Tensor, targets: Tensor, sample: Negatives) -> Tensor:

@@ -12,6 +12,7 @@ import time
 import torch
 
 from causalqwen import CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.training.calibration import text_chunks
 
@@ -25,7 +26,7 @@ def seconds(model: CausalQwenForCausalLM, z: torch.Tensor, repeats: int) -> floa
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
-        model.action.score_loc(model.abduction.locate(z), model.vocabulary())
+        _ = Chain(model, z).loc_S
         taken.append(time.perf_counter() - start)
     return sorted(taken)[repeats // 2]
 
@@ -49,7 +50,7 @@ def main() -> None:
             model = CausalQwenForCausalLM.from_backbone(
                 "smollm2-135m", dtype=torch.float32, causal_size=size, text=text
             )
-        scores = model.action.score_loc(model.abduction.locate(z), model.vocabulary())
+        scores = Chain(model, z).loc_S
         ours = scores[:, : model.action.rows].log_softmax(-1)
         agreed = (scores.argmax(-1) == theirs.argmax(-1)).float().mean().item()
         perplexity = -ours.gather(-1, targets[:, None]).mean()

@@ -10,8 +10,9 @@ import torch
 from tqdm.auto import tqdm
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
-from causalqwen.decoding import BoundDecoding, decide, decision_scores
+from causalqwen.decoding import BoundDecoding
 from causalqwen.training import text_chunks
 
 STEPS, ROWS = 20_000, 64
@@ -21,20 +22,14 @@ STEPS, ROWS = 20_000, 64
 def compare(model: CausalQwenForCausalLM, features: torch.Tensor) -> tuple[int, int]:
     """(steps, equal decisions) over all presets that draw or integrate."""
     names = [name for name in PRESETS if name != "softmax"]
-    action, lm_head = model.action, model.vocabulary()
     steps = equal = 0
     for index, z in enumerate(tqdm(features.split(ROWS), leave=False)):
         plan = CausalDecoding.preset(names[index % len(names)], seed=index)
         bound = BoundDecoding.bind(plan, len(z), model.config.causal_size, z.device)
         z, positions = z.unsqueeze(1), torch.full((len(z), 1), index)
-        found = model.scores(z, bound, positions).logits[:, -1].argmax(-1)
-        loc_U, scale_U = model.abduction(z)
-        loc, scale = model.situate(loc_U, scale_U, bound, positions, z)
-        scales, thresholds = action.score_scale_of(scale, lm_head), model.thresholds(z, loc_U, scale_U)
-        scores = decision_scores(
-            action.score_loc(loc, lm_head), scales, thresholds, vocabulary_mask=action.vocabulary_mask
-        )
-        equal += (decide(scores[:, -1]) == found).sum().item()
+        chain = Chain(model, z, bound.at(positions))
+        found = chain.ranked()[:, -1].argmax(-1)
+        equal += (chain.scores.decide()[:, -1] == found).sum().item()
         steps += len(found)
     return steps, equal
 

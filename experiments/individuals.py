@@ -72,7 +72,7 @@ def main() -> None:
     tests = {}
     for name, paths in tqdm(speeches.items(), desc="reading the last addresses", leave=False):
         text = start_of(model, paths[-1], given.scored)
-        tests[name] = model.token_evidence(model.read(model._contexts(Observation(text), CHUNK)))
+        tests[name] = model.token_evidence(model.read(model.contexts(Observation(text), CHUNK)))
     for observed in given.observed:
         ratios = []
         people: dict[str, list[Individual]] = {label: [] for label in priors}
@@ -85,7 +85,7 @@ def main() -> None:
             if observed != 1024:
                 continue
             started = time.perf_counter()
-            for (ids, *_), _ in model._contexts(Observation(text), CHUNK):
+            for (ids, *_), _ in model.contexts(Observation(text), CHUNK):
                 model.backbone(input_ids=ids[None])
             ratios.append(taken / (time.perf_counter() - started))
         if ratios:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.kernels import Negatives, inclusion_probabilities, sample_negatives
 from causalqwen.training import CalibrationSettings, calibrate, text_chunks
@@ -33,9 +34,7 @@ def positions(model: CausalQwenForCausalLM, text: str) -> tuple[Tensor, Tensor]:
 def loss(model: CausalQwenForCausalLM, z: Tensor, targets: Tensor, negatives: Negatives | None = None) -> Tensor:
     """Mean of what every token but `<NUM>` adds to L_cls."""
     z = z.unsqueeze(0)
-    loc_U, scale_U = model.abduction(z)
-    loc, scale = model.situate(loc_U, scale_U)
-    return model.rest_loss(None, loc, scale, model.thresholds(z, loc_U, scale_U), targets[None], negatives).mean()
+    return Chain(model, z).rest_loss(targets[None], negatives=negatives).mean()
 
 
 def trained(model: CausalQwenForCausalLM) -> list[torch.nn.Parameter]:

@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.data import collate, encode_rows, read_rows
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import CALIBRATION_YEARS, speeches
 from causalqwen.evaluation.language import score_language
-from causalqwen.losses import ovr_log_probs
 from causalqwen.training import CalibrationSettings, TrainSettings, calibrate, score_tokens, train
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import stream_facts
@@ -72,19 +72,14 @@ class Text(TextAnchor):
         if kind == "kl":
             return self.loss(model, index)
         ids, base = self.ids[index : index + 1], self.features[index : index + 1]
-        features = model.features(ids).last_hidden_state[:, :-1]
-        loc_U, scale_U = model.abduction(features)
-        loc, scale = model.situate(loc_U, scale_U)
+        chain = Chain(model, model.features(ids).last_hidden_state[:, :-1])
         if kind == "individual":
-            unit = model.action.draw_unit * scale_U
-            return model.action.law.kl(loc_U, unit, base, unit.detach()).mean()
-        thresholds = model.thresholds(features, loc_U, scale_U)
+            unit = model.action.draw_unit * chain.scale_U
+            return model.action.law.kl(chain.loc_U, unit, base, unit.detach()).mean()
         if kind == "ovr":
-            return model.rest_loss(None, loc, scale, thresholds, ids[:, 1:]).mean()
-        lm_head = model.vocabulary()
-        wanted = F.linear(base, lm_head.weight).softmax(-1).detach()
-        scales, law = model.action.score_scale_of(scale, lm_head), model.action.law.name
-        log_p, log_q = ovr_log_probs(lm_head(loc), scales, thresholds, family=law, slope=model.action.score_slope)
+            return chain.rest_loss(ids[:, 1:]).mean()
+        wanted = F.linear(base, chain.words.weight).softmax(-1).detach()
+        log_p, log_q = chain.rest.log_p()
         return -(wanted * log_p + (1 - wanted) * log_q).sum(-1).mean()
 
     @torch.no_grad()

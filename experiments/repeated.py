@@ -89,7 +89,7 @@ def trained(rows: list[Measured], family: str, seed: int) -> tuple[CausalQwenFor
 def evidence(model: CausalQwenForCausalLM, rows: list[Measured]) -> float:
     """log p of everything recorded of these subjects, with each one's e1 integrated out, nats a number."""
     observed = [Observation(f" {row.seen!r}", row.prompt) for row in rows]
-    read = model.read(model._contexts(observed, 512))
+    read = model.read(model.contexts(observed, 512))
     names = {name: i for i, name in enumerate(dict.fromkeys(row.subject for row in rows))}
     group = torch.tensor([names[row.subject] for row in rows])
     width = model.value_transform.width

@@ -1,7 +1,11 @@
 """On the real default backbone (SmolLM2-135M-Instruct): what a graft leaves, and what it can be taught."""
 
+import json
+import os
+
 import pytest
 import torch
+from filelock import FileLock
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, read_rows
@@ -21,16 +25,23 @@ def encode(model, prompts):
 
 
 @pytest.fixture(scope="module")
-def trained(smollm2, tmp_path_factory) -> CausalQwenForCausalLM:
-    """A second graft, trained on a few boiling points."""
-    folder = tmp_path_factory.mktemp("trained")
-    model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
-    parts = split_by_entity(boiling_points(), {"train": 240, "validation": 60})
-    for name, records in parts.items():
-        write_sentences(folder / f"{name}.jsonl", records)
-    rows = [encode_rows(read_rows(folder / f"{name}.jsonl"), model.processor) for name in parts]
-    model.metrics = train(model, *rows, folder / "model", TrainSettings(values=ValueStage(epochs=25, batch_size=16)))
-    model.folder = folder / "model"
+def trained(tmp_path_factory) -> CausalQwenForCausalLM:
+    """A second graft, trained on a few boiling points: by the first process that asks for it, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
+    told = folder / "told.json"
+    with FileLock(f"{folder}.lock"):
+        if not told.exists():
+            folder.mkdir()
+            model = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+            parts = split_by_entity(boiling_points(), {"train": 240, "validation": 60})
+            for name, records in parts.items():
+                write_sentences(folder / f"{name}.jsonl", records)
+            rows = [encode_rows(read_rows(folder / f"{name}.jsonl"), model.processor) for name in parts]
+            settings = TrainSettings(values=ValueStage(epochs=25, batch_size=16))
+            told.write_text(json.dumps(train(model, *rows, folder / "model", settings)))
+    model = CausalQwenForCausalLM.from_pretrained(folder / "model")
+    model.metrics = json.loads(told.read_text())
     return model
 
 
@@ -57,17 +68,19 @@ def test_a_few_sentences_teach_where_numbers_stand_and_how_large_they_are(traine
     assert trained.metrics["reg_loss"] < 2.6  # one Cauchy for all has ln(4 pi), about 2.53, on these rows 2.6 and more
 
 
-def test_a_reload_gives_bit_equal_outputs(trained):
-    loaded = CausalQwenForCausalLM.from_pretrained(trained.folder)
+def test_a_reload_gives_bit_equal_outputs(trained, tmp_path):
     inputs = encode(trained, ["The boiling point of water (H2O) is 373.15 K, of ethanol (C2H6O) it is"])
+    bias = trained.action.num_bias.detach().clone()
     with torch.no_grad():
+        trained.action.num_bias += 1e-3  # what is saved is what the model is, not what it was loaded as
+        trained.save_pretrained(tmp_path)
+        loaded = CausalQwenForCausalLM.from_pretrained(tmp_path)
         before, after = trained(**inputs, output_ovr=True), loaded(**inputs, output_ovr=True)
     for name in ("logits", "loc_Y", "scale_Y", "ovr_probs", "decisions"):
         assert torch.equal(before[name], after[name]), name
-    assert (
-        trained.predict_number("The boiling point of water (H2O) is")[0]
-        == (loaded.predict_number("The boiling point of water (H2O) is")[0])
-    )
+    prompt = "The boiling point of water (H2O) is"
+    assert trained.predict_number(prompt)[0] == loaded.predict_number(prompt)[0]
+    trained.action.num_bias.data.copy_(bias)
 
 
 @pytest.mark.parametrize("name", PRESETS)

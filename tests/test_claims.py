@@ -15,7 +15,8 @@ from causalqwen import (
     cauchy_nll,
     ovr_loss,
 )
-from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores, draws
+from causalqwen.core import Chain, Scores
+from causalqwen.decoding import BoundDecoding, QuantileReader, draws
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, SCALE_FLOOR, get_family
 from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
 from causalqwen.modeling import NumericEmbedding, ValueBranch
@@ -329,7 +330,8 @@ def test_a_sampled_individual_without_scale_makes_every_passing_token_certain():
         action.lm_head.weight.copy_(scores.unsqueeze(1))
         action.lm_head.bias.zero_()
     loc_S, scale_S = action(torch.ones(1, 1), torch.zeros(1, 1))
-    assert decide(decision_scores(loc_S, scale_S, torch.zeros(1, 1))).item() == 1
+    mask = torch.ones(loc_S.shape[-1], dtype=torch.bool)
+    assert Scores(loc_S, scale_S, torch.zeros(1, 1), 0.0, action.law, mask, common=False).decide().item() == 1
 
 
 # ---- the value's loss ------------------------------------------------------------------------------------------------
@@ -428,9 +430,10 @@ def test_a_small_divergence_under_a_wide_individual_still_turns_decisions():
 
 def situated(preset: str, noise: float = 0.3, **settings):
     """loc and scale of U' that a plan leaves of U ~ Cauchy(0, 1)."""
-    bound = BoundDecoding.bind(CausalDecoding.preset(preset, **settings), 1, 4, torch.device("cpu"))
-    zeros, ones, at = torch.zeros(1, 2, 4), torch.ones(1, 2, 4), torch.arange(2).view(1, 2)
-    return bound.situate(zeros, ones, torch.full((4,), noise), at, QuantileReader(CAUCHY))
+    drawn = BoundDecoding.bind(CausalDecoding.preset(preset, **settings), 1, 4, torch.device("cpu"))
+    zeros, ones, noise_scale = torch.zeros(1, 2, 4), torch.ones(1, 2, 4), torch.full((4,), noise)
+    drawn = drawn.at(torch.arange(2).view(1, 2))
+    return drawn.move(zeros, ones, noise_scale, QuantileReader(CAUCHY)), drawn.left(ones, noise_scale, CAUCHY)
 
 
 def test_temperature_acts_on_draws_alone():
@@ -509,10 +512,8 @@ def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tin
     """Architecture 4.4.2, early exit: what is skipped is less than a hundredth of SmolLM2's 134,515,008 weights per token."""
     tiny_llama = graft_tiny("llama", tiny_tokenizer, number_context="value")  # four tokens, four numbers
     calls = []
-    value_parameters = type(tiny_llama).value_parameters
-    monkeypatch.setattr(
-        type(tiny_llama), "value_parameters", lambda *args, **kw: calls.append(1) or value_parameters(*args, **kw)
-    )
+    value = Chain.value
+    monkeypatch.setattr(Chain, "value", lambda *args, **kw: calls.append(1) or value(*args, **kw))
     inputs = tiny_llama.processor("It is so", return_tensors="pt")
     for bias, expected in ((-30.0, 0), (1e3, 4)):
         calls.clear()

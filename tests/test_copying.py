@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation
+from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.encoding import collate
 from causalqwen.data.synthetic import choices
@@ -153,7 +154,7 @@ def slow_loss(model: CausalQwenForCausalLM, example) -> torch.Tensor:
         for j in range(place):
             if ids[j] == num:
                 x_j = state(max(j - 1, 0))[0]
-                if j == 0 and model.config.hides_numbers:
+                if j == 0 and model.config.context.hides:
                     x_j = model.value_branch.standardize(torch.zeros_like(z))
                 key = head.key(x_j)
                 scores.append((query * key).sum() / math.sqrt(len(key)) + head.bias)
@@ -163,7 +164,7 @@ def slow_loss(model: CausalQwenForCausalLM, example) -> torch.Tensor:
         if same:
             total = total - sum(same).log()
         else:
-            loc, scale = model.value_parameters(z, *model.abduction(z))
+            loc, scale = Chain(model, z).value()
             value = torch.tensor(values[place], dtype=torch.float64)
             total = total - log_pi[0] + model.value_law.axis_losses(loc, scale, value, model.config.value_loss)
     return total
@@ -386,7 +387,7 @@ def test_generated_numbers_are_those_that_a_pass_over_the_text_copies(tiny_token
                 copied += 1
                 assert values[place] == of_text[0, place - 1]
             else:
-                loc, _ = model.value_parameters(z[0, place - 1], *model.abduction(z[0, place - 1]))
+                loc, _ = Chain(model, z[0, place - 1]).value()
                 assert values[place].item() == pytest.approx(model.generated_values(loc).item(), rel=1e-3)
     assert copied > 0
 

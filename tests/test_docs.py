@@ -11,6 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from causalqwen import Individual
+from causalqwen.parts.limits import NEEDS
 from causalqwen_cli.app import app
 from conftest import graft_tiny
 from test_serving import serving
@@ -240,3 +241,18 @@ def test_the_python_of_serving_runs(tiny_tokenizer, name):
     people = {"ann": Individual.from_seed(1, 32, "ann")}
     with serving(graft_tiny("llama", tiny_tokenizer), name="trained", individuals=people, max_tokens=60) as server:
         exec(compile(block.replace("http://127.0.0.1:8000/v1", f"http://127.0.0.1:{server.port}/v1"), name, "exec"), {})
+
+
+def test_what_goes_with_some_settings_only_is_the_table_that_errors_are_made_from():
+    def told(needs: dict[str, object]) -> str:
+        values = (" or ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in needs.values())
+        return ", ".join(f"`{name}: {value}`" for name, value in zip(needs, values, strict=True)).replace(
+            "True", "true"
+        )
+
+    wanted = [[what.rstrip(","), told(needs).replace("False", "false")] for what, needs in NEEDS.items()]
+    for name, heading in (("training.md", "## What goes with"), ("training.zh.md", "## 只配某些设置的")):
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        rows = table_rows(text[text.index(heading) :].split("\n## ")[0], 2)
+        assert [row[1] for row in rows] == [row[1] for row in wanted]
+        assert rows == wanted or name.endswith(".zh.md")

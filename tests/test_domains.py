@@ -12,7 +12,7 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.distributions import get_family
-from causalqwen.modeling.domains import divergence, held
+from causalqwen.parts.domain import divergence, held
 from causalqwen.training import FactStore, HeadStage, TrainSettings, score_tokens, train
 from conftest import graft_tiny
 
@@ -32,7 +32,8 @@ def test_a_domain_starts_as_the_base_and_stays_within_its_limit(family, settings
     assert all(torch.equal(one, other) for one, other in zip(model.abduction(z), (loc, scale), strict=True))
     disturb(network)
     own_loc, own_scale = model.abduction(z)
-    assert torch.equal(model.abduction.locate(z), own_loc) and torch.equal(model.abduction.spread(z), own_scale)
+    law = model.abduction.law(z)
+    assert torch.equal(law.scale, own_scale) and torch.equal(law.loc, own_loc)
     away = get_family(family).kl(own_loc, own_scale, loc, scale).mean(-1)
     torch.testing.assert_close(away, network.distance(z), rtol=1e-3, atol=1e-5)
     assert (away <= 0.02 * 1.001).all() and (away > 0.019).all()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.losses import ovr_log_probs, ovr_loss
 from causalqwen.modeling.narrowing import narrow_head
@@ -35,7 +36,7 @@ def test_every_token_decides_against_a_threshold_of_its_own(tiny_tokenizer, fami
     ids = ids_of(model)
     theirs = model.backbone(input_ids=ids).logits[..., : action.rows]
     out = model(ids, output_ovr=True)
-    thresholds = model.thresholds(out.features, out.loc_U, out.scale_U) + own
+    thresholds = Chain(model, out.features).threshold + own
     scales = action.score_scale_of(action.law.add(out.scale_U, action.noise), model.get_output_embeddings())
     log_p, _ = ovr_log_probs(
         theirs, scales[..., : action.rows], thresholds, family=action.law.name, slope=action.score_slope

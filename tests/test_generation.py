@@ -9,7 +9,7 @@ from scipy import stats
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 from causalqwen import PRESETS, CausalDecoding, Individual, NumberTextIteratorStreamer, NumberTextStreamer
-from causalqwen.decoding import BoundDecoding, QuantileReader, decide, decision_scores
+from causalqwen.decoding import BoundDecoding, QuantileReader
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
 from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
@@ -83,14 +83,11 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                     loc = loc + temperature * gain * size[0] * of_token.float()
                     value_loc = value_loc + temperature * size[1] * of_value.float()
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
-            scores = decision_scores(
-                action.score_loc(loc, head),
-                action.score_scale_of(left, head),
-                action.thresholds(z, z, head),
-                decision=plan.decision,
-                vocabulary_mask=action.vocabulary_mask,
-            )[0]
-            token = decide(scores)
+            loc_S, scale_S = action.score_loc(loc, head), action.score_scale_of(left, head)
+            excess = loc_S.float() - action.thresholds(z, z, head)
+            scores = (loc_S.float() if scale_S.shape[-1] == 1 or plan.decision == "loc" else excess / scale_S)[0]
+            scores = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
+            token = scores.argmax()
             best = scores.topk(2).values
             margins.append((best[0] - best[1]).item())
             value, _ = action.value(value_loc, torch.ones_like(value_scale))
@@ -202,8 +199,8 @@ def test_temperature_zero_draws_nothing_but_keeps_the_scale():
     law = get_family("cauchy")
     plan = CausalDecoding.preset("noise", temperature=0.0, seed=1)
     loc, scale, noise = torch.randn(1, 1, 4), torch.rand(1, 1, 4), torch.full((4,), 0.3)
-    bound = BoundDecoding.bind(plan, 1, 4, torch.device("cpu"))
-    made_loc, made_scale = bound.situate(loc, scale, noise, torch.zeros(1, 1, dtype=torch.long), QuantileReader(law))
+    drawn = BoundDecoding.bind(plan, 1, 4, torch.device("cpu")).at(torch.zeros(1, 1, dtype=torch.long))
+    made_loc, made_scale = drawn.move(loc, scale, noise, QuantileReader(law)), drawn.left(scale, noise, law)
     assert torch.equal(made_loc, loc) and torch.equal(made_scale, scale)
     assert not torch.equal(made_scale, law.add(scale, noise.expand_as(scale)))
 

@@ -11,6 +11,7 @@ from scipy import stats
 from torch.nn import functional as F
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
+from causalqwen.core import Chain
 from causalqwen.decoding import Hindsight, QuantileReader
 from causalqwen.distributions import get_family
 from causalqwen.individuals import (
@@ -23,7 +24,9 @@ from causalqwen.individuals import (
     likeliest_spread,
 )
 from causalqwen.losses import ovr_log_probs
+from causalqwen.modeling import individuals
 from causalqwen.modeling.reading import EncodedText
+from causalqwen.modeling.worlds import continue_prompt
 from conftest import graft_tiny
 from test_generation import eager
 
@@ -196,7 +199,7 @@ def speaker(tiny_tokenizer):
     return model
 
 
-def test_abduction_finds_who_spoke(speaker):
+def test_abduction_finds_who_spoke(speaker, monkeypatch):
     """Texts drawn token by token from the softmax of a known individual."""
     truth = Individual(torch.special.ndtr(0.8 * Individual.from_seed(3, 32).normal))
     prompts = [f"It is {word} and then" for word in ("new", "old", "so", "the", "a man", "for", "we")]
@@ -207,9 +210,9 @@ def test_abduction_finds_who_spoke(speaker):
         ids, *_ = speaker.encode_text(prompt, prompt=True)
         start = len(ids)
         for _ in range(40):
-            loc, scale, gain = speaker._situated(speaker.features(ids[None]).last_hidden_state[0, -1:])
-            q = speaker._readers(CausalDecoding())[0](truth.factor).float()
-            scores = speaker.action.score_loc(loc + scale * gain * q, speaker.get_output_embeddings())[0, :-1]
+            chain = Chain(speaker, speaker.features(ids[None]).last_hidden_state[0, -1:])
+            loc = chain.loc_U + chain.scale_U * chain.gain * chain.readers[0](truth.factor).float()
+            scores = speaker.action.score_loc(loc, speaker.get_output_embeddings())[0, :-1]
             ids = torch.cat([ids, torch.multinomial(scores.softmax(-1), 1, generator=generator)])
         return ids[start:]
 
@@ -219,7 +222,9 @@ def test_abduction_finds_who_spoke(speaker):
         text = speaker.encode_text(prompt, prompt=True)
         spoken = EncodedText(tokens, torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool))
         contexts.append((text.then(spoken), len(text.ids)))
-    speaker._contexts = lambda observations, chunk: [contexts[i] for i in observations]
+    monkeypatch.setattr(
+        individuals, "contexts_of", lambda model, observations, chunk: [contexts[i] for i in observations]
+    )
     found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)
     cosine = F.cosine_similarity(found.normal, truth.normal, dim=0).item()
     assert cosine > 0.5
@@ -252,7 +257,7 @@ def test_a_new_person_is_expected_to_be_like_the_population(speaker):
     texts = ["We have come here to speak of it.", "We have seen a new year come.", "We have come to the land."]
     population = speaker.abduct_population({f"person {i}": [text, text] for i, text in enumerate(texts)})
     unheard = Observation(" have come to see it.", "We")
-    read = speaker.token_evidence(speaker.read(speaker._contexts(unheard, 512)))
+    read = speaker.token_evidence(speaker.read(speaker.contexts(unheard, 512)))
     nobody = Individual.nobody(32)
     assert read.evaluate(population.normal)[0] > read.evaluate(nobody.normal)[0]
     heard = speaker.abduct(texts[0], prior=population, name="Ann")
@@ -383,7 +388,7 @@ def test_what_is_set_waits_for_the_end_of_a_number_and_brings_digits_of_its_own(
     number, tokens = model.config.num_token_id, model.processor.tokenizer
     what = Intervention(tokens={2: " of 1,000 men", 9: " so"}, values={0: -7.25})
     plan = CausalDecoding.preset("causal", seed=3)
-    for world in model._continue("They say", plan, 3, 40, what):
+    for world in continue_prompt(model, "They say", plan, 3, 40, what):
         spoken = [at for at in range(40) if at not in world.digits]
         assert world.tokens[:2].tolist() == [number, *tokens(" -7.25")["input_ids"][:1]]
         assert world.text.startswith(" -7.25 of 1,000 men") and world.values[0] == -7.25
@@ -472,7 +477,7 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
     assert [w.tokens.tolist() for w in worlds[1]] == made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     forced = Intervention(tokens={2: " and"})
     plan = CausalDecoding.preset("persona", individual=individual, seed=9)
-    rows = speaker._continue("A new year", plan, 3, 6, forced)
+    rows = continue_prompt(speaker, "A new year", plan, 3, 6, forced)
     whole = speaker.processor.tokenizer(" and")["input_ids"]
     assert all(row.tokens[:2].tolist() == w.tokens[:2].tolist() for row, w in zip(rows, worlds[1], strict=True))
     assert all(row.tokens[2 : 2 + len(whole)].tolist() == whole for row in rows)

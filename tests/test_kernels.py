@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causalqwen import linear_ovr_loss
-from causalqwen.decoding import decision_scores
+from causalqwen.core import Scores
 from causalqwen.distributions import get_family
 from causalqwen.kernels import ScaleBounds, inclusion_probabilities, sample_negatives
 from causalqwen.losses import NO_TARGET
@@ -284,9 +284,8 @@ def test_bounded_decisions_are_the_exact_ones(family, threshold):
         scale = scale * (1 + 0.002 * torch.randn(24, generator=generator))
         loc = F.linear(torch.randn(2, 24, generator=generator), weight)
         spread = scale.expand(2, -1)
-        exact = decision_scores(
-            loc, law.linear_scale(spread, weight), torch.full((2, 1), threshold), vocabulary_mask=mask
-        )
+        scales, at = law.linear_scale(spread, weight), torch.full((2, 1), threshold)
+        exact = Scores(loc, scales, at, 0.0, law, mask, common=False).ranked()
         found = bounds.decision_scores(loc, spread, torch.full((2, 1), threshold), mask)
         assert torch.equal(found.argmax(-1), exact.argmax(-1)), step
         best = found.argmax(-1, keepdim=True)
@@ -313,5 +312,6 @@ def test_scales_without_a_coordinate_leave_the_bounds_as_they_are(family, first)
         for scale in (empty, full, torch.where(empty > 0, 0.0, full), empty):
             loc = F.linear(torch.randn(1, 24, generator=generator), weight)
             threshold = torch.full((1, 1), 2.0)
-            exact = decision_scores(loc, law.linear_scale(scale, weight), threshold)
+            everything = torch.ones(loc.shape[-1], dtype=torch.bool)
+            exact = Scores(loc, law.linear_scale(scale, weight), threshold, 0.0, law, everything, common=False).ranked()
             assert torch.equal(bounds.decision_scores(loc, scale, threshold).argmax(-1), exact.argmax(-1)), step

@@ -1,6 +1,7 @@
 """OvR, value and total losses against hand arithmetic and their definitions."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -254,7 +255,8 @@ def test_total_loss_counts_tokens_and_numbers_over_the_whole_batch():
     assert parts.cls.item() == pytest.approx(cls)
     assert parts.reg.item() == pytest.approx((0.5 + 0.5 * 0.5) * 3.0)
     assert parts.total.item() == pytest.approx(cls + 2 * parts.reg.item())
-    shared = total_loss(masks, rest, log_num, log_not_num, nll, num, num_items=8, num_numbers=4)
+    counted = replace(masks, num_items=8, num_numbers=4)
+    shared = total_loss(counted, rest, log_num, log_not_num, nll, num)
     assert shared.cls.item() == pytest.approx(cls * 2 / 8) and shared.reg.item() == pytest.approx(3.0 / 4)
     none = shift_targets(torch.tensor([[1, 2, 3]]), None, None, num)
     assert total_loss(none, rest, log_num, log_not_num, nll[:0], num).reg == 0

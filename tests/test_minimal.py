@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from causalqwen import AbductionNetwork, ActionNetwork, CausalDecoding, CausalQwenForCausalLM, Individual, ovr_loss
-from causalqwen.losses import ovr_log_probs
+from causalqwen.losses import ovr_log_probs, shift_targets
 from conftest import graft_tiny
 
 TEXTS = ["We, the people, look back on what was done.", "A new year", "Yes"]
@@ -91,7 +91,8 @@ def test_criterion_3_training_on_a_small_data_set_lowers_the_loss_and_raises_the
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = minimal.heads(z, labels=labels).loss_cls
+        masks = shift_targets(labels, None, None, minimal.config.num_token_id)
+        loss = minimal.heads(z, masks).loss_cls
         loss.backward()
         optimizer.step()
         return loss.item()

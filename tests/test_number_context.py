@@ -353,7 +353,7 @@ def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, number_context="digits").double()
     model.config.value_range = [0.0, 100.0]  # as training leaves it: numbers are read
     prompt, text = "Of 20 people", " some 1,272.50 came (-5), and 7"
-    read = model.read(model._contexts(Observation(text, prompt), 512))
+    read = model.read(model.contexts(Observation(text, prompt), 512))
     plain = tiny_tokenizer(prompt + text, return_tensors="pt")["input_ids"]
     assert plain[0].tolist() == [*tiny_tokenizer(prompt)["input_ids"], *tiny_tokenizer(text)["input_ids"]]
     theirs = model.backbone.base_model(input_ids=plain).last_hidden_state[0]

@@ -124,9 +124,9 @@ def test_graft_takes_it_as_a_setting(tiny_tokenizer):
         graft_tiny("llama", tiny_tokenizer, number_encoding="digits")
     with pytest.raises(ValueError, match="number_encoding='fourier' needs number_embedding='added'"):
         graft_tiny("llama", tiny_tokenizer, number_encoding="fourier", number_embedding="multiplied")
-    assert graft_tiny("llama", tiny_tokenizer, number_encoding="log").config.hides_numbers
+    assert graft_tiny("llama", tiny_tokenizer, number_encoding="log").config.context.hides
     for unseen in ({"number_encoding": "fourier"}, {"number_embedding": "multiplied"}):
-        with pytest.raises(ValueError, match="number_context='digits' shows none to the backbone"):
+        with pytest.raises(ValueError, match="needs number_context='value' or 'both', but this model has 'digits'"):
             graft_tiny("llama", tiny_tokenizer, **unseen)
 
 

@@ -179,7 +179,7 @@ def test_what_tokens_tell_adds_up_to_the_likelihood_gained(model, people):
     text = "It is 5 and then 我们 have it, so we 61 are here. " * 12
     said, _ = what_told(model, [text], ann)
     assert "".join(piece.text for piece in said[0]) == text.rstrip() + text[len(text.rstrip()) :]
-    read = model.read(model._contexts(text, 256))
+    read = model.read(model.contexts(text, 256))
     evidence = [model.token_evidence(read), model.value_evidence(read)]
     gained = sum(e.evaluate(ann.normal)[0] - e.evaluate(0 * ann.normal)[0] for e in evidence)
     assert sum(piece.gain or 0.0 for piece in said[0]) == pytest.approx(gained, abs=1e-3)
@@ -201,7 +201,7 @@ def test_what_tokens_tell_adds_up_to_the_likelihood_gained(model, people):
 
 def test_favoured_tokens_at_one_position_are_its_softmax(model, people):
     bob = people["Bob"]
-    read = model.read(model._contexts(Observation(" and", "They say that"), 99))
+    read = model.read(model.contexts(Observation(" and", "They say that"), 99))
     evidence = model.token_evidence(read[:1])
     more, less = favoured_tokens(model, evidence, bob, count=5)
     q = evidence.reader(bob.factor).float()

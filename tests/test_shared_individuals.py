@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from causalqwen import Individual, Observation
+from causalqwen.core import Chain
 from causalqwen.data import Example, Row, RowError, encode_rows
 from causalqwen.data.rows import parse_row
 from causalqwen.distributions import get_family
@@ -233,9 +234,9 @@ def test_value_losses_add_up_to_the_joint_likelihood(tiny_tokenizer, family):
     assert torch.equal(model.value_losses(z, values, torch.full((6,), -1)), alone)
     shared = model.value_losses(z, values, torch.tensor([2, -1, 5, 2, 5, 2]))
     assert shared[1] == alone[1]
-    loc, scale = model.as_values_read(z, *model.abduction(z))
-    loadings, left = model.value_loadings(loc, scale)
-    residuals = values - model.action.value(loc, scale)[0]
+    chain = Chain(model, z)
+    loadings, left = chain.value_loadings()
+    residuals = values - model.action.value(*chain.read_by_values())[0]
     for places in ([0, 3, 5], [2, 4]):
         joint = value_marginal(model.action.value_law, residuals[places], loadings[places], left[places])
         assert shared[places].sum().item() == pytest.approx(-joint.item(), rel=1e-4)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding
+from causalqwen.core import Chain
 from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.training import (
@@ -388,12 +389,12 @@ def test_each_member_of_the_value_branch_learns_as_if_alone(tiny_tokenizer, loss
         single = graft_tiny("llama", tiny_tokenizer, **settings).double().train()
         single.value_branch.residual.load_state_dict(member.state_dict())
         alone.append(single.value_losses(features, values))
-        locs.append(single.value_parameters(features, *single.abduction(features))[0])
+        locs.append(Chain(single, features).value()[0])
         of_member = torch.autograd.grad(alone[-1].sum() / 3, single.value_branch.residual.last.weight)[0]
         name = next(n for n, p in weights.items() if p is member.last.weight)
         torch.testing.assert_close(gradients[list(weights).index(name)], of_member)
     torch.testing.assert_close(together, torch.stack(alone).mean(0))
-    loc_Y, _ = model.eval().value_parameters(features, *model.abduction(features))
+    loc_Y, _ = Chain(model.eval(), features).value()
     torch.testing.assert_close(loc_Y, torch.stack(locs).mean(0))
     assert (locs[0] - locs[1]).abs().max() > 0.01
 
@@ -406,7 +407,7 @@ def test_the_centre_of_the_axis_is_where_it_is_however_often_one_starts_there(mo
         torch.nn.init.normal_(branch.residual.last.bias, std=start)
         for _ in range(2):
             _center(model, branch, noise=0.05)
-            loc_Y, scale_Y = model.eval().value_parameters(z, *model.abduction(z))
+            loc_Y, scale_Y = Chain(model.eval(), z).value()
             assert abs(loc_Y.item()) < 1e-4 and abs(scale_Y.item() - 1.05) < 1e-4
 
 

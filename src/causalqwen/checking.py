@@ -2,10 +2,11 @@
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, get_origin
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 Count = Annotated[int, Field(ge=1)]
 """A whole number from 1 on."""
@@ -17,6 +18,19 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
+
+
+def one_of(names: Collection[str]) -> AfterValidator:
+    """Beside `str` in an annotation: one of these names, as they are when it is checked."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            *first, last = map(repr, names)
+            raise PydanticCustomError("one_of", f"input should be {', '.join(first)} or {last}")
+        return name
+
+    return AfterValidator(check)
+
 
 _ANY = ConfigDict(arbitrary_types_allowed=True)
 

@@ -130,7 +130,7 @@ def train(
         for _ in stream_rows(path, values_required=True):  # a row that cannot be read stops the run here
             pass
     loaded = load_model(model, ranks.device_of_rank(device))
-    limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    limit = loaded.config.context_length
     examples, *others = (
         EncodedRows(
             stream_rows(path, values_required=True),

@@ -73,7 +73,7 @@ def evaluate(
     rows = [read_rows(path, values_required=True) for path in files]
     words = read_text(language) if language is not None else ""
     loaded = load_model(model, device)
-    limit = getattr(loaded.config.text_config, "max_position_embeddings", None)
+    limit = loaded.config.context_length
     if data is not None:
         classes_of_rows(loaded, rows[0])  # an unknown class stops the run here
     metrics: dict[str, Any] = {}

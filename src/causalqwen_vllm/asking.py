@@ -10,7 +10,6 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenProcessor
-from causalqwen.modeling.context import NumberContext, hides_numbers
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.wishes import FOLLOWER, KEY, Wish, check_params
 
@@ -117,7 +116,7 @@ def request(
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
-    if hides_numbers(processor.number_context):
+    if processor.context.hides:
         ids = [token for token in ids if token != processor.num_token_id]
     wish = {"preset": preset, "seed": seed, "values": known, "key": key} | settings
     given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
@@ -160,7 +159,7 @@ def generate(
 
 
 @lru_cache(maxsize=4)
-def processor_of(folder: str, context: NumberContext) -> CausalQwenProcessor:
+def processor_of(folder: str, context: str) -> CausalQwenProcessor:
     """The processor of the model in a folder, whose configuration says what stands in the context for a number."""
     processor = CausalQwenProcessor.from_pretrained(folder)
     processor.number_context = context
@@ -189,6 +188,6 @@ def _told(
 ) -> Iterator[tuple[int, dict | None]]:
     """The tokens that vLLM made from place `start` on, each `<NUM>` with its number; one that vLLM does not get is put back."""
     for place, token in enumerate(made, start):
-        if hides_numbers(processor.number_context) and str(place) in numbers:
+        if processor.context.hides and str(place) in numbers:
             yield processor.num_token_id, numbers[str(place)]
         yield token, numbers[str(place)] if token == processor.num_token_id else None

@@ -12,10 +12,11 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.utils import AutoWeightsLoader, init_vllm_registered_model, maybe_prefix
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from causalqwen.evaluation.predict import describe
+from causalqwen.core import Chain
+from causalqwen.decoding import Draws, Integrated
+from causalqwen.modeling import AbductionNetwork, ActionNetwork, NumericEmbedding, ValueBranch, heads
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.heads import HeadsMixin
-from causalqwen.modeling.prediction import NumberPredictionMixin
+from causalqwen.modeling.prediction import describe, generated_values, predict_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
@@ -28,7 +29,7 @@ BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": 
 """transformers' model types and vLLM's classes for them."""
 
 
-class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
+class CausalQwenForCausalLM(nn.Module):
     """`causalqwen.CausalQwenForCausalLM` over vLLM's decoder; the same checkpoint, the same decisions, the same values.
 
     Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
@@ -43,12 +44,12 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        config: CausalQwenConfig = vllm_config.model_config.hf_config
+        config = vllm_config.model_config.hf_config
         refuse_settings(vllm_config)
         self.config = config
         self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)  # `GraftState` gives V2's
         self._writer = None
-        if config.writes_digits:
+        if config.context.writes:
             self._writer = processor_of(vllm_config.model_config.model, config.number_context)
         self.backbone = init_vllm_registered_model(
             vllm_config=vllm_config,
@@ -57,7 +58,8 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             architectures=[BACKBONES[config.text_config.model_type]],
         )
         with set_default_torch_dtype(torch.float32):
-            self.make_heads(config)
+            for name, module in heads.make_heads(config).items():
+                self.add_module(name, module)
         for part in (self.abduction.loc_net, self.score_head):
             if part is not None:
                 part.to(vllm_config.model_config.dtype)
@@ -70,6 +72,17 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         from causalqwen_vllm.state import GraftState
 
         return GraftState
+
+    config: CausalQwenConfig
+    numeric_embedding: NumericEmbedding
+    abduction: AbductionNetwork
+    action: ActionNetwork
+    value_branch: ValueBranch | None
+    copy_head: None
+    score_head: nn.Linear | None
+    number_class: None = None
+    value_reader, value_axes, value_law = map(property, (heads.value_reader, heads.value_axes_of, heads.value_law))
+    copy_law = heads.copy_law
 
     def vocabulary(self) -> Vocabulary:
         """Weights stand still from when they are loaded: one for ever."""
@@ -109,7 +122,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
                 last = positions[starts[1:].long() - 1]
                 starts = starts.tolist()
             self._step = requests, last
-            if self.config.writes_digits:
+            if self.config.context.writes:
                 ids, places = input_ids.tolist(), positions.tolist()
                 of_rows = pairwise(range(count + 1) if starts is None else starts)
                 for request, (start, end) in zip(requests, of_rows, strict=True):
@@ -134,9 +147,8 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             chosen = [requests[row] for row in rows]
             features = torch.stack([request.pending[1] for request in chosen]).unsqueeze(1)
             at = torch.tensor([[request.pending[0] - 1] for request in chosen], device=features.device)
-            loc_U, scale_U = self.abduction(features)
-            loc_Y, _ = self.value_parameters(features, loc_U, scale_U, company, at)
-            values = self.generated_values(loc_Y[:, -1])
+            loc_Y, _ = Chain(self, features, _draws(company, at)).value()
+            values = generated_values(self, loc_Y[:, -1])
             for request, value in zip(chosen, values.tolist(), strict=True):
                 request.write(value)
 
@@ -144,11 +156,11 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
     def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
         """By place: `value`, and the law that it came from with every draw integrated out: `loc`, `scale` on the value axis,
         `median`, `intervals`, `num_prob`. Whether the last place holds a number is for the caller to know."""
-        if not request.hides_numbers and request.pending is not None and request.lacks(request.pending[0]):
+        if not request.hides and request.pending is not None and request.lacks(request.pending[0]):
             self._write([request])
         if not request.followed:
             return {}
-        laws = self.predict_values(torch.stack(list(request.followed.values())), request.wish.individual)
+        laws = predict_values(self, torch.stack(list(request.followed.values())), request.wish.individual)
         return {
             str(place): {"value": request.values[place], "loc": law.loc, "scale": law.scale} | describe(law, None)
             for place, law in zip(request.followed, laws, strict=True)
@@ -160,7 +172,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         """Scores [B, V'] whose argmax is the decision, from the features [B, H] of each row's last token."""
         features = hidden_states.unsqueeze(1)
         if self._step is None:
-            return self.action.score_loc(self.abduction.locate(features), self.vocabulary())[:, 0]
+            return Chain(self, features).loc_S[:, 0]
         (requests, last), self._step = self._step, None
         places = (last + 1).tolist()
         is_open = [
@@ -168,9 +180,9 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
             for request, place, of_row in zip(requests, places, hidden_states, strict=True)
         ]
         scores = self._scores_of_groups(requests, features, last)
-        if self.config.hides_numbers:
+        if self.config.context.hides:
             self._announce(requests, places, is_open, scores)
-        if self.config.writes_digits:
+        if self.config.context.writes:
             self._put_digits(requests, places, scores)
         return scores
 
@@ -219,7 +231,7 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
 
     def _scores(self, requests: list[Request], company: Company | None, features: Tensor, last: Tensor) -> Tensor:
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
-        scores = self.scores(features, company, last.unsqueeze(1)).logits[:, 0]
+        scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
         if self.config.free_token_ids:
             scores = scores.masked_fill(~self.action.vocabulary_mask, -torch.inf)
         wishes = [request.wish for request in requests]
@@ -234,17 +246,16 @@ class CausalQwenForCausalLM(nn.Module, HeadsMixin, NumberPredictionMixin):
         return sampler(last.unsqueeze(1), scores)
 
 
+def _draws(company: Company | None, positions: Tensor) -> Draws:
+    return Integrated() if company is None else company.at(positions)
+
+
 def refuse_settings(config: VllmConfig) -> None:
     """ValueError for engine settings under which a number could be wrong or lost."""
+    config.model_config.hf_config.require("vLLM")
     parallel, kind = config.parallel_config, config.model_config.hf_config.text_config.model_type
     wrong = {
         f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
-        "class_transforms: no request says of which class its numbers are": bool(
-            config.model_config.hf_config.class_values
-        ),
-        "copy_numbers: no number of the context is copied here, graft with copy_numbers=False": (
-            config.model_config.hf_config.copy_numbers
-        ),
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
         "prefix caching knows tokens but not the values of numbers: set enable_prefix_caching=False": (

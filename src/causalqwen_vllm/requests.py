@@ -16,7 +16,7 @@ class Request:
     features [H] that a generated number follows from. `pending`: place and features of the token that was decided last.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
-    tokens that were fed so far. With `hides_numbers` the sequence holds no `<NUM>`, and a number's place is that of its first
+    tokens that were fed so far. With `hides` the sequence holds no `<NUM>`, and a number's place is that of its first
     digit.
 
     Raises:
@@ -30,15 +30,15 @@ class Request:
         num_token_id: int,
         causal_size: int,
         device: torch.device,
-        hides_numbers: bool = False,
+        hides: bool = False,
     ) -> None:
         places = [place for place, token in enumerate(prompt) if token == num_token_id]
-        if hides_numbers and places:
+        if hides and places:
             raise ValueError(f"this model sees no <NUM>, but one stands at {places[0]} of the prompt: leave it out")
-        if not hides_numbers and len(places) != len(wish.values):
+        if not hides and len(places) != len(wish.values):
             raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
-        self.wish, self.prompt_length, self.hides_numbers = wish, len(prompt), hides_numbers
-        self.values = {} if hides_numbers else dict(zip(places, wish.values, strict=True))
+        self.wish, self.prompt_length, self.hides = wish, len(prompt), hides
+        self.values = {} if hides else dict(zip(places, wish.values, strict=True))
         self.ids: list[int] = []
         self.digits: dict[int, int] = {}
         self.followed: dict[int, Tensor] = {}
@@ -60,7 +60,7 @@ class Request:
 
     def hidden_before(self, place: int) -> int:
         """How many `<NUM>` the text before `place` has that the sequence has not."""
-        return len(self.wish.values) + sum(at < place for at in self.values) if self.hides_numbers else 0
+        return len(self.wish.values) + sum(at < place for at in self.values) if self.hides else 0
 
     def write_digits(self, place: int, tokens: Sequence[int]) -> None:
         """These stand from `place` on, whatever is predicted."""

@@ -168,7 +168,7 @@ def gap_where_they_part(
     at = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
     last = max((i for i in range(at) if wanted[i] == model.config.num_token_id), default=0)
     unit = max(10 ** (1 - model.config.value_digits), 1e-4) * max(abs(values[last]), 1.0)
-    if model.config.writes_digits and 0 < abs(found_values[last] - values[last]) <= unit * 1.001:
+    if model.config.context.writes and 0 < abs(found_values[last] - values[last]) <= unit * 1.001:
         return torch.zeros(())
     encoded = model.processor(prompt, prompt=True)
     ids = torch.tensor([encoded["input_ids"] + wanted[:at]])

@@ -320,8 +320,8 @@ def test_a_number_is_never_fed_on_without_its_value():
 def test_a_hidden_number_is_not_in_the_sequence():
     wish = Wish.read({"preset": "standard", "values": [5.0]})
     with pytest.raises(ValueError, match="sees no <NUM>, but one stands at 1 of the prompt"):
-        Request(wish, [1, 400, 7], 400, 128, torch.device("cpu"), hides_numbers=True)
-    request = Request(wish, [1, 9, 7], 400, 128, torch.device("cpu"), hides_numbers=True)
+        Request(wish, [1, 400, 7], 400, 128, torch.device("cpu"), hides=True)
+    request = Request(wish, [1, 9, 7], 400, 128, torch.device("cpu"), hides=True)
     assert not request.decide(2, torch.zeros(128))  # a chunk of the prompt ends here: nothing is decided
     assert request.decide(3, torch.zeros(128)) and not request.decide(3, torch.zeros(128))
     request.write(12.0)

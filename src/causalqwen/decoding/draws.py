@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,13 +10,12 @@ from torch import Tensor
 from causalqwen.decoding.hindsight import Hindsight
 from causalqwen.decoding.individual import Individual
 from causalqwen.decoding.plan import CausalDecoding
-from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws
+from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws, upcast
 
 _AHEAD = 32  # positions drawn at once where a text is written token by token
 
 
-@dataclass(frozen=True)
-class QuantileReader:
+class QuantileReader(NamedTuple):
     """How a head reads uniforms e [..., C]: Q(e) = unit * quantile(1/2 + mass (e - 1/2)); unit a number or [C] (theory 3.9)."""
 
     law: StableFamily
@@ -28,7 +28,7 @@ class QuantileReader:
 
 @dataclass
 class BoundDecoding:
-    """`CausalDecoding` for a batch of B rows. Made by `bind`; the model situates U with it at every step."""
+    """`CausalDecoding` for a batch of B rows. Made by `bind`; `at` says what it draws at every step."""
 
     plan: CausalDecoding
     seeds: Tensor  # int64 [B]
@@ -89,39 +89,11 @@ class BoundDecoding:
                 raise ValueError(f"a given noise does not fit a model whose causal size is {causal_size}")
         return cls(plan, seeds, causal_size, individuals, hindsight, every_score=every_score)
 
-    def situate(
-        self,
-        loc: Tensor,
-        scale: Tensor,
-        noise: Tensor,
-        positions: Tensor,
-        reader: QuantileReader,
-        gain: Tensor | float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """The law of U' that is left after the draws (module docstring of `plan`).
+    def at(self, positions: Tensor) -> "Drawn":
+        """What is drawn at positions int64 [B, S]: the index of each token among the real tokens of its row."""
+        return Drawn(self, positions)
 
-        Args:
-            loc, scale: [B, S, C] of U; noise: |b_noise| [C]; positions: int64 [B, S], the index of each token among
-                the real tokens of its row; reader: the head's quantile function. gain: [B, S, 1], multiplies what is drawn.
-
-        Returns:
-            loc and scale [B, S, C]; scale is 0 where nothing is left to integrate out.
-        """
-        plan = self.plan
-        left = []
-        if plan.individual_mode == "marginal":
-            left.append(scale)
-        else:
-            drawn = self._read(INDIVIDUAL_STREAM, plan.individual_mode, positions, reader)
-            loc = loc + plan.temperature * gain * scale * drawn
-        if plan.noise_mode == "marginal":
-            left.append(noise.expand_as(scale))
-        elif plan.noise_mode != "off":
-            drawn = self._read(NOISE_STREAM, plan.noise_mode, positions, reader)
-            loc = loc + plan.temperature_of_noise * gain * noise * drawn
-        return loc, (reader.law.add(*left) if left else torch.zeros_like(scale))
-
-    def _read(self, stream: int, mode: str, positions: Tensor, reader: QuantileReader) -> Tensor:
+    def read(self, stream: int, mode: str, positions: Tensor, reader: QuantileReader) -> Tensor:
         """Q(e) of one source, float32, [B, S, C] (or [B, 1, C] where it is held for the text)."""
         if mode == "sequence":
             return reader(self.held(stream)).unsqueeze(1).to(torch.float32)
@@ -135,11 +107,11 @@ class BoundDecoding:
         uniform = uniform_draws(seeds.flatten(), stream, positions.flatten(), self.causal_size)
         uniform = uniform.view(*positions.shape, self.causal_size)
         if stream == NOISE_STREAM:
-            for row, column, index, given in self._given(positions):
+            for row, column, index, given in self.given(positions):
                 uniform[row, column] = given.draws[index].to(uniform.device)
         return uniform
 
-    def _given(self, positions: Tensor) -> Iterator[tuple[int, int, int, Hindsight]]:
+    def given(self, positions: Tensor) -> Iterator[tuple[int, int, int, Hindsight]]:
         """(row, column, index in its noise, noise) of the positions [B, S] that a given noise reaches."""
         if self.hindsight is None:
             return
@@ -150,32 +122,6 @@ class BoundDecoding:
             for column, index in enumerate(offsets[row]):
                 if 0 <= index < len(noise):
                     yield row, column, index, noise
-
-    def add_residuals(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """Scores [B, S, V'] with the residuals of a given noise added to the tokens that it explains, in place."""
-        for row, column, index, given in self._given(positions):
-            scores[row, column, given.tokens[index]] += given.residuals[index]
-        return scores
-
-    def add_value_residuals(self, loc_Y: Tensor, positions: Tensor) -> Tensor:
-        """loc_Y [B, S] with the residuals of a given noise; the observed value itself where features of float32 tell no
-        difference from it."""
-        if self.hindsight is None:
-            return loc_Y
-        loc_Y = loc_Y.double()
-        for row, column, index, given in self._given(positions):
-            said, found = given.values[index], loc_Y[row, column] + given.value_residuals[index]
-            loc_Y[row, column] = said if (found - said).abs() <= given.value_slack[index] else found
-        return loc_Y
-
-    def said_again(self, values: Tensor, loc_Y: Tensor, positions: Tensor) -> Tensor:
-        """Values [B] of one position per row, where loc_Y [B, 1] is that of an observed number the number that was said: to its
-        last digit, however many digits others are written with."""
-        values = values.clone()
-        for row, column, index, given in self._given(positions):
-            if index in given.numbers and loc_Y[row, column] == given.values[index]:
-                values[row] = given.numbers[index].value
-        return values
 
     @torch.compiler.disable  # looks at positions, and fills a store
     def _next(self, stream: int, positions: Tensor) -> Tensor:
@@ -196,3 +142,113 @@ class BoundDecoding:
         if stream not in self._held:
             self._held[stream] = uniform_draws(self.seeds, stream, WHOLE_TEXT, self.causal_size)
         return self._held[stream]
+
+
+class Integrated:
+    """Nothing is drawn: individual and noise are integrated out, and loc_S are what anybody decides by."""
+
+    moves = every_score = False
+    by_loc = True
+    central_mass: float | None = None
+
+    def move(
+        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Tensor | float = 1.0
+    ) -> Tensor:
+        """loc_U as it is."""
+        return loc
+
+    def left(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor:
+        """scale_U + |b_noise| [..., C], the family's sum."""
+        return law.add(scale, noise)
+
+    def explain(self, scores: Tensor) -> Tensor:
+        """Scores [..., V'] as they are."""
+        return scores
+
+    def explain_value(self, loc_Y: Tensor) -> Tensor:
+        """loc_Y [...] as it is."""
+        return loc_Y
+
+    def said_again(self, values: Tensor, loc_Y: Tensor) -> Tensor:
+        """Values as they are."""
+        return values
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a bound plan draws at some positions, int64 [B, S], and what it leaves of loc and scale [B, S, C] (theory 3.9).
+
+    moves: whether anything is drawn. by_loc: loc_S decide, not P_k. every_score: see `BoundDecoding`.
+    """
+
+    bound: BoundDecoding
+    positions: Tensor
+
+    @property
+    def moves(self) -> bool:
+        return self.bound.plan.individual_mode != "marginal" or self.bound.plan.noise_mode not in ("marginal", "off")
+
+    @property
+    def by_loc(self) -> bool:
+        return self.bound.plan.decision != "ovr" or self.bound.hindsight is not None
+
+    @property
+    def every_score(self) -> bool:
+        return self.bound.every_score
+
+    @property
+    def central_mass(self) -> float | None:
+        return self.bound.plan.central_mass
+
+    def move(
+        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Tensor | float = 1.0
+    ) -> Tensor:
+        """loc_U + T c + T' n [B, S, C], from loc and scale of U and noise |b_noise| [C]. gain [B, S, 1]: of what is drawn."""
+        plan = self.bound.plan
+        if plan.individual_mode != "marginal":
+            drawn = self.bound.read(INDIVIDUAL_STREAM, plan.individual_mode, self.positions, reader)
+            loc = loc + plan.temperature * gain * scale * drawn
+        if plan.noise_mode not in ("marginal", "off"):
+            drawn = self.bound.read(NOISE_STREAM, plan.noise_mode, self.positions, reader)
+            loc = loc + plan.temperature_of_noise * gain * noise * drawn
+        return loc
+
+    def left(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor:
+        """The scale of what is still integrated out [B, S, C]; 0 where nothing is."""
+        plan = self.bound.plan
+        left = [scale] if plan.individual_mode == "marginal" else []
+        left += [noise.expand_as(scale)] if plan.noise_mode == "marginal" else []
+        return law.add(*left) if left else torch.zeros_like(scale)
+
+    def explain(self, scores: Tensor) -> Tensor:
+        """Scores [B, S, V'] with the residuals of a given noise added to the tokens that it explains."""
+        if self.bound.hindsight is None:
+            return scores
+        scores = upcast(scores)
+        for row, column, index, given in self.bound.given(self.positions):
+            scores[row, column, given.tokens[index]] += given.residuals[index]
+        return scores
+
+    def explain_value(self, loc_Y: Tensor) -> Tensor:
+        """loc_Y [B, S] with the residuals of a given noise; the observed value itself where features of float32 tell no
+        difference from it."""
+        if self.bound.hindsight is None:
+            return loc_Y
+        loc_Y = loc_Y.double()
+        for row, column, index, given in self.bound.given(self.positions):
+            said, found = given.values[index], loc_Y[row, column] + given.value_residuals[index]
+            loc_Y[row, column] = said if (found - said).abs() <= given.value_slack[index] else found
+        return loc_Y
+
+    def said_again(self, values: Tensor, loc_Y: Tensor) -> Tensor:
+        """Values [B] of one position per row, where loc_Y [B, 1] is that of an observed number the number that was said: to its
+        last digit, however many digits others are written with."""
+        values = values.clone()
+        for row, column, index, given in self.bound.given(self.positions):
+            if index in given.numbers and loc_Y[row, column] == given.values[index]:
+                values[row] = given.numbers[index].value
+        return values
+
+
+Draws = Integrated | Drawn
+"""What a chain asks how U' comes about."""

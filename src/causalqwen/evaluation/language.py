@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.evaluation.texts import (
     PERSONA,
@@ -17,7 +18,6 @@ from causalqwen.evaluation.texts import (
     perplexity_ratios,
     text_curves,
 )
-from causalqwen.losses import graded_scale, solve_thresholds
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import choice_distances, text_chunks
 
@@ -74,12 +74,13 @@ def score_language(model: CausalQwenForCausalLM, text: str, *, solve: bool = Tru
     total, done = sum(len(ids) - 1 for ids in chunks), 0
     # Filled, not gathered: small results that stay would pin the memory of the large ones around them.
     column: dict[str, Tensor] = {}
+    words = model.vocabulary()
     for ids in tqdm(chunks, desc="scoring the language", unit="chunk", leave=False):
         ids = ids.to(model.device)
         hidden = model.features(ids[None]).last_hidden_state[0, :-1]
         theirs = model.backbone(input_ids=ids[None]).logits[0, :-1]
         for part in zip(hidden.split(128), theirs.split(128), ids[1:].split(128), strict=True):
-            for name, tensor in _score_positions(model, *part, solve).items():
+            for name, tensor in _score_positions(Chain(model, part[0], words=words), *part[1:], solve).items():
                 whole = column.setdefault(name, torch.empty(total, dtype=tensor.dtype))
                 whole[done : done + len(tensor)] = tensor
             done += len(part[0])
@@ -117,20 +118,11 @@ def _link_scores(column: dict[str, Tensor], name: str, right: Tensor) -> dict[st
     }
 
 
-def _score_positions(
-    model: CausalQwenForCausalLM, features: Tensor, theirs: Tensor, targets: Tensor, solve: bool
-) -> dict[str, Tensor]:
-    action, config = model.action, model.config
+def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor, solve: bool) -> dict[str, Tensor]:
     theirs, target = upcast(theirs), targets[:, None]
-    loc_U, scale_U = model.abduction(features)
-    scale = action.law.add(scale_U, action.noise)
-    words = model.vocabulary()
-    thresholds = {"ovr": model.thresholds(features, loc_U, scale_U, words)}
-    choice, backbone_choice = model.decide(loc_U, scale, thresholds["ovr"]), theirs.argmax(-1)
+    scores, choice, backbone_choice = chain.scores, chain.scores.decide(), theirs.argmax(-1)
     log_partition = theirs.logsumexp(-1)
-    scores = upcast(action.score_loc(loc_U, words))
-    scales = action.score_scale_of(scale, words)
-    logits = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
+    logits = upcast(scores.loc).masked_fill(~scores.mask, -torch.inf)
     made = {
         "agrees": choice == backbone_choice,
         "right": choice == target.squeeze(-1),
@@ -139,16 +131,8 @@ def _score_positions(
         "softmax_nll": logits.logsumexp(-1) - logits.gather(-1, target).squeeze(-1),
         "backbone_top": (theirs.amax(-1) - log_partition).exp(),
     }
-    law, slope = action.law, action.score_slope
-    if solve and config.threshold_shift != "solved":
-        thresholds["solved"] = solve_thresholds(
-            scores, scales, family=law.name, slope=slope, vocabulary_mask=action.vocabulary_mask
-        )
-    elif solve:
-        thresholds["solved"] = thresholds["ovr"]
-    for name, threshold in thresholds.items():
-        log_p = law.log_sf(threshold, scores, graded_scale(scores, scales, threshold, slope, law))
-        log_p = log_p.masked_fill(~action.vocabulary_mask, -torch.inf)
+    for name, of_link in {"ovr": scores, "solved": scores.solved()}.items() if solve else {"ovr": scores}.items():
+        log_p = of_link.log_p()[0].masked_fill(~scores.mask, -torch.inf)
         made[f"{name}_log_p"] = log_p.gather(-1, target).squeeze(-1)
         made[f"{name}_log_sum"] = log_p.exp().sum(-1).log()
         made[f"{name}_top"] = log_p.gather(-1, choice[:, None]).squeeze(-1).exp()

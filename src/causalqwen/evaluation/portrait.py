@@ -42,7 +42,7 @@ def what_told(
     model: CausalQwenForCausalLM, texts: Sequence[str], individual: Individual, shown: int = _SHOWN["tokens"]
 ) -> tuple[list[list[Said]], TokenEvidence]:
     """The first `shown` tokens of the texts, each with what it said, and the evidence of the words among them."""
-    limit = min(_CONTEXT, getattr(model.config.text_config, "max_position_embeddings", None) or _CONTEXT)
+    limit = min(_CONTEXT, model.config.context_length or _CONTEXT)
     read_texts: list[EncodedText] = []
     contexts = []
     left = shown

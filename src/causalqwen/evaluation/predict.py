@@ -13,21 +13,9 @@ from tqdm.auto import tqdm
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
 from causalqwen.data.rows import arrow_for
 from causalqwen.files import write_text, writing
-from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import load_model
-from causalqwen.training import LEVELS
-
-
-def describe(prediction: NumberPrediction, value: float | None, *, raw: bool = False) -> dict[str, Any]:
-    """One prediction as plain data: median, intervals by level, num_prob; crps and log_prob where the value is known."""
-    described: dict[str, Any] = {
-        "median": prediction.median,
-        "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in LEVELS},
-        "num_prob": prediction.num_prob,
-    }
-    if value is not None:
-        described |= {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
-    return described
+from causalqwen.modeling.prediction import describe
 
 
 def predict_rows(
@@ -51,11 +39,11 @@ def classes_of_rows(model: CausalQwenForCausalLM, rows: Sequence[Row]) -> list[s
 
     Raises RowError for a class that is not among those that the model knows, and for none where it needs one.
     """
-    if not (model.config.class_interval_levels or model.config.class_values):
+    if not model.value_axes.known:
         return [None] * len(rows)
     for row in rows:
         try:
-            model.levels_of_class(row.class_name)
+            model.value_axes.check(row.class_name)
         except ValueError as error:
             raise RowError(f"{row.place}, field class: {error}") from None
     return [row.class_name for row in rows]
@@ -68,7 +56,7 @@ def _batches(rows: Iterable, size: int) -> Iterator[list]:
 
 
 def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[dict[str, Any]]:
-    limit = getattr(model.config.text_config, "max_position_embeddings", None)
+    limit = model.config.context_length
     examples = encode_rows(rows, model.processor, limit)  # all are checked before anything is predicted
     classes = classes_of_rows(model, rows)
     prompts = [place for place, row in enumerate(rows) if row.asks_number]
@@ -95,7 +83,7 @@ def _predict_texts(
         batch.pop(name, None)
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     features = model.features(**batch).last_hidden_state
-    candidates = model.candidates(features, **batch) if model.config.copy_numbers else None
+    candidates = model.candidates(features, **batch)
     found = []
     for row, example in enumerate(examples):
         places = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]

@@ -20,8 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from causalqwen.losses import quantile_crps
-from causalqwen.modeling.copying import Candidates
 from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
+from causalqwen.parts.copying import Candidates
 from causalqwen.training import LEVELS
 
 

@@ -83,6 +83,26 @@ def line_nodes(
     return t, joint(t) + share
 
 
+def shared_losses(
+    losses: Tensor, law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor, group: Tensor
+) -> Tensor:
+    """The losses [n] of values, those of one group replaced by equal shares of their joint one, -`value_marginal`.
+
+    losses [n]: of each alone. residuals, scale [n] and loadings [n, C] as in `value_marginal`. group: int64 [n], -1 for none.
+    """
+    columns = [column.double() for column in (residuals, loadings, scale)]
+    order = group.argsort(stable=True)
+    members, counts = group[order].unique_consecutive(return_counts=True)
+    starts = counts.cumsum(0) - counts
+    for count in counts[(members >= 0) & (counts > 1)].unique().tolist():
+        first = starts[(members >= 0) & (counts == count)]
+        places = order[first.unsqueeze(-1) + torch.arange(count, device=order.device)]  # [people, count]
+        joint = value_marginal(law, *(column[places] for column in columns))
+        share = (-joint / count).to(losses.dtype).unsqueeze(-1).expand(places.shape)
+        losses = losses.index_copy(0, places.flatten(), share.flatten())
+    return losses
+
+
 def line_posterior(law: StableFamily, residuals: Tensor, sizes: Tensor, scale: Tensor, count: int) -> Tensor:
     """Equally likely places t [count] of the line given values.
 

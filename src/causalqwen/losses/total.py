@@ -12,13 +12,18 @@ from causalqwen.losses.ovr import IGNORE_INDEX
 class LossMasks:
     """Targets of a batch after the shift of a causal language model; all of shape [B, S-1].
 
-    cls_mask: the next token counts in L_cls. num_mask: it is moreover `<NUM>` with a finite value.
+    cls_mask: the next token counts in L_cls. num_mask: it is moreover `<NUM>` with a finite value. also_right: int64
+    [B, S-1, R], further right tokens. num_items, num_numbers: what the two losses are divided by, counted over the whole
+    accumulated batch; this batch's own where None.
     """
 
     targets: Tensor
     values: Tensor
     cls_mask: Tensor
     num_mask: Tensor
+    also_right: Tensor | None = None
+    num_items: Tensor | int | None = None
+    num_numbers: Tensor | int | None = None
 
 
 def shift_targets(
@@ -83,8 +88,6 @@ def total_loss(
     alpha: float = 1.0,
     detach_gate: bool = True,
     value_weight: float = 1.0,
-    num_items: Tensor | int | None = None,
-    num_numbers: Tensor | int | None = None,
 ) -> LossParts:
     """L = sum L_cls / n_tokens + lambda sum(gate NLL) / n_numbers, the second part 0 without numbers (theory 3.7).
 
@@ -92,11 +95,10 @@ def total_loss(
         rest_loss: [B, S-1], what every token but `<NUM>` adds to L_cls.
         log_num, log_not_num: [B, S-1], log P_NUM and log(1 - P_NUM), for `<NUM>`'s own term and for the gate.
         nll: [n], the value's negative log-likelihood where `masks.num_mask` holds, in that order.
-        num_items, num_numbers: counts over the whole accumulated batch; this batch's own by default.
     """
     is_num = masks.targets == num_token_id
     cls = (rest_loss - torch.where(is_num, log_num, log_not_num)).masked_fill(~masks.cls_mask, 0.0).sum()
-    cls = mean_over_batch(cls, num_items, masks.cls_mask.sum())
+    cls = mean_over_batch(cls, masks.num_items, masks.cls_mask.sum())
     weights = gate(log_num[masks.num_mask].exp(), alpha, detach=detach_gate)
-    reg = mean_over_batch((weights * nll).sum(), num_numbers, masks.num_mask.sum()).to(cls.dtype)
+    reg = mean_over_batch((weights * nll).sum(), masks.num_numbers, masks.num_mask.sum()).to(cls.dtype)
     return LossParts(cls + value_weight * reg, cls, reg)

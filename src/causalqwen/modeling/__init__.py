@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor
 
-from causalqwen.modeling.abduction import AbductionNetwork, ValueBranch
+from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
@@ -15,6 +15,7 @@ from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
 from causalqwen.modeling.worlds import Intervention, World
+from causalqwen.parts.branch import ValueBranch
 
 AutoConfig.register("causalqwen", CausalQwenConfig)
 AutoModelForCausalLM.register(CausalQwenConfig, CausalQwenForCausalLM)

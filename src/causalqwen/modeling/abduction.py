@@ -1,12 +1,16 @@
 """Abduction: from the features of a context to a distribution over who is speaking (theory 2.3)."""
 
 import math
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import upcast
+from causalqwen.parts.domain import DomainNetwork
+from causalqwen.parts.perceptron import ResidualPerceptron
 
 
 def softplus_inverse(value: float) -> float:
@@ -14,32 +18,21 @@ def softplus_inverse(value: float) -> float:
     return value + math.log(-math.expm1(-value))
 
 
-class ResidualPerceptron(nn.Module):
-    """Hidden layers with GELU and dropout, then a linear one that starts at zero: the residual starts as nothing."""
+class LawOfU:
+    """S(loc_U, scale_U) at features z [..., H], each made when it is first asked for."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, output_size: int, *, layers: int = 1, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        sizes = [input_size] + [hidden_size] * layers
-        self.hidden = nn.ModuleList(nn.Linear(size, hidden_size) for size in sizes[:-1])
-        self.dropout = nn.Dropout(dropout)
-        self.last = nn.Linear(sizes[-1], output_size)
-        self.reset_parameters()
+    def __init__(self, network: "AbductionNetwork", features: Tensor) -> None:
+        self.network, self.features = network, features
 
-    def reset_parameters(self) -> None:
-        """Ordinary hidden layers, a last one of zeros."""
-        for layer in self.hidden:
-            nn.init.kaiming_uniform_(layer.get_parameter("weight"), a=5**0.5)
-            nn.init.zeros_(layer.get_parameter("bias"))
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+    @cached_property
+    def loc(self) -> Tensor:
+        """[..., C]."""
+        return self.network.locate(self.features)
 
-    def forward(self, features: Tensor) -> Tensor:
-        features = features.to(self.last.weight.dtype)
-        for layer in self.hidden:
-            features = self.dropout(F.gelu(layer(features)))
-        return self.last(features)
+    @cached_property
+    def scale(self) -> Tensor:
+        """[..., C]."""
+        return self.network.spread(self.features)
 
 
 class AbductionNetwork(nn.Module):
@@ -94,77 +87,33 @@ class AbductionNetwork(nn.Module):
         start = math.log(self.initial_scale) if exponential else softplus_inverse(self.initial_scale)
         nn.init.constant_(self.scale_net.bias, start)
 
+    def law(self, features: Tensor) -> "LawOfU":
+        """Who speaks at features z [..., H]: the base's law, or that of the domain which is asked."""
+        base = LawOfU(self, features)
+        return base if self.asked is None else self.asked.moved(base)
+
+    @property
+    def asked(self) -> DomainNetwork | None:
+        """The network of the domain that is asked; None for the base."""
+        network: Any = None if self.domain is None else self.domains[self.domain]
+        return network  # type: ignore[no-any-return]
+
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of W_loc, scale_U [..., C] in float32 at least, positive."""
-        base = self._locate(features), self._spread(features)
-        return base if self.domain is None else self.domains[self.domain](features, *base)
+        law = self.law(features)
+        return law.loc, law.scale
 
     def spread(self, features: Tensor) -> Tensor:
-        """scale_U [..., C] alone."""
-        return self._spread(features) if self.domain is None else self(features)[1]
-
-    def locate(self, features: Tensor) -> Tensor:
-        """loc_U [..., C] alone."""
-        return self._locate(features) if self.domain is None else self(features)[0]
-
-    def _spread(self, features: Tensor) -> Tensor:
+        """scale_U [..., C] of the base."""
         raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
         if self.residual is not None:
             raw_scale = raw_scale + self.residual(features).chunk(2, dim=-1)[1]
         scale = raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
         return scale if self.max_scale is None else scale.clamp(max=self.max_scale)
 
-    def _locate(self, features: Tensor) -> Tensor:
+    def locate(self, features: Tensor) -> Tensor:
+        """loc_U [..., C] of the base."""
         loc = self.loc_net(features.to(self.loc_net.weight.dtype))  # W_loc = I changes no bit
         if self.residual is not None:
             loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)
         return loc
-
-
-class ValueBranch(nn.Module):
-    """A residual on loc_U and scale_U that only the value head reads, so that numbers can be learned without text.
-
-        loc_V = loc_U + r_loc(x),   scale_V = scale_U exp(r_scale(x)),   noise_V = |b_noise| exp(d),   x = (z - mean) / std
-
-    r is a perceptron whose last layer starts at zero, as d does; mean and std are fitted on training features (0 and 1 before),
-    because a few coordinates of a language model's features are tens of times larger than the others. With `members`, r is the
-    mean of so many perceptrons, which differ in their hidden layers' start.
-    """
-
-    feature_mean: Tensor
-    feature_std: Tensor
-
-    def __init__(
-        self,
-        hidden_size: int,
-        causal_size: int,
-        perceptron_size: int,
-        *,
-        members: int = 1,
-        layers: int = 1,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-
-        def perceptron() -> ResidualPerceptron:
-            return ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout)
-
-        self.residual = perceptron()
-        with torch.random.fork_rng(devices=()):  # whatever is drawn behind the branch does not depend on its members
-            self.others = nn.ModuleList(perceptron() for _ in range(members - 1))
-        self.log_noise = nn.Parameter(torch.zeros(()))
-        self.register_buffer("feature_mean", torch.zeros(hidden_size))
-        self.register_buffer("feature_std", torch.ones(hidden_size))
-
-    def standardize(self, features: Tensor) -> Tensor:
-        """x [..., H], float32, of z."""
-        return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
-
-    def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32; with `each`,
-        those that each member alone would give, [members, ..., C]."""
-        standardized = self.standardize(features)
-        members = torch.stack([member(standardized) for member in (self.residual, *self.others)])
-        residual = members if each else members.mean(0)
-        loc_residual, scale_residual = residual.to(scale.dtype).chunk(2, dim=-1)
-        return loc.to(scale.dtype) + loc_residual, scale * torch.exp(scale_residual.clamp(-20.0, 20.0))

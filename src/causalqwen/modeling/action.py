@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
 from causalqwen.modeling.vocabulary import Vocabulary, effective_linear
+from causalqwen.parts import PARTS, number_row
 
 
 class PartitionEstimate(nn.Module):
@@ -103,10 +104,8 @@ class ActionNetwork(nn.Module):
         token_thresholds: float | None = None,
     ) -> None:
         super().__init__()
-        if score_scale not in ("equal", "documents"):
-            raise ValueError(f"unknown score scale {score_scale!r}; use 'equal' or 'documents'")
-        if score_scale != "equal" and (score_noise or score_slope):
-            raise ValueError("score_noise and score_slope belong to the score scale 'equal'")
+        if score_scale not in PARTS["score_scale"]:
+            raise ValueError(f"unknown score scale {score_scale!r}; use one of {', '.join(PARTS['score_scale'])}")
         rows = matrix_rows if matrix_rows is not None else vocab_size
         if rows is None:
             raise ValueError(
@@ -114,9 +113,11 @@ class ActionNetwork(nn.Module):
             )
         self.rows = rows
         self.num_token_id = num_token_id
-        self.num_appended = num_token_id == rows
+        self.number = number_row(num_token_id, rows)
         self.free_token_ids = list(free_token_ids)
-        self.score_scale = score_scale
+        self.scales = PARTS["score_scale"][score_scale]
+        if not self.scales.common and (score_noise or score_slope):
+            raise ValueError("score_noise and score_slope belong to the score scale 'equal'")
         self.score_noise = score_noise
         self.score_slope = score_slope
         self.law = get_family(family)
@@ -143,7 +144,7 @@ class ActionNetwork(nn.Module):
         self.reset_parameters()
 
     def _mask(self) -> Tensor:
-        mask = torch.ones(self.rows + self.num_appended, dtype=torch.bool)
+        mask = torch.ones(self.rows + self.number.columns, dtype=torch.bool)
         mask[self.free_token_ids] = False
         return mask
 
@@ -201,53 +202,28 @@ class ActionNetwork(nn.Module):
 
     def score_loc(self, loc: Tensor, lm_head: Any = None) -> Tensor:
         """loc_S [..., V'] from loc_U [..., C]: the backbone's own product, plus `<NUM>`'s column."""
-        words = self.vocabulary(lm_head)
-        scores = words(loc)
-        if self.num_token_id is None:
-            return scores
-        of_number = self.num_loc(loc, words, residual=not self.num_appended).to(scores.dtype)
-        if self.num_appended:
-            return torch.cat([scores, of_number.unsqueeze(-1)], dim=-1)
-        scores[..., self.num_token_id] += of_number
-        return scores
+        return self.number.scores(self, loc, self.vocabulary(lm_head))
 
-    def num_loc(self, loc: Tensor, lm_head: Any = None, *, residual: bool = False) -> Tensor:
-        """loc of `<NUM>`'s score [...], float32; `residual` leaves out what row num_token_id of the matrix gives."""
+    def num_loc(self, loc: Tensor, lm_head: Any = None) -> Tensor:
+        """loc of `<NUM>`'s score [...], float32."""
         words = self.vocabulary(lm_head)
-        row = words.number_row()
-        bias: Tensor = self.num_bias
-        if not self.num_appended:
-            row = row - words.weight[self.num_token_id] if residual else row
-            bias = bias + words.bias[self.num_token_id] if words.bias is not None and not residual else bias
-        return F.linear(upcast(loc), upcast(row).unsqueeze(0)).squeeze(-1) + bias
+        of_row = F.linear(upcast(loc), upcast(words.number_row()).unsqueeze(0)).squeeze(-1)
+        return of_row + self.number.bias(self, words)
 
     def score_scale_of(self, scale: Tensor, lm_head: Any = None) -> Tensor:
-        """scale_S from the scale [..., C] of U': [..., 1] ("equal") or [..., V'] ("documents"), float32."""
-        words = self.vocabulary(lm_head)
-        if self.score_scale == "equal":
-            return self.num_scale(scale, words).unsqueeze(-1)  # the common one
-        scales = self.law.linear_scale(upcast(scale), upcast(words.weight)).clamp(min=SCALE_FLOOR)
-        if self.num_token_id is None:
-            return scales
-        of_number = self.num_scale(scale, words)
-        if self.num_appended:
-            return torch.cat([scales, of_number.unsqueeze(-1)], dim=-1)
-        scales[..., self.num_token_id] = of_number
-        return scales
+        """scale_S from the scale [..., C] of U': [..., 1] where all share it, or [..., V'], float32."""
+        return self.scales.of_all(self, scale, self.vocabulary(lm_head))
 
     def num_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
         """Scale of `<NUM>`'s score [...] from the scale [..., C] of U', float32."""
-        words = self.vocabulary(lm_head)
-        if self.score_scale != "equal":
-            return self._scale_of_row(scale, words.number_row())
-        common = self.common_scale(scale, words)
-        return self.law.add(common, torch.full_like(common, self.score_noise)) if self.score_noise else common
+        return self.scales.of_number(self, scale, self.vocabulary(lm_head))
 
     def common_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
         """m . scale [...], float32, the family's sum: what "equal" makes of the scale [..., C] of U', score noise left out."""
-        return self._scale_of_row(scale, self.vocabulary(lm_head).largest)
+        return self.scale_of_row(scale, self.vocabulary(lm_head).largest)
 
-    def _scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
+    def scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
+        """|row| scale [...] of the scale [..., C] of U', float32."""
         scales = self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype))
         return scales.squeeze(-1).clamp(min=SCALE_FLOOR)
 

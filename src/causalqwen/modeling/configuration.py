@@ -8,10 +8,13 @@ from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import CONFIG_MAPPING
 
-from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values
-from causalqwen.modeling.context import NumberContext, hides_numbers, writes_digits
+from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
+from causalqwen.distributions.stable import FAMILIES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
+from causalqwen.parts import PARTS
+from causalqwen.parts.contexts import Context
+from causalqwen.parts.limits import check_needs
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
@@ -80,7 +83,7 @@ class CausalQwenConfig(PreTrainedConfig):
         scale_activation: "softplus" (overview 2.3) or "exp" (foundations 2.4.1). max_scale: an upper limit of scale_U
             (foundations 3.3.2), None for none.
         domains: settings of the domains' abduction networks by name; domain: which one is asked, None for the base's. See
-            `DomainsMixin`.
+            `add_domain`.
         value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
             that residual is the mean of; each is trained as if it were alone.
         score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
@@ -92,7 +95,7 @@ class CausalQwenConfig(PreTrainedConfig):
         vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
-            backbone does not see, and the number as it is written; "both". See `modeling.context`.
+            backbone does not see, and the number as it is written; "both". See `parts.contexts`.
         number_embedding: "added", embed(x) + phi(v), or "multiplied", embed(x) sigmoid(v w + b): see `NumericEmbedding`.
         number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see
             `fourier_features`.
@@ -138,18 +141,18 @@ class CausalQwenConfig(PreTrainedConfig):
     value_branch_layers: Annotated[int, Field(ge=0)] = 2
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
 
-    score_scale: Literal["equal", "documents"] = "equal"
+    score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "equal"
     score_noise: NotNegative = 0.0
     score_slope: NotNegative = 0.0
-    threshold_shift: Literal["predicted", "solved"] = "predicted"
+    threshold_shift: Annotated[str, one_of(PARTS["threshold_shift"])] = "predicted"
     anchor_tokens: Annotated[int, Field(ge=0)] = 0
     token_thresholds: NotNegative | None = None
-    vocabulary_family: Literal["cauchy", "gaussian"] = "cauchy"
-    value_family: Literal["cauchy", "gaussian"] = "cauchy"
+    vocabulary_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
+    value_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
     initial_scale: Positive = 1.0
     initial_noise: NotNegative = 1.0
     initial_threshold: Finite = 0.0
-    number_context: NumberContext = "value"
+    number_context: Annotated[str, one_of(PARTS["number_context"])] = "value"
     number_embedding: Literal["added", "multiplied"] = "added"
     number_encoding: Literal["log", "fourier"] = "log"
     initial_direction: NotNegative = 1.0
@@ -225,7 +228,7 @@ class CausalQwenConfig(PreTrainedConfig):
         if self.domain is not None and self.domain not in self.domains:
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
         if self.number_encoding == "fourier":
-            self.require("number_encoding='fourier'", number_embedding="added")
+            self.require("number_encoding='fourier'")
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):
@@ -235,22 +238,24 @@ class CausalQwenConfig(PreTrainedConfig):
             check_values(CausalQwenConfig, axis, f"class_values[{name!r}].")
             _check_axis(f"class_values[{name!r}].", axis["value_transform"], axis["value_range"])
 
-    @property
-    def hides_numbers(self) -> bool:
-        """Whether the backbone does not see `<NUM>`."""
-        return hides_numbers(self.number_context)
+    def part(self, kind: str) -> Any:
+        """The variant that this configuration names of a part (`causalqwen.parts`)."""
+        return PARTS[kind][getattr(self, kind)]
 
     @property
-    def writes_digits(self) -> bool:
-        """Whether a number's digits stand behind its `<NUM>`."""
-        return writes_digits(self.number_context)
+    def domain_settings(self) -> dict[str, Any]:
+        """Those of the domain that is asked."""
+        return self.domains[self.domain]
 
-    def require(self, what: str, **settings: Any) -> None:
-        """ValueError where `what` is asked for, which is there for these settings only."""
-        for name, needed in settings.items():
-            found = getattr(self, name)
-            if found != needed:
-                raise ValueError(f"{what} needs {name}={needed!r}, but this model has {found!r}")
+    @property
+    def context(self) -> Context:
+        """What the context holds of a number."""
+        found: Context = self.part("number_context")
+        return found
+
+    def require(self, what: str, **needs: Any) -> None:
+        """ValueError where `what` is asked for and these settings, or those of `parts.limits.NEEDS`, are others."""
+        check_needs(what, vars(self), needs or None)
 
     @property
     def num_token_appended(self) -> bool:
@@ -271,9 +276,19 @@ class CausalQwenConfig(PreTrainedConfig):
         return config
 
     @property
+    def context_length(self) -> int | None:
+        """How many tokens a context holds; None for any number."""
+        return context_length(self.text_config)
+
+    @property
     def hidden_size(self) -> int:
         """H of the backbone."""
         return self.text_config.hidden_size
+
+
+def context_length(config: Any) -> int | None:
+    """How many tokens the context of a backbone of this configuration holds; None for any number."""
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _check_axis(place: str, transform: dict[str, Any] | None, span: list[float] | None) -> None:

@@ -1,34 +1,7 @@
-"""What the context holds of a number (theory 2.1).
-
-- "value": one token `<NUM>` with its value, as the documents have it.
-- "digits": `<NUM>`, and behind it the number as it is written, in the tokens of the plain text. `<NUM>` announces the number
-  and carries its value as a label; the backbone does not see it (attention mask 0, no position of its own), so that it reads
-  exactly the plain text.
-- "both": `<NUM>` with its value is seen, and the number as it is written follows.
-"""
-
-from typing import Literal, get_args
+"""Masks and positions of a context in which the backbone does not see some of the tokens (theory 2.1)."""
 
 import torch
 from torch import Tensor
-
-NumberContext = Literal["value", "digits", "both"]
-
-
-def check_context(context: str) -> None:
-    """ValueError for a context that there is not."""
-    if context not in get_args(NumberContext):
-        raise ValueError(f"unknown number_context {context!r}; use one of {', '.join(get_args(NumberContext))}")
-
-
-def writes_digits(context: str) -> bool:
-    """Whether a number's digits stand behind its `<NUM>`."""
-    return context != "value"
-
-
-def hides_numbers(context: str) -> bool:
-    """Whether the backbone does not see `<NUM>`."""
-    return context == "digits"
 
 
 def without(hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,18 +6,26 @@ A value exists before its token does: each forward pass predicts the value that 
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.generation import GenerationMode
 
-from causalqwen.decoding import BoundDecoding, CausalDecoding
+from causalqwen.core import Chain
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated
+from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
-from causalqwen.modeling.copying import Candidates
+from causalqwen.modeling.heads import copy_law, number_candidates, standing
 from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
+from causalqwen.modeling.prediction import generated_values
+from causalqwen.parts.copying import Candidates
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _SAMPLING_ARGUMENTS = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -27,6 +35,9 @@ _SAMPLING_ARGUMENTS = (
 
 class CausalGenerationMixin(GenerationMixin):
     """Values and causal decisions for `generate`; everything else is transformers'."""
+
+    config: CausalQwenConfig
+    action: ActionNetwork
 
     _supported_generation_modes = (
         GenerationMode.GREEDY_SEARCH,
@@ -68,7 +79,7 @@ class CausalGenerationMixin(GenerationMixin):
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
         """
-        with self.standing():
+        with standing(self):
             return self._generate(inputs, generation_config, *args, causal_decoding=causal_decoding, **kwargs)
 
     def _generate(
@@ -85,7 +96,7 @@ class CausalGenerationMixin(GenerationMixin):
         if (kwargs.get("prefill_chunk_size") or getattr(generation_config, "prefill_chunk_size", None)) is not None:
             raise ValueError("prefill_chunk_size cuts the prompt but not its values: leave it unset")
         if kwargs.get("inputs_embeds") is not None:
-            self.config.require("generating from inputs_embeds", number_context="value")
+            self.config.require("generating from inputs_embeds")
         if "tokenizer" in kwargs:
             kwargs["tokenizer"] = getattr(kwargs["tokenizer"], "slotted_tokenizer", kwargs["tokenizer"])
         if hasattr(kwargs.get("streamer"), "begin"):
@@ -117,13 +128,13 @@ class CausalGenerationMixin(GenerationMixin):
             return super().generate(inputs, generation_config, *args, **kwargs)
         if not isinstance(causal_decoding.seed, int):
             raise ValueError("decision='softmax' draws from torch's own generator: give one seed, not one per row")
-        device = self.device
+        device = self.action.b_noise.device
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
             torch.manual_seed(causal_decoding.seed)
             return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _check_prompt(self, ids: Tensor, numeric_values: Tensor | None) -> None:
-        limit = getattr(self.config.text_config, "max_position_embeddings", None)
+        limit = self.config.context_length
         if ids.shape[-1] == 0:
             raise ValueError("the prompt is empty: give at least one token")
         if limit is not None and ids.shape[-1] >= limit:
@@ -154,14 +165,14 @@ class CausalGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
-        if self.config.hides_numbers:
+        if self.config.context.hides:
             if value_log is not None:  # rows of beams have changed places, and their numbers with them
                 attention_mask[:, value_log.start :] = 1
             seen, kwargs["position_ids"] = without(input_ids == self.config.num_token_id, attention_mask)
             attention_mask = attention_mask.copy_(seen)  # in place: the steps that follow count on it
         if value_log is not None:
             value_log.positions = kwargs.get("position_ids")
-            if not self.config.hides_numbers:
+            if not self.config.context.hides:
                 _, value_log.positions = without(torch.zeros_like(input_ids, dtype=torch.bool), attention_mask)
         if value_log is not None and value_log.last >= 0 and not value_log.at_once:
             # Behind the last token of the text there may be drafts, which hold no number.
@@ -210,7 +221,7 @@ class CausalGenerationMixin(GenerationMixin):
     def _reorder_cache(self, past_key_values: Cache, beam_idx: Tensor) -> Cache:
         """Beam search: the values follow the rows of the cache."""
         past_key_values.reorder_cache(beam_idx)
-        values = past_key_values.numeric_values
+        values = past_key_values.numeric_values  # type: ignore[attr-defined] # the one thing that moves with the rows
         values.copy_(values[beam_idx.to(values.device)])
         return past_key_values
 
@@ -241,8 +252,8 @@ class CausalGenerationMixin(GenerationMixin):
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
             )
             if bound.hindsight is not None:
-                self.config.require("a text under given noise", copy_numbers=False)
-        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound)
+                self.config.require("a text under given noise")
+        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound)
         if hasattr(streamer, "follow"):
             streamer.follow(log)
         prompt_values, race = log.values, None
@@ -264,7 +275,9 @@ class CausalGenerationMixin(GenerationMixin):
             return result
         if race is not None and result.scores is not None:
             result.scores = tuple(race.scores[: len(result.scores)])  # type: ignore[assignment]
-        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, prompt_values, log))
+        return GenerateCausalOutput(
+            **result, numeric_values=_values_of(self.config, result.sequences, prompt_values, log)
+        )
 
     def _assisted_decoding(
         self,
@@ -275,7 +288,7 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """transformers' loop. A draft is checked under the plan itself: draws belong to positions, not to steps."""
-        self.config.require("drafting from the text", copy_numbers=False)
+        self.config.require("drafting from the text")
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if model_kwargs.get("assistant_model") is not None:
             raise ValueError(
@@ -289,7 +302,7 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
-        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, bound)
+        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound)
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
@@ -298,7 +311,9 @@ class CausalGenerationMixin(GenerationMixin):
         )
         if not wants_dict:
             return result.sequences
-        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, prompt_values, log))
+        return GenerateCausalOutput(
+            **result, numeric_values=_values_of(self.config, result.sequences, prompt_values, log)
+        )
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         return NumberFreeDrafts(super()._get_candidate_generator(*args, **kwargs), self.config.num_token_id)
@@ -311,10 +326,10 @@ class CausalGenerationMixin(GenerationMixin):
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
-        self.config.require("beam search", copy_numbers=False)
+        self.config.require("beam search")
         if not model_kwargs.get("use_cache", True):
             raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
-        log, logits_processor = self._start_values(input_ids, logits_processor, model_kwargs, at_once=True)
+        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, at_once=True)
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.return_dict_in_generate = True
@@ -333,81 +348,6 @@ class CausalGenerationMixin(GenerationMixin):
         values = torch.cat([prompts, made], dim=1)[:, : result.sequences.shape[1]]
         values = torch.where(result.sequences == self.config.num_token_id, values, 0.0)
         return GenerateCausalBeamOutput(**result, numeric_values=values)
-
-    def _values_of(self, sequences: Tensor, prompt_values: Tensor, log: ValueLog) -> Tensor:
-        """Values of `sequences`, 0 off `<NUM>`."""
-        values = prompt_values.new_zeros(sequences.shape)
-        values[:, : prompt_values.shape[1]] = prompt_values
-        is_number = sequences == self.config.num_token_id
-        for place in log.places():
-            found = log.settle(place, is_number[:, place])
-            if found is not None:
-                values[:, place] = found
-        return values.masked_fill(~is_number, 0.0)
-
-    def _start_values(
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        model_kwargs: dict[str, Any],
-        bound: BoundDecoding | None = None,
-        *,
-        at_once: bool | None = None,
-    ) -> tuple[ValueLog, LogitsProcessorList]:
-        """Give the loop its values and an empty log of those it predicts, and what writes their digits."""
-        if self.config.hides_numbers:
-            model_kwargs["attention_mask"], _ = without(
-                input_ids == self.config.num_token_id, model_kwargs.get("attention_mask")
-            )
-        if bound is not None:
-            bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
-        if model_kwargs.get("numeric_values") is None:
-            model_kwargs["numeric_values"] = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
-
-        def compute(features: Tensor, positions: Tensor) -> Tensor:
-            loc_Y, _ = self.value_parameters(features, *self.abduction(features), bound, positions)
-            values = self.generated_values(loc_Y[:, -1])
-            if bound is not None and bound.hindsight is not None:
-                values = bound.said_again(values, loc_Y[:, -1:], positions[:, -1:])
-            if log.numbers is None:
-                return values
-            copied, again = self.copy_law(features[:, -1], log.numbers.later()).copied()
-            return torch.where(copied, again, values)
-
-        if at_once is None:  # digits are written by the host
-            at_once = input_ids.device.type != "cpu" and not self.config.writes_digits
-        # What a number may be a copy of is known when the tokens before it are.
-        log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not self.config.copy_numbers)
-        model_kwargs["value_log"] = log
-        if self.config.copy_numbers:
-            log.numbers = self._numbers_of_prompt(input_ids, model_kwargs)
-        forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
-        writer = None
-        if self.config.writes_digits:
-
-            def digits(row: int, before: Sequence[int], value: float) -> list[int]:
-                """As they are set, or as they were said, or the shortest."""
-                told = [one.digits[row, len(before)] for one in forced if (row, len(before)) in one.digits]
-                if bound is not None and bound.hindsight is not None:
-                    answer = before[log.start :]
-                    index = len(answer) - self.config.hides_numbers * answer.count(self.config.num_token_id)
-                    said = bound.hindsight[row].numbers.get(index)
-                    told += [said.tokens] if said is not None and said.value == value else []
-                return (*told, self.processor.digits(before, value))[0]
-
-            writer = WriteDigits(self.config.num_token_id, log, digits)
-            logits_processor = LogitsProcessorList([*logits_processor, writer])
-        for processor in forced:
-            processor.log, processor.writer = log, writer
-        return log, logits_processor
-
-    def _numbers_of_prompt(self, input_ids: Tensor, model_kwargs: dict[str, Any]) -> Candidates:
-        values, mask = model_kwargs["numeric_values"], model_kwargs.get("attention_mask")
-        features = torch.zeros((), device=self.device).expand(*input_ids.shape, self.config.hidden_size)
-        if bool((input_ids == self.config.num_token_id).any()):
-            places = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
-            features = self.features(input_ids, mask, values, position_ids=places).last_hidden_state
-        return self.candidates(features, input_ids, values, mask)
 
 
 def _last_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -430,3 +370,80 @@ def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[st
             f"{', '.join(wrong)} belong to transformers' samplers and have no meaning under a causal plan: "
             "set temperature and central_mass in CausalDecoding, or use the preset 'softmax'"
         )
+
+
+def _values_of(config: CausalQwenConfig, sequences: Tensor, prompt_values: Tensor, log: ValueLog) -> Tensor:
+    """Values of `sequences`, 0 off `<NUM>`."""
+    values = prompt_values.new_zeros(sequences.shape)
+    values[:, : prompt_values.shape[1]] = prompt_values
+    is_number = sequences == config.num_token_id
+    for place in log.places():
+        found = log.settle(place, is_number[:, place])
+        if found is not None:
+            values[:, place] = found
+    return values.masked_fill(~is_number, 0.0)
+
+
+def _start_values(
+    model: "CausalQwenForCausalLM",
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    model_kwargs: dict[str, Any],
+    bound: BoundDecoding | None = None,
+    *,
+    at_once: bool | None = None,
+) -> tuple[ValueLog, LogitsProcessorList]:
+    """Give the loop its values and an empty log of those it predicts, and what writes their digits."""
+    if model.config.context.hides:
+        model_kwargs["attention_mask"], _ = without(
+            input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
+        )
+    if bound is not None:
+        bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
+    if model_kwargs.get("numeric_values") is None:
+        model_kwargs["numeric_values"] = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
+
+    def compute(features: Tensor, positions: Tensor) -> Tensor:
+        draws = Integrated() if bound is None else bound.at(positions)
+        loc_Y, _ = Chain(model, features, draws).value()
+        values = draws.said_again(generated_values(model, loc_Y[:, -1]), loc_Y)
+        if log.numbers is None:
+            return values
+        copied, again = copy_law(model, features[:, -1], log.numbers.later()).copied()
+        return torch.where(copied, again, values)
+
+    if at_once is None:  # digits are written by the host
+        at_once = input_ids.device.type != "cpu" and not model.config.context.writes
+    # What a number may be a copy of is known when the tokens before it are.
+    log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not model.config.copy_numbers)
+    model_kwargs["value_log"] = log
+    if model.config.copy_numbers:
+        log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs)
+    forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
+    writer = None
+    if model.config.context.writes:
+
+        def digits(row: int, before: Sequence[int], value: float) -> list[int]:
+            """As they are set, or as they were said, or the shortest."""
+            told = [one.digits[row, len(before)] for one in forced if (row, len(before)) in one.digits]
+            if bound is not None and bound.hindsight is not None:
+                answer = before[log.start :]
+                index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
+                said = bound.hindsight[row].numbers.get(index)
+                told += [said.tokens] if said is not None and said.value == value else []
+            return (*told, model.processor.digits(before, value))[0]
+
+        writer = WriteDigits(model.config.num_token_id, log, digits)
+        logits_processor = LogitsProcessorList([*logits_processor, writer])
+    for processor in forced:
+        processor.log, processor.writer = log, writer
+    return log, logits_processor
+
+
+def _numbers_of_prompt(model: "CausalQwenForCausalLM", input_ids: Tensor, model_kwargs: dict[str, Any]) -> Candidates:
+    values, mask = model_kwargs["numeric_values"], model_kwargs.get("attention_mask")
+    features = torch.zeros((), device=model.device).expand(*input_ids.shape, model.config.hidden_size)
+    if bool((input_ids == model.config.num_token_id).any()):
+        places = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
+        features = model.features(input_ids, mask, values, position_ids=places).last_hidden_state
+    return number_candidates(model, features, input_ids, values, mask)

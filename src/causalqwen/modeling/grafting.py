@@ -1,7 +1,7 @@
 """Grafting: the configuration and the start values of a new model over a backbone."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -9,10 +9,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from causalqwen.checking import nearest
 from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
-from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
-from causalqwen.modeling.context import writes_digits
+from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _PROBE = (
     "The river rises in the hills and runs through three towns before it meets the sea. Nobody knows who built the old "
@@ -38,86 +40,78 @@ FAITHFUL_SPREAD = math.pi / 6**0.5
 softmax sampler at temperature 1 can be written."""
 
 
-class GraftingMixin:
-    """`from_backbone` for the model class."""
+def from_backbone(
+    cls: "type[CausalQwenForCausalLM]",
+    name_or_path: str | PreTrainedModel,
+    dtype: torch.dtype | str | None = None,
+    start: str = "faithful",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    text: str | None = None,
+    **config: Any,
+) -> Any:
+    """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
 
-    config: CausalQwenConfig
+    Args:
+        name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
+            `tokenizer`).
+        dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
+        start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
+        text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
+        config: any field of `CausalQwenConfig`, over those of the start.
 
-    @classmethod
-    def from_backbone(
-        cls,
-        name_or_path: str | PreTrainedModel,
-        dtype: torch.dtype | str | None = None,
-        start: str = "faithful",
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        text: str | None = None,
-        **config: Any,
-    ) -> Any:
-        """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
+    Raises:
+        ValueError: an unknown start or field; a model that is no decoder (encoder-only, encoder-decoder), or whose
+            logits are not a linear map of its last hidden state.
+    """
+    if start not in STARTS:
+        raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
+    known = [name for name in CausalQwenConfig.__annotations__ if name != "text_config"]
+    if unknown := [name for name in config if name not in known]:
+        raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
+    if isinstance(name_or_path, PreTrainedModel):
+        backbone, name = name_or_path, type(name_or_path).__name__
+        _refuse_others(backbone.config, name)
+        if tokenizer is None:
+            raise ValueError("a loaded backbone needs its tokenizer: from_backbone(model, tokenizer=...)")
+    else:
+        name, path = str(name_or_path), resolve_backbone(name_or_path)
+        _refuse_others(AutoConfig.from_pretrained(path), name)
+        backbone = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto")
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
+    align_parameters(backbone)
+    check_graftable(backbone, name)
 
-        Args:
-            name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
-                `tokenizer`).
-            dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
-            start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
-            text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
-            config: any field of `CausalQwenConfig`, over those of the start.
-
-        Raises:
-            ValueError: an unknown start or field; a model that is no decoder (encoder-only, encoder-decoder), or whose
-                logits are not a linear map of its last hidden state.
-        """
-        if start not in STARTS:
-            raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
-        known = [name for name in CausalQwenConfig.__annotations__ if name != "text_config"]
-        if unknown := [name for name in config if name not in known]:
-            raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
-        if isinstance(name_or_path, PreTrainedModel):
-            backbone, name = name_or_path, type(name_or_path).__name__
-            _refuse_others(backbone.config, name)
-            if tokenizer is None:
-                raise ValueError("a loaded backbone needs its tokenizer: from_backbone(model, tokenizer=...)")
-        else:
-            name, path = str(name_or_path), resolve_backbone(name_or_path)
-            _refuse_others(AutoConfig.from_pretrained(path), name)
-            backbone = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto")
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
-        align_parameters(backbone)
-        check_graftable(backbone, name)
-
-        free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
-        settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
-        head, narrow = backbone.get_output_embeddings(), None
-        if config.get("causal_size") not in (None, head.weight.shape[1]):
-            narrow = narrow_head(head, _features(backbone, tokenizer, text or _PROBE), config["causal_size"])
-        if start == "faithful":
-            weight = head.weight if narrow is None else narrow.weight
-            settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"], weight)
-        if (settings | config)["score_scale"] != "equal":
-            settings |= {"score_noise": 0.0, "score_slope": 0.0}
-        attention = backbone.config._attn_implementation
-        if writes_digits((settings | config).get("number_context", "value")):
-            settings["value_digits"] = 4
-        grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
-        if grafted.hides_numbers and (grafted.number_encoding, grafted.number_embedding) != ("log", "added"):
-            raise ValueError(
-                "number_encoding and number_embedding say how a value is seen, and number_context='digits' shows none to the "
-                "backbone: set number_context='value' or 'both' with them"
-            )
-        grafted._attn_implementation = attention  # a new configuration resets that of its parts
-        grafted.dtype = backbone.dtype
-        grafted.name_or_path = name
-        model: Any = cls(grafted, backbone=backbone)  # type: ignore[call-arg]
-        model.abduction.loc_net.to(backbone.dtype)
-        if narrow is not None:
-            narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
-        model.to(backbone.device)
-        model.generation_config = backbone.generation_config
-        model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)
-        start_number_rows(model, tokenizer)
-        if start == "faithful":
-            start_draw_unit(model)
-        return model.eval()
+    free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
+    settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
+    head, narrow = backbone.get_output_embeddings(), None
+    if config.get("causal_size") not in (None, head.weight.shape[1]):
+        narrow = narrow_head(head, _features(backbone, tokenizer, text or _PROBE), config["causal_size"])
+    if start == "faithful":
+        weight = head.weight if narrow is None else narrow.weight
+        settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"], weight)
+    if (settings | config)["score_scale"] != "equal":
+        settings |= {"score_noise": 0.0, "score_slope": 0.0}
+    attention = backbone.config._attn_implementation
+    grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
+    if grafted.context.writes and "value_digits" not in config:
+        grafted.value_digits = 4
+    for how in ("number_encoding", "number_embedding"):
+        if getattr(grafted, how) != getattr(CausalQwenConfig, how):
+            grafted.require(f"{how}={getattr(grafted, how)!r}, which says how a value is seen,")
+    grafted._attn_implementation = attention  # a new configuration resets that of its parts
+    grafted.dtype = backbone.dtype
+    grafted.name_or_path = name
+    model: Any = cls(grafted, backbone=backbone)  # type: ignore[call-arg]
+    model.abduction.loc_net.to(backbone.dtype)
+    if narrow is not None:
+        narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
+    model.to(backbone.device)
+    model.generation_config = backbone.generation_config
+    model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)
+    start_number_rows(model, tokenizer)
+    if start == "faithful":
+        start_draw_unit(model)
+    return model.eval()
 
 
 def _refuse_others(config: Any, name: str) -> None:
@@ -142,7 +136,7 @@ def _refuse_others(config: Any, name: str) -> None:
 @torch.no_grad()
 def _features(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
     """z [N, H] of a text, in chunks that fit the backbone."""
-    limit = min(getattr(backbone.config, "max_position_embeddings", None) or 512, 512)
+    limit = min(context_length(backbone.config) or 512, 512)
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(backbone.device)
     chunks = (backbone.base_model(input_ids=part, use_cache=False)[0] for part in ids.split(limit, dim=1))
     return torch.cat(list(chunks), dim=1)[0].float()
@@ -161,7 +155,7 @@ def faithful_start(
     threshold: the median log-partition on a few lines of text, less what the link asks for.
     initial_scale = initial_noise: gamma, such that 2 m . gamma is `FAITHFUL_SCALE` logits; m of W_cls, `weight`.
     """
-    limit = getattr(backbone.config, "max_position_embeddings", None) or 512
+    limit = context_length(backbone.config) or 512
     ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"][:, :limit].to(backbone.device)
     log_partition = backbone(input_ids=ids, use_cache=False).logits.float().logsumexp(-1)
     used = torch.ones(weight.shape[0], dtype=torch.bool, device=weight.device)

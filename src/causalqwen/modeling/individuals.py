@@ -2,25 +2,37 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.decoding import CausalDecoding, Hindsight, Individual, Observed, SaidNumber
+from causalqwen.core import Chain
+from causalqwen.decoding import Hindsight, Individual, Observed, SaidNumber
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
     Scorer,
     ValueEvidence,
-    abduct_noise,
     find_posterior,
+    hindsight,
     likeliest_population,
     line_posterior,
     loading_sizes,
     sample_posterior,
 )
-from causalqwen.modeling.reading import Observation, ReadingMixin
+from causalqwen.modeling.reading import (
+    Observation,
+    contexts_of,
+    read_contexts,
+    reads_numbers,
+    token_evidence,
+    value_evidence,
+)
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _SAME_VALUE, _SAME_DRAW = 1e-4, 1e-5
 """Relative, on the value axis: loc_Y, and what is drawn of it, differ by less between batches of other shapes, in float32."""
@@ -34,242 +46,242 @@ class Share:
     who: float
 
 
-class IndividualMixin(ReadingMixin):
-    """`abduct`, `abduct_population`, `shares` and `abduct_noise` of a grafted model."""
+# ---- abduction ---------------------------------------------------------------------------------------------------
 
-    # ---- abduction ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def abduct(
-        self,
-        observations: str | Observation | Sequence[str | Observation],
-        *,
-        prior: Individual | None = None,
-        spread: float | None = None,
-        likelihood: str = "softmax",
-        method: str = "auto",
-        name: str = "",
-        chunk: int = 512,
-        evaluations: int = 3,
-        draws: int = 200,
-        seed: int = 0,
-    ) -> Individual:
-        """The individual who wrote the observed texts: the posterior of e1.
+@torch.no_grad()
+def abduct(
+    model: "CausalQwenForCausalLM",
+    observations: str | Observation | Sequence[str | Observation],
+    *,
+    prior: Individual | None = None,
+    spread: float | None = None,
+    likelihood: str = "softmax",
+    method: str = "auto",
+    name: str = "",
+    chunk: int = 512,
+    evaluations: int = 3,
+    draws: int = 200,
+    seed: int = 0,
+) -> Individual:
+    """The individual who wrote the observed texts: the posterior of e1.
 
-        With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
-        that are computed once (theory 3.12).
+    With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
+    that are computed once (theory 3.12).
 
-        Args:
-            observations: texts, alone or behind prompts. Long ones are read `chunk` tokens at a time.
-            prior: somebody known already, to be known better: evidence adds up.
-            spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, 0.2 at most.
-            likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
-                count by their density under what is left to the noise. "values": the numbers alone, as rows of one
-                individual do in training; e1 is uniform then unless a spread is given.
-            method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
-                their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
-                values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
-                speak and their law is not Gaussian.
-            evaluations: of the likelihood at most, the first of them with its curvature.
+    Args:
+        observations: texts, alone or behind prompts. Long ones are read `chunk` tokens at a time.
+        prior: somebody known already, to be known better: evidence adds up.
+        spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, 0.2 at most.
+        likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
+            count by their density under what is left to the noise. "values": the numbers alone, as rows of one
+            individual do in training; e1 is uniform then unless a spread is given.
+        method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
+            their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
+            values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
+            speak and their law is not Gaussian.
+        evaluations: of the likelihood at most, the first of them with its curvature.
 
-        Raises:
-            ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
-                beside a prior that has a width; a method that is unknown, or does not fit.
-        """
-        device, size = self.device, self.config.causal_size
-        if likelihood not in LIKELIHOODS:
-            raise ValueError(f"unknown likelihood {likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
-        of_values = likelihood == "values"
-        if spread is not None and not spread > 0:
-            raise ValueError(f"the prior's spread must be positive, got {spread}")
-        on_line = of_values and spread is None and (prior is None or prior.line is not None)
-        if method == "auto":
-            method = "quadrature" if on_line and self.action.value_law.alpha != 2 else "mode"
-        if method not in ("mode", "sample", "quadrature"):
-            raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
-        if method == "quadrature" and not on_line:
-            raise ValueError(
-                "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
-            )
-        if prior is not None and len(prior.factor) != size:
-            raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
-        if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
-            raise ValueError(
-                f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "
-                "could add to: give it numbers, with likelihood 'values'; or infer it by method 'mode'"
-            )
-        read = self.read(self._contexts(observations, chunk))
-        values = self.value_evidence(read)
-        if of_values and not self.reads_numbers:
-            raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
-        if of_values and not len(values):
-            raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
-        if method == "quadrature":
-            return self._on_line(values, draws, name, prior)
-        tokens = self.token_evidence(read[:0] if of_values else read, "softmax" if of_values else likelihood)
-        if of_values and spread is None and (prior is None or prior.precision is None):
-            spread = 1.0
-        if of_values and prior is not None and not prior.knows_values:
-            raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
-        mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
-        if spread is not None and prior is not None and prior.precision is not None:
-            raise ValueError("a prior that was inferred brings its own width: leave spread out")
-        precision: Tensor | float | None = None if spread is None else spread**-2
-        if prior is not None and prior.precision is not None:
-            precision = prior.precision.to(device)
-        found = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
-        width = found.prior_precision.diagonal().mean().item() ** -0.5
-        observed = Observed(len(tokens), len(values), found.gained, found.directions, width, likelihood, method)
-        made = None
-        if method == "sample":
-            made, trust = sample_posterior([tokens, values], found, draws=draws, seed=seed)
-            observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
-        before = () if prior is None else prior.evidence
-        label = name or ("" if prior is None else prior.name)
-        evidence, precision = (*before, observed), found.precision.cpu()
-        return Individual.from_normal(found.mode, label, precision=precision, evidence=evidence, draws=made)
+    Raises:
+        ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
+            beside a prior that has a width; a method that is unknown, or does not fit.
+    """
+    device, size = model.device, model.config.causal_size
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(f"unknown likelihood {likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
+    of_values = likelihood == "values"
+    if spread is not None and not spread > 0:
+        raise ValueError(f"the prior's spread must be positive, got {spread}")
+    on_line = of_values and spread is None and (prior is None or prior.line is not None)
+    if method == "auto":
+        method = "quadrature" if on_line and model.action.value_law.alpha != 2 else "mode"
+    if method not in ("mode", "sample", "quadrature"):
+        raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
+    if method == "quadrature" and not on_line:
+        raise ValueError(
+            "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
+        )
+    if prior is not None and len(prior.factor) != size:
+        raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
+    if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
+        raise ValueError(
+            f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "
+            "could add to: give it numbers, with likelihood 'values'; or infer it by method 'mode'"
+        )
+    read = read_contexts(model, contexts_of(model, observations, chunk))
+    values = value_evidence(model, read)
+    if of_values and not reads_numbers(model):
+        raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
+    if of_values and not len(values):
+        raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
+    if method == "quadrature":
+        return _on_line(values, draws, name, prior)
+    tokens = token_evidence(model, read[:0] if of_values else read, "softmax" if of_values else likelihood)
+    if of_values and spread is None and (prior is None or prior.precision is None):
+        spread = 1.0
+    if of_values and prior is not None and not prior.knows_values:
+        raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
+    mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
+    if spread is not None and prior is not None and prior.precision is not None:
+        raise ValueError("a prior that was inferred brings its own width: leave spread out")
+    precision: Tensor | float | None = None if spread is None else spread**-2
+    if prior is not None and prior.precision is not None:
+        precision = prior.precision.to(device)
+    found = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
+    width = found.prior_precision.diagonal().mean().item() ** -0.5
+    observed = Observed(len(tokens), len(values), found.gained, found.directions, width, likelihood, method)
+    made = None
+    if method == "sample":
+        made, trust = sample_posterior([tokens, values], found, draws=draws, seed=seed)
+        observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
+    before = () if prior is None else prior.evidence
+    label = name or ("" if prior is None else prior.name)
+    evidence, precision = (*before, observed), found.precision.cpu()
+    return Individual.from_normal(found.mode, label, precision=precision, evidence=evidence, draws=made)
 
-    @torch.no_grad()
-    def abduct_population(
-        self,
-        observations: Mapping[str, str | Observation | Sequence[str | Observation]],
-        *,
-        likelihood: str = "softmax",
-        name: str = "",
-        chunk: int = 512,
-    ) -> Individual:
-        """Who people are before they say anything: the law of e1 learned from the words of several of them, by their names.
 
-        What they share is its mean, how much they differ its width (`likeliest_population`). Given to `abduct` as a prior,
-        it says what a new person of their kind is like until they are heard; `draw(seed)` makes one up.
+@torch.no_grad()
+def abduct_population(
+    model: "CausalQwenForCausalLM",
+    observations: Mapping[str, str | Observation | Sequence[str | Observation]],
+    *,
+    likelihood: str = "softmax",
+    name: str = "",
+    chunk: int = 512,
+) -> Individual:
+    """Who people are before they say anything: the law of e1 learned from the words of several of them, by their names.
 
-        Raises ValueError for fewer than two people, or one who said no words.
-        """
-        if len(observations) < 2:
-            raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
-        nobody = torch.zeros(self.config.causal_size, dtype=torch.float64, device=self.device)
-        gradients: list[Tensor] = []
-        informations: list[Tensor] = []
-        for who, said in tqdm(observations.items(), desc="hearing people", leave=False):
-            words = self.token_evidence(self.read(self._contexts(said, chunk)), likelihood)
-            if not len(words):
-                raise ValueError(f"no words of {who} to learn from")
-            _, gradient, information = words.evaluate(nobody, True)
-            gradients.append(gradient)
-            informations.append(information)
-        mean, spread = likeliest_population(gradients, informations)
-        precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
-        return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
+    What they share is its mean, how much they differ its width (`likeliest_population`). Given to `abduct` as a prior,
+    it says what a new person of their kind is like until they are heard; `draw(seed)` makes one up.
 
-    def _on_line(self, values: ValueEvidence, draws: int, name: str, prior: Individual | None) -> Individual:
-        """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor. What a
-        prior heard on the line is heard again with them."""
-        row, law = values.row.double(), values.reader.law
-        residuals = values.values.double() - values.loc.double() @ row - values.bias
-        told = torch.stack([residuals, loading_sizes(law, values.reach.double() * row), values.scale.double()]).cpu()
-        signs, one, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        heard = told
-        if prior is not None and prior.line is not None:
-            heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
-        count = draws + 1 - draws % 2  # odd: the median is one of them
-        places = line_posterior(law, heard[0], heard[1], heard[2], count)
-        now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[count // 2], before))
-        # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
-        along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
-        g = signs * along.unsqueeze(-1)
-        evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
-        observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")
-        return Individual.from_normal(g[count // 2], label, evidence=(*evidence, observed), draws=g, line=heard)
+    Raises ValueError for fewer than two people, or one who said no words.
+    """
+    if len(observations) < 2:
+        raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
+    nobody = torch.zeros(model.config.causal_size, dtype=torch.float64, device=model.device)
+    gradients: list[Tensor] = []
+    informations: list[Tensor] = []
+    for who, said in tqdm(observations.items(), desc="hearing people", leave=False):
+        words = token_evidence(model, read_contexts(model, contexts_of(model, said, chunk)), likelihood)
+        if not len(words):
+            raise ValueError(f"no words of {who} to learn from")
+        _, gradient, information = words.evaluate(nobody, True)
+        gradients.append(gradient)
+        informations.append(information)
+    mean, spread = likeliest_population(gradients, informations)
+    precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
+    return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
 
-    @torch.no_grad()
-    def shares(self, observation: str | Observation, chunk: int = 512) -> list[Share]:
-        """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
 
-        At a token y: sum_c |W_yc scale_U,c|^a over that and sum_c |W_yc b_noise,c|^a, a the law's index; at a number the same
-        with W_reg and the scales that the value head reads.
-        """
-        observation = Observation(observation) if isinstance(observation, str) else observation
-        read = self.read(self._contexts(observation, chunk))
-        action, num_id = self.action, self.config.num_token_id
-        loc, scale = self.abduction(read.features)
-        rows = upcast(self._score_rows()[0][read.targets]).abs() ** action.law.alpha
-        who = (rows * upcast(scale) ** action.law.alpha).sum(-1)
-        noise = (rows * action.noise**action.law.alpha).sum(-1)
-        numbers = (read.targets == num_id) & self.reads_numbers
-        if bool(numbers.any()):
-            law = action.value_law
-            loadings, left = self.value_loadings(*self.as_values_read(read.features, loc, scale))
-            who = torch.where(numbers, loading_sizes(law, loadings) ** law.alpha, who)
-            noise = torch.where(numbers, left**law.alpha, noise)
-        texts = [
-            self.processor.decode([token], numeric_values=[value])
-            for token, value in zip(read.targets.tolist(), read.values.tolist(), strict=True)
-        ]
-        return [Share(text, share) for text, share in zip(texts, (who / (who + noise)).tolist(), strict=True)]
+def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | None) -> Individual:
+    """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor. What a
+    prior heard on the line is heard again with them."""
+    row, law = values.row.double(), values.reader.law
+    residuals = values.values.double() - values.loc.double() @ row - values.bias
+    told = torch.stack([residuals, loading_sizes(law, values.reach.double() * row), values.scale.double()]).cpu()
+    signs, one, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    heard = told
+    if prior is not None and prior.line is not None:
+        heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
+    count = draws + 1 - draws % 2  # odd: the median is one of them
+    places = line_posterior(law, heard[0], heard[1], heard[2], count)
+    now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[count // 2], before))
+    # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
+    along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
+    g = signs * along.unsqueeze(-1)
+    evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
+    observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")
+    return Individual.from_normal(g[count // 2], label, evidence=(*evidence, observed), draws=g, line=heard)
 
-    # ---- noise -------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def abduct_noise(
-        self,
-        observation: Observation,
-        individual: Individual | None = None,
-        *,
-        temperature: float = 1.0,
-        noise_temperature: float | None = None,
-        seed: int = 0,
-        steps: int = 20,
-    ) -> Hindsight:
-        """The noise under which `individual` (nobody in particular by default) wrote the text: a draw given what was said.
+@torch.no_grad()
+def shares(model: "CausalQwenForCausalLM", observation: str | Observation, chunk: int = 512) -> list[Share]:
+    """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
 
-        temperature, noise_temperature: of the plan that will meet the noise again. steps: of the sampler, after a first point.
-        """
-        individual = individual or Individual.nobody(self.config.causal_size)
-        if not observation.prompt:
-            raise ValueError("a text alone has no first token to explain: give the prompt before it")
-        contexts = self._contexts(observation, 2**31)
-        if len(contexts) > 1:
-            raise ValueError(
-                "the text is longer than the context of this model: its noise cannot be found in one piece"
-            )
-        read, (text, first) = self.read(contexts), contexts[0]
-        seen = text.ids != self.config.num_token_id if self.config.hides_numbers else torch.ones_like(text.digits)
-        behind = seen[first - 1 : -1]  # of the tokens that something is decided behind: one position each
-        tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind].to(self.device)
-        loc, scale, gain = self._situated(read.features)
-        readers, noise = self._readers(CausalDecoding()), self.action.noise
-        noise_temperature = temperature if noise_temperature is None else noise_temperature
-        factor = individual.factor.to(self.device)
-        held = upcast(loc) + temperature * upcast(scale * gain) * readers[0](factor).float()
-        reach = noise_temperature * (upcast(noise) * gain).expand_as(held).contiguous()
-        weight, bias, mask = self._score_rows()
-        scorer = Scorer(held, reach, weight, bias, mask, readers[0])
-        positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens), device=self.device)
-        draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.special.ndtri(draws[chosen])
-        h, found = abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
-        draws[chosen] = torch.special.ndtr(h)
-        residuals = torch.zeros(len(tokens))
-        residuals[chosen.cpu()] = found.float().cpu()
-        said, value_residuals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
-        numbers = (tokens == self.config.num_token_id).nonzero().squeeze(-1)
-        if len(numbers):
-            z = read.features[read.targets == self.config.num_token_id]
-            loc_V, scale_V = self.as_values_read(z, *self.abduction(z))
-            of_who = temperature * scale_V * readers[1](factor).float()
-            of_noise = noise_temperature * self.value_noise * readers[1](draws[numbers.to(self.device)]).float()
-            loc_V = upcast(loc_V) + of_who + of_noise
-            said[numbers] = self.value_transform.forward(text.values[first:][behind][numbers])
-            loc_Y = self.action.value(loc_V, torch.ones_like(scale_V))[0]
-            value_residuals[numbers] = said[numbers] - loc_Y.double().cpu()
-            drawn = (of_who.abs() + of_noise.abs()) @ self.action.value_linear[0][0].abs()
-            slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double().cpu()
-        places = (text.ids[first:] == self.config.num_token_id).nonzero().squeeze(-1).tolist()
-        index = (behind.cumsum(0) - 1).tolist()
-        forms = self.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
-        known = {
-            index[at]: SaidNumber(form.value, form, text.digits_of(first + at))
-            for at, form in zip(places, forms, strict=True)
-        }
-        return Hindsight(draws.cpu(), tokens, residuals, said, value_residuals, slack, known)
+    At a token y: sum_c |W_yc scale_U,c|^a over that and sum_c |W_yc b_noise,c|^a, a the law's index; at a number the same
+    with W_reg and the scales that the value head reads.
+    """
+    observation = Observation(observation) if isinstance(observation, str) else observation
+    read = read_contexts(model, contexts_of(model, observation, chunk))
+    action, num_id = model.action, model.config.num_token_id
+    chain = Chain(model, read.features)
+    rows = upcast(chain.words.rows_of_all()[0][read.targets]).abs() ** action.law.alpha
+    who = (rows * upcast(chain.scale_U) ** action.law.alpha).sum(-1)
+    noise = (rows * action.noise**action.law.alpha).sum(-1)
+    numbers = (read.targets == num_id) & reads_numbers(model)
+    if bool(numbers.any()):
+        law = action.value_law
+        loadings, left = chain.value_loadings()
+        who = torch.where(numbers, loading_sizes(law, loadings) ** law.alpha, who)
+        noise = torch.where(numbers, left**law.alpha, noise)
+    texts = [
+        model.processor.decode([token], numeric_values=[value])
+        for token, value in zip(read.targets.tolist(), read.values.tolist(), strict=True)
+    ]
+    return [Share(text, share) for text, share in zip(texts, (who / (who + noise)).tolist(), strict=True)]
+
+
+# ---- noise -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def abduct_noise(
+    model: "CausalQwenForCausalLM",
+    observation: Observation,
+    individual: Individual | None = None,
+    *,
+    temperature: float = 1.0,
+    noise_temperature: float | None = None,
+    seed: int = 0,
+    steps: int = 20,
+) -> Hindsight:
+    """The noise under which `individual` (nobody in particular by default) wrote the text: a draw given what was said.
+
+    temperature, noise_temperature: of the plan that will meet the noise again. steps: of the sampler, after a first point.
+    """
+    individual = individual or Individual.nobody(model.config.causal_size)
+    if not observation.prompt:
+        raise ValueError("a text alone has no first token to explain: give the prompt before it")
+    contexts = contexts_of(model, observation, 2**31)
+    if len(contexts) > 1:
+        raise ValueError("the text is longer than the context of this model: its noise cannot be found in one piece")
+    read, (text, first) = read_contexts(model, contexts), contexts[0]
+    seen = ~model.config.context.hidden(text.ids == model.config.num_token_id)
+    behind = seen[first - 1 : -1]  # of the tokens that something is decided behind: one position each
+    tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind].to(model.device)
+    chain = Chain(model, read.features)
+    readers, noise, gain = chain.readers, model.action.noise, chain.gain
+    noise_temperature = temperature if noise_temperature is None else noise_temperature
+    factor = individual.factor.to(model.device)
+    held = upcast(chain.loc_U) + temperature * upcast(chain.scale_U * gain) * readers[0](factor).float()
+    reach = noise_temperature * (upcast(noise) * gain).expand_as(held).contiguous()
+    scorer = Scorer(held, reach, *chain.words.rows_of_all(), readers[0])
+    positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens), device=model.device)
+    draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.special.ndtri(draws[chosen])
+    h, found = hindsight.abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
+    draws[chosen] = torch.special.ndtr(h)
+    residuals = torch.zeros(len(tokens))
+    residuals[chosen.cpu()] = found.float().cpu()
+    said, value_residuals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
+    numbers = (tokens == model.config.num_token_id).nonzero().squeeze(-1)
+    if len(numbers):
+        of_numbers = Chain(model, read.features[read.targets == model.config.num_token_id])
+        loc_V, scale_V = of_numbers.read_by_values()
+        of_who = temperature * scale_V * readers[1](factor).float()
+        of_noise = noise_temperature * of_numbers.value_noise * readers[1](draws[numbers.to(model.device)]).float()
+        loc_V = upcast(loc_V) + of_who + of_noise
+        said[numbers] = model.value_transform.forward(text.values[first:][behind][numbers])
+        loc_Y = model.action.value(loc_V, torch.ones_like(scale_V))[0]
+        value_residuals[numbers] = said[numbers] - loc_Y.double().cpu()
+        drawn = (of_who.abs() + of_noise.abs()) @ model.action.value_linear[0][0].abs()
+        slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double().cpu()
+    places = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+    index = (behind.cumsum(0) - 1).tolist()
+    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
+    known = {
+        index[at]: SaidNumber(form.value, form, text.digits_of(first + at))
+        for at, form in zip(places, forms, strict=True)
+    }
+    return Hindsight(draws.cpu(), tokens, residuals, said, value_residuals, slack, known)

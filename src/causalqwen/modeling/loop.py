@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
-from causalqwen.modeling.copying import Candidates
 from causalqwen.modeling.encoded import NumberText
+from causalqwen.parts.copying import Candidates
 
 
 class MaskFreeRows(LogitsProcessor):

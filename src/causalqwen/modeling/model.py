@@ -1,7 +1,8 @@
 """`CausalQwenForCausalLM`: a pretrained decoder with a number channel and an individual grafted onto it."""
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -9,22 +10,26 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
 from transformers.utils import can_return_tuple
 
-from causalqwen.decoding import BoundDecoding, CausalDecoding
-from causalqwen.modeling.abduction import AbductionNetwork, ResidualPerceptron, ValueBranch
+from causalqwen.core import Chain
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
+from causalqwen.losses import shift_targets
+from causalqwen.modeling import grafting, individuals, prediction, reading, worlds
+from causalqwen.modeling import heads as laws
+from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
-from causalqwen.modeling.copying import CopyHead
-from causalqwen.modeling.domains import DomainsMixin
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
-from causalqwen.modeling.grafting import GraftingMixin
-from causalqwen.modeling.heads import HeadsMixin
 from causalqwen.modeling.outputs import CausalQwenOutput
-from causalqwen.modeling.prediction import NumberPredictionMixin
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.modeling.worlds import WorldsMixin
+from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers.law import ClassLaws
+from causalqwen.parts import domain
+from causalqwen.parts.branch import ValueBranch
+from causalqwen.parts.copying import CopyHead
+from causalqwen.parts.perceptron import ResidualPerceptron
 
 
 class CausalQwenPreTrainedModel(PreTrainedModel):
@@ -67,7 +72,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             length = self.config.initial_direction
             torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
             if self.config.normalize_direction:
-                module.direction *= length / module.direction.norm()
+                module.direction.mul_(length / module.direction.norm())
         if isinstance(module, FourierEncoding):
             with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
                 seed = int(torch.randint(2**62, ()))
@@ -80,27 +85,35 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.feature_std.fill_(1.0)
 
 
-class CausalQwenForCausalLM(
-    HeadsMixin,
-    DomainsMixin,
-    GraftingMixin,
-    NumberPredictionMixin,
-    WorldsMixin,
-    CausalQwenPreTrainedModel,
-    CausalGenerationMixin,
-):
+class CausalQwenForCausalLM(CausalQwenPreTrainedModel, CausalGenerationMixin):
     """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
 
     `backbone` is the unmodified causal language model: `model.backbone(input_ids)` is what it was before. Where a text
     holds no number, `logits` equal the backbone's to the last bit until something that text reads is trained.
 
-    Make one with `from_backbone`, load one with `from_pretrained`.
+    Make one with `from_backbone`, load one with `from_pretrained`. What can be asked of one stands below, a line each; how it
+    is answered, in the module that is named there.
     """
+
+    numeric_embedding: NumericEmbedding
+    abduction: AbductionNetwork
+    action: ActionNetwork
+    value_branch: ValueBranch | None
+    copy_head: CopyHead | None
+    score_head: torch.nn.Linear | None
+
+    ovr_impl: str = "auto"
+    """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
+    bf16: bool = False
+    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
+    number_class: str | None = None
+    """The class of numbers that are not said to be of another; it is not kept in a checkpoint."""
 
     def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.backbone = AutoModelForCausalLM.from_config(config.text_config) if backbone is None else backbone
-        self.make_heads(config)
+        for name, module in laws.make_heads(config).items():
+            self.add_module(name, module)
         self._processor: CausalQwenProcessor | None = None
         self.post_init()
 
@@ -126,7 +139,7 @@ class CausalQwenForCausalLM(
         align_parameters(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
 
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
         """transformers' `save_pretrained` (safetensors), and the processor beside the weights."""
         if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
             _ = self.processor  # before anything is written: it may lie where the model is saved to
@@ -149,7 +162,7 @@ class CausalQwenForCausalLM(
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
         self.backbone.set_output_embeddings(new_embeddings)
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Module:  # type: ignore[override] # refused
         raise ValueError(
             "a grafted model never resizes its vocabulary matrix: that changes logits in their last bits. "
             "<NUM> has rows of its own"
@@ -200,7 +213,7 @@ class CausalQwenForCausalLM(
         already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
         """
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
-        if not self.config.hides_numbers or input_ids is None or made:
+        if not self.config.context.hides or input_ids is None or made:
             return attention_mask, position_ids
         cached = _length(past_key_values) > 0
         if attention_mask is None and cached:
@@ -276,48 +289,96 @@ class CausalQwenForCausalLM(
             use_cache=getattr(self.config, "use_cache", None) if use_cache is None else use_cache,
             **kwargs,
         )
-        features = outputs.last_hidden_state
+        kept = kept_positions(logits_to_keep)
+        features = outputs.last_hidden_state[:, kept]
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
-        candidates = None
-        if self.config.copy_numbers and labels is not None and input_ids is not None:
-            if position_ids is not None and attention_mask is None and bool(sequence_starts(position_ids).any()):
-                raise ValueError(
-                    "sequences packed into one row: give those of a model that copies as rows of their own"
-                )
-            candidates = self.candidates(features, input_ids, numeric_values, attention_mask)
-        kept: Any = logits_to_keep
-        if isinstance(logits_to_keep, int):
-            kept = slice(-logits_to_keep, None) if logits_to_keep else slice(None)
-        positions = None
+        draws: Draws = Integrated()
         if isinstance(causal_decoding, CausalDecoding):
             size = self.config.causal_size
             causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
         if causal_decoding is not None:
-            positions = token_positions(features, seen, places, past_key_values)[:, kept]
+            positions = token_positions(outputs.last_hidden_state, seen, places, past_key_values)
+            draws = causal_decoding.at(positions[:, kept])
         if scores_only:
-            result = self.scores(features[:, kept], causal_decoding, positions)
+            result = CausalQwenOutput(logits=Chain(self, features, draws).ranked(), features=features)
         else:
+            masks, candidates = None, None
+            if labels is not None:
+                flat = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+                values = numeric_values if numeric_labels is None else numeric_labels
+                masks = shift_targets(labels, values, flat, self.config.num_token_id)
+                masks.also_right = None if also_right is None else also_right[:, 1:]
+                masks.num_items, masks.num_numbers = num_items_in_batch, num_numbers_in_batch
+                if input_ids is not None:
+                    candidates = self.candidates(features, input_ids, numeric_values, attention_mask, position_ids)
             result = self.heads(
-                features[:, kept],
-                labels=labels,
-                also_right=also_right,
-                numeric_labels=numeric_values if numeric_labels is None else numeric_labels,
-                attention_mask=attention_mask
-                if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
-                else None,
-                candidates=candidates,
-                output_ovr=output_ovr,
-                skip_logits=skip_logits,
-                causal_decoding=causal_decoding,
-                positions=positions,
-                num_items_in_batch=num_items_in_batch,
-                num_numbers_in_batch=num_numbers_in_batch,
+                features, masks, candidates=candidates, draws=draws, output_ovr=output_ovr, skip_logits=skip_logits
             )
         result.past_key_values = outputs.get("past_key_values")
         result.hidden_states = outputs.get("hidden_states")
         result.attentions = outputs.get("attentions")
         return result
+
+    # ---- laws: `heads`, `prediction`, `parts` --------------------------------------------------------------------------
+
+    standing, heads, value_losses = laws.standing, laws.heads, laws.value_losses
+    vocabulary, candidates, copy_law = laws.standing_vocabulary, laws.number_candidates, laws.copy_law
+    predict_number, predict_values = prediction.predict_number, prediction.predict_values
+    generated_values = prediction.generated_values
+
+    value_reader, value_axes, value_law = map(property, (laws.value_reader, laws.value_axes_of, laws.value_law))
+
+    @property
+    def value_transform(self) -> ValueTransform:
+        """The map between values and the axis of the value head, see `value_law`."""
+        return self.value_law.transform
+
+    @overload
+    def value_law_of(self, classes: str | None) -> ValueLaw: ...
+
+    @overload
+    def value_law_of(self, classes: Sequence[str | None]) -> ValueLaw | ClassLaws: ...
+
+    def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw | ClassLaws:
+        """`value_law` of a class: with its levels and, where classes have axes of their own, on its axis; of a sequence, that
+        of each row's class.
+
+        None stands for `number_class`, and, where that is None too, for the model's own levels, as does a class that had too
+        few rows. ValueError for a class that the model does not know, and for none where it needs one.
+        """
+        return (
+            self.value_axes.law(classes)
+            if classes is None or isinstance(classes, str)
+            else self.value_axes.laws(classes)
+        )
+
+    # ---- individuals and worlds: `reading`, `individuals`, `worlds` ----------------------------------------------------
+
+    read, encode_text, contexts = reading.read_contexts, reading.encode_text, reading.contexts_of
+    token_evidence, value_evidence = reading.token_evidence, reading.value_evidence
+    abduct, abduct_population = individuals.abduct, individuals.abduct_population
+    shares, abduct_noise = individuals.shares, individuals.abduct_noise
+    interventional_samples, counterfactual_samples = worlds.interventional_samples, worlds.counterfactual_samples
+    value_predictions = worlds.value_predictions
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
+        return reading.reads_numbers(self)
+
+    # ---- a graft, and a domain of its own: `grafting`, `parts.domain` ---------------------------------------------------
+
+    from_backbone = classmethod(grafting.from_backbone)
+    add_domain, set_domain = domain.add_domain, domain.set_domain
+    save_domain, load_domain = domain.save_domain, domain.load_domain
+
+
+def kept_positions(logits_to_keep: int | Tensor) -> Any:
+    """The index of the positions that heads are computed for."""
+    if isinstance(logits_to_keep, int):
+        return slice(-logits_to_keep, None) if logits_to_keep else slice(None)
+    return logits_to_keep
 
 
 def _length(past: Cache | None) -> int:

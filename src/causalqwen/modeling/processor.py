@@ -20,7 +20,6 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
-from causalqwen.modeling.context import NumberContext, check_context, writes_digits
 from causalqwen.modeling.encoded import (
     NumberText,
     NumericEncoding,
@@ -31,6 +30,7 @@ from causalqwen.modeling.encoded import (
 )
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
+from causalqwen.parts.contexts import CONTEXTS, Context
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
@@ -50,7 +50,7 @@ class CausalQwenProcessor(ProcessorMixin):
         chat_template: as in transformers.
         number_rules: which numbers of a text are read; kept with a checkpoint. One that has none was trained with
             `FIRST_RULES` and goes on with them.
-        number_context: what stands in the context for a number, see `modeling.context`; that of the model's configuration.
+        number_context: what stands in the context for a number, see `parts.contexts`; that of the model's configuration.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CausalQwenProcessor(ProcessorMixin):
         num_token_id: int | None = None,
         chat_template: str | None = None,
         number_rules: NumberRules | dict[str, Any] | None = None,
-        number_context: NumberContext = "value",
+        number_context: str = "value",
         **kwargs: Any,
     ) -> None:
         if not tokenizer.is_fast:
@@ -69,9 +69,15 @@ class CausalQwenProcessor(ProcessorMixin):
         super().__init__(tokenizer, chat_template=chat_template or getattr(tokenizer, "chat_template", None))
         self.num_token_id = len(tokenizer) if num_token_id is None else num_token_id
         self.number_rules = NumberRules.of(number_rules)
-        check_context(number_context)
+        if number_context not in CONTEXTS:
+            raise ValueError(f"unknown number_context {number_context!r}; use one of {', '.join(CONTEXTS)}")
         self.number_context = number_context
         self._slotted: PreTrainedTokenizerBase | None = None
+
+    @property
+    def context(self) -> Context:
+        """What stands in the context for a number."""
+        return CONTEXTS[self.number_context]
 
     @property
     def slotted_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -98,7 +104,7 @@ class CausalQwenProcessor(ProcessorMixin):
         return settings, kwargs
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> "CausalQwenProcessor":
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> "CausalQwenProcessor":  # type: ignore[override] # passed on
         """Load the processor of a grafted model, or make the one that a bare backbone would get."""
         path = resolve_backbone(pretrained_model_name_or_path)
         config = AutoConfig.from_pretrained(path)
@@ -153,7 +159,7 @@ class CausalQwenProcessor(ProcessorMixin):
                 spans.append(self._spans(item))
             except ValueError as error:
                 raise ValueError(f"text {row}: {error}" if not single else str(error)) from None
-        encode = self._beside_digits if writes_digits(self.number_context) else self._in_slots
+        encode = self._beside_digits if self.context.writes else self._in_slots
         data, numeric_values, number_texts, digits = encode(texts, spans, **kwargs)
         data["numeric_values"] = numeric_values
         if return_tensors == "pt":
@@ -284,7 +290,7 @@ class CausalQwenProcessor(ProcessorMixin):
             raise ValueError(f"{len(values)} values for {len(ids)} tokens")
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
         numbers = [(None if values is None else values[place], index) for index, place in enumerate(places)]
-        if places and writes_digits(self.number_context):
+        if places and self.context.writes:
             ids, alone = self._without_announced(ids, places, values)
             numbers = [numbers[index] for index in alone]
         slot_id = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
@@ -367,7 +373,7 @@ class CausalQwenProcessor(ProcessorMixin):
         """A text that was read; where its digits are tokens, those of values that were changed since are written anew."""
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
         changed = [i for i, (place, text) in enumerate(zip(places, texts, strict=True)) if values[place] != text.value]
-        if not writes_digits(self.number_context) or not changed:
+        if not self.context.writes or not changed:
             return self.decode(ids, values, texts, skip_special_tokens, **kwargs)
         text, start = "", 0
         for i in changed:  # what is before it as it stands, and it without its digits

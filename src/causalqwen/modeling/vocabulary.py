@@ -96,15 +96,24 @@ class Vocabulary:
         return self._rows[-1][1]
 
     def number_row(self) -> Tensor:
-        """W_NUM [C], kept within +-m under the common scale, which then bounds `<NUM>`'s too, and never moves with it."""
+        """W_NUM [C], as far as the score scale lets it reach."""
         action = self.action
-        row: Tensor = action.num_row
-        if not action.num_appended:
-            row = row + self.weight[action.num_token_id].to(row.dtype)
-        if action.score_scale == "equal":
-            limit = self.largest.to(row.dtype)
-            row = torch.maximum(torch.minimum(row, limit), -limit)
-        return row
+        return action.scales.number_row(action.number.row(action, self), self)
+
+    def rows_of_all(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """W [V', C], b [V'] and the rows in use, `<NUM>`'s row where it is, float32."""
+        action, bias = self.action, None if self.bias is None else upcast(self.bias)
+        weight, number = upcast(self.weight), action.number
+        if action.num_token_id is None:
+            return weight, bias, action.vocabulary_mask
+        bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
+        bias = number.put(action, bias, lambda: number.bias(action, self))
+        weight = number.put(action, weight.clone().mT, lambda: upcast(self.number_row())).mT.contiguous()
+        return weight, bias, action.vocabulary_mask
+
+    def is_plain(self, layer: Any) -> bool:
+        """Whether calling it is calling `layer`."""
+        return self.layer is layer and self.action.token_thresholds is None
 
     def frozen(self) -> bool:
         """Whether no training moves the matrix."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from transformers import LogitsProcessorList
 from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual, SaidNumber
 from causalqwen.modeling.encoded import NumberText
-from causalqwen.modeling.individuals import IndividualMixin
+from causalqwen.modeling.individuals import abduct, abduct_noise
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
-from causalqwen.modeling.prediction import NumberPrediction
-from causalqwen.modeling.reading import Observation
+from causalqwen.modeling.prediction import NumberPrediction, predict_values
+from causalqwen.modeling.reading import Observation, encode_text
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 
 @dataclass(frozen=True)
@@ -66,191 +69,201 @@ class World:
     digits: tuple[int, ...] = ()
 
 
-class WorldsMixin(IndividualMixin):
-    """`interventional_samples` and `counterfactual_samples` of a grafted model."""
+def interventional_samples(
+    model: "CausalQwenForCausalLM",
+    prompts: str | Sequence[str],
+    individual: Individual | None = None,
+    *,
+    num_samples: int = 1,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    temperature: float = 1.0,
+    noise_temperature: float | None = None,
+) -> list[list[World]]:
+    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
 
-    def interventional_samples(
-        self,
-        prompts: str | Sequence[str],
-        individual: Individual | None = None,
-        *,
-        num_samples: int = 1,
-        max_new_tokens: int = 64,
-        seed: int = 0,
-        temperature: float = 1.0,
-        noise_temperature: float | None = None,
-    ) -> list[list[World]]:
-        """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+    Returns: `num_samples` worlds per prompt; sample j uses seed + j.
+    """
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    plan = CausalDecoding(
+        individual="sequence" if individual is None else individual,
+        noise="token",
+        temperature=temperature,
+        noise_temperature=noise_temperature,
+        seed=seed,
+    )
+    return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, Intervention()) for prompt in prompts]
 
-        Returns: `num_samples` worlds per prompt; sample j uses seed + j.
-        """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+
+def counterfactual_samples(
+    model: "CausalQwenForCausalLM",
+    observed: Observation,
+    interventions: Intervention | Sequence[Intervention],
+    *,
+    noise: str = "abduct",
+    individual: Individual | None = None,
+    num_samples: int = 1,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    noise_temperature: float | None = None,
+    steps: int = 20,
+) -> list[list[World]]:
+    """What the individual behind an observed text would have written in other worlds.
+
+    Args:
+        interventions: the worlds; `Intervention()` is the one that was.
+        noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
+            explains the text stays too, so that the world that was gives the observed text back, exactly.
+        individual: who it was; None to abduct them from the observed text.
+        num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
+        max_new_tokens: as many as the observed text has, by default.
+
+    Returns: `num_samples` worlds per intervention.
+    """
+    if noise not in ("redraw", "abduct"):
+        raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
+    worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
+    for world in worlds:
+        _check_speaker(model, world.model or model)
+    if individual is None:
+        individual = abduct(model, observed)
+    length = max_new_tokens or len(encode_text(model, observed.text).ids)
+    found: list[list[World]] = [[] for _ in worlds]
+    for sample in range(num_samples):
         plan = CausalDecoding(
-            individual="sequence" if individual is None else individual,
+            individual=individual,
             noise="token",
             temperature=temperature,
             noise_temperature=noise_temperature,
-            seed=seed,
+            seed=seed + sample,
         )
-        return [self._continue(prompt, plan, num_samples, max_new_tokens, Intervention()) for prompt in prompts]
-
-    def counterfactual_samples(
-        self,
-        observed: Observation,
-        interventions: Intervention | Sequence[Intervention],
-        *,
-        noise: str = "abduct",
-        individual: Individual | None = None,
-        num_samples: int = 1,
-        max_new_tokens: int | None = None,
-        seed: int = 0,
-        temperature: float = 1.0,
-        noise_temperature: float | None = None,
-        steps: int = 20,
-    ) -> list[list[World]]:
-        """What the individual behind an observed text would have written in other worlds.
-
-        Args:
-            interventions: the worlds; `Intervention()` is the one that was.
-            noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
-                explains the text stays too, so that the world that was gives the observed text back, exactly.
-            individual: who it was; None to abduct them from the observed text.
-            num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
-            max_new_tokens: as many as the observed text has, by default.
-
-        Returns: `num_samples` worlds per intervention.
-        """
-        if noise not in ("redraw", "abduct"):
-            raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
-        worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
-        for world in worlds:
-            self._check_speaker(world.model or self)
-        if individual is None:
-            individual = self.abduct(observed)
-        length = max_new_tokens or len(self.encode_text(observed.text).ids)
-        found: list[list[World]] = [[] for _ in worlds]
-        for sample in range(num_samples):
-            plan = CausalDecoding(
-                individual=individual,
-                noise="token",
+        if noise == "abduct":
+            kept = abduct_noise(
+                model,
+                observed,
+                individual,
                 temperature=temperature,
                 noise_temperature=noise_temperature,
                 seed=seed + sample,
+                steps=steps,
             )
-            if noise == "abduct":
-                kept = self.abduct_noise(
-                    observed,
-                    individual,
-                    temperature=temperature,
-                    noise_temperature=noise_temperature,
-                    seed=seed + sample,
-                    steps=steps,
-                )
-                plan = replace(plan, noise=kept)
-            for place, world in enumerate(worlds):
-                prompt, speaker = world.prompt_from(observed.prompt), world.model or self
-                found[place] += speaker._continue(prompt, plan, 1, length, world)
-        return found
+            plan = replace(plan, noise=kept)
+        for place, world in enumerate(worlds):
+            prompt, speaker = world.prompt_from(observed.prompt), world.model or model
+            found[place] += continue_prompt(speaker, prompt, plan, 1, length, world)
+    return found
 
-    def _check_speaker(self, other: "WorldsMixin") -> None:
-        if other.config.causal_size != self.config.causal_size or other.config.num_token_id != self.config.num_token_id:
-            raise ValueError("the other checkpoint has another vocabulary or causal size: who and noise do not fit it")
-        other.config.require("noise that is shared with this model", number_context=self.config.number_context)
 
-    @torch.no_grad()
-    def value_predictions(self, world: World, individual: Individual) -> dict[int, NumberPrediction]:
-        """The law of each value that stands in a world and was not forced there, by the index of its token.
+def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM") -> None:
+    if other.config.causal_size != model.config.causal_size or other.config.num_token_id != model.config.num_token_id:
+        raise ValueError("the other checkpoint has another vocabulary or causal size: who and noise do not fit it")
+    other.config.require("noise that is shared with this model", number_context=model.config.number_context)
 
-        It is what `individual` says at that place of that world under fresh noise, what is not known about them integrated
-        out: `predict_number(..., individual=)` after the world's prompt and all that comes before the value.
-        """
-        numbers = (world.tokens == self.config.num_token_id).nonzero().squeeze(-1).tolist()
-        places = [place for place in numbers if place not in world.forced]
-        if not places:
-            return {}
-        ids, values, _ = self.encode_text(world.prompt, prompt=True)
-        ids, values = torch.cat([ids, world.tokens])[None, :-1], torch.cat([values, world.values])[None, :-1]
-        hidden = self.features(ids.to(self.device), numeric_values=values.to(self.device)).last_hidden_state[0]
-        features = hidden[[hidden.shape[0] - len(world.tokens) + place for place in places]]
-        return dict(zip(places, self.predict_values(features, individual), strict=True))
 
-    def _continue(
-        self, prompt: str, plan: CausalDecoding, num_samples: int, max_new_tokens: int, world: Intervention
-    ) -> list[World]:
-        """Texts behind a prompt in a world."""
-        ids, values, _ = self.encode_text(prompt, prompt=True)
-        if len(ids) == 0:
-            raise ValueError("the prompt is empty: give at least one token")
-        start, number = len(ids), self.config.num_token_id
-        if world.values:
-            self.config.require("a value that is set", copy_numbers=False)
-        queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
-        for place, said in world.tokens.items():
-            text = self.encode_text(said)
-            forms = iter(self.processor(said, add_special_tokens=False).number_texts[0])
-            queue += [
-                ForcedToken(
-                    place,
-                    int(text.ids[at]),
-                    float(text.values[at]) if text.ids[at] == number else None,
-                    text.digits_of(at),
-                    next(forms) if text.ids[at] == number else None,
-                )
-                for at in (~text.digits).nonzero().squeeze(-1).tolist()
-            ]
-        forced = ForceTokens(sorted(queue, key=lambda token: token.after))
-        made = self.generate(
-            ids[None].to(self.device),
-            numeric_values=values[None].to(self.device),
-            attention_mask=torch.ones_like(ids[None]).to(self.device),  # padding within a prompt is read too
-            causal_decoding=plan,
-            max_new_tokens=max_new_tokens,
-            num_return_sequences=num_samples,
-            logits_processor=LogitsProcessorList([forced]),
-            pad_token_id=self.processor.tokenizer.pad_token_id or 0,
-        )
-        rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
-        known = plan.noise.numbers if isinstance(plan.noise, Hindsight) else {}
-        return [self._world(prompt, *of_row, start, forced, row, known) for row, of_row in enumerate(rows)]
+@torch.no_grad()
+def value_predictions(
+    model: "CausalQwenForCausalLM", world: World, individual: Individual
+) -> dict[int, NumberPrediction]:
+    """The law of each value that stands in a world and was not forced there, by the index of its token.
 
-    def _world(
-        self,
-        prompt: str,
-        ids: Tensor,
-        values: Tensor,
-        start: int,
-        forced: ForceTokens,
-        row: int,
-        said_before: dict[int, SaidNumber],
-    ) -> World:
-        """The world of a sequence whose first `start` tokens are the prompt; it ends before an end of text."""
-        end = self.generation_config.eos_token_id
-        ends = torch.tensor([end] if isinstance(end, int) else (end or []))
-        last = torch.isin(ids[start:], ends).nonzero()
-        if len(last):
-            ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
-        else:
-            listed, of_listed = ids.tolist(), values.tolist()
-            forced.finish(row, listed, of_listed)
-            ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
-        is_number = ids == self.config.num_token_id
-        places = is_number[start:].nonzero().squeeze(-1).tolist()
-        # As they were written, where the same is said: a number that is not seen takes no place in the noise.
-        forms = list(self.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]) if prompt else []
-        forms = forms[: int(is_number[:start].sum())]
-        for count, place in enumerate(places):
-            known = forced.texts.get((row, start + place))
-            if known is None and (heard := said_before.get(place - count * self.config.hides_numbers)):
-                known = NumberText.of(heard.text, heard.value)
-            forms.append(NumberText.of("", math.nan) if known is None else known)
-        said = self.processor.decode(ids, values, forms)
-        before = self.processor.decode(ids[:start], values[:start], forms)
-        digits: list[int] = []
-        kept = [place for place in forced.places[row] if place < len(ids) - start]
-        if forced.writer is not None:
-            for place in places:
-                whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
-                written = range(place + 1, place + 1 + len(whole))
-                digits += written
-                kept += written if place in kept else ()
-        return World(prompt, said[len(before) :], ids[start:], values[start:], tuple(sorted(kept)), tuple(digits))
+    It is what `individual` says at that place of that world under fresh noise, what is not known about them integrated
+    out: `predict_number(..., individual=)` after the world's prompt and all that comes before the value.
+    """
+    numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+    places = [place for place in numbers if place not in world.forced]
+    if not places:
+        return {}
+    ids, values, _ = encode_text(model, world.prompt, prompt=True)
+    ids, values = torch.cat([ids, world.tokens])[None, :-1], torch.cat([values, world.values])[None, :-1]
+    hidden = model.features(ids.to(model.device), numeric_values=values.to(model.device)).last_hidden_state[0]
+    features = hidden[[hidden.shape[0] - len(world.tokens) + place for place in places]]
+    return dict(zip(places, predict_values(model, features, individual), strict=True))
+
+
+def continue_prompt(
+    model: "CausalQwenForCausalLM",
+    prompt: str,
+    plan: CausalDecoding,
+    num_samples: int,
+    max_new_tokens: int,
+    world: Intervention,
+) -> list[World]:
+    """Texts behind a prompt in a world."""
+    ids, values, _ = encode_text(model, prompt, prompt=True)
+    if len(ids) == 0:
+        raise ValueError("the prompt is empty: give at least one token")
+    start, number = len(ids), model.config.num_token_id
+    if world.values:
+        model.config.require("a value that is set")
+    queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
+    for place, said in world.tokens.items():
+        text = encode_text(model, said)
+        forms = iter(model.processor(said, add_special_tokens=False).number_texts[0])
+        queue += [
+            ForcedToken(
+                place,
+                int(text.ids[at]),
+                float(text.values[at]) if text.ids[at] == number else None,
+                text.digits_of(at),
+                next(forms) if text.ids[at] == number else None,
+            )
+            for at in (~text.digits).nonzero().squeeze(-1).tolist()
+        ]
+    forced = ForceTokens(sorted(queue, key=lambda token: token.after))
+    made = model.generate(
+        ids[None].to(model.device),
+        numeric_values=values[None].to(model.device),
+        attention_mask=torch.ones_like(ids[None]).to(model.device),  # padding within a prompt is read too
+        causal_decoding=plan,
+        max_new_tokens=max_new_tokens,
+        num_return_sequences=num_samples,
+        logits_processor=LogitsProcessorList([forced]),
+        pad_token_id=model.processor.tokenizer.pad_token_id or 0,
+    )
+    rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
+    known = plan.noise.numbers if isinstance(plan.noise, Hindsight) else {}
+    return [_world(model, prompt, *of_row, start, forced, row, known) for row, of_row in enumerate(rows)]
+
+
+def _world(
+    model: "CausalQwenForCausalLM",
+    prompt: str,
+    ids: Tensor,
+    values: Tensor,
+    start: int,
+    forced: ForceTokens,
+    row: int,
+    said_before: dict[int, SaidNumber],
+) -> World:
+    """The world of a sequence whose first `start` tokens are the prompt; it ends before an end of text."""
+    end = model.generation_config.eos_token_id
+    ends = torch.tensor([end] if isinstance(end, int) else (end or []))
+    last = torch.isin(ids[start:], ends).nonzero()
+    if len(last):
+        ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
+    else:
+        listed, of_listed = ids.tolist(), values.tolist()
+        forced.finish(row, listed, of_listed)
+        ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
+    is_number = ids == model.config.num_token_id
+    places = is_number[start:].nonzero().squeeze(-1).tolist()
+    # As they were written, where the same is said: a number that is not seen takes no place in the noise.
+    forms = list(model.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]) if prompt else []
+    forms = forms[: int(is_number[:start].sum())]
+    for count, place in enumerate(places):
+        known = forced.texts.get((row, start + place))
+        if known is None and (heard := said_before.get(place - count * model.config.context.hides)):
+            known = NumberText.of(heard.text, heard.value)
+        forms.append(NumberText.of("", math.nan) if known is None else known)
+    said = model.processor.decode(ids, values, forms)
+    before = model.processor.decode(ids[:start], values[:start], forms)
+    digits: list[int] = []
+    kept = [place for place in forced.places[row] if place < len(ids) - start]
+    if forced.writer is not None:
+        for place in places:
+            whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
+            written = range(place + 1, place + 1 + len(whole))
+            digits += written
+            kept += written if place in kept else ()
+    return World(prompt, said[len(before) :], ids[start:], values[start:], tuple(sorted(kept)), tuple(digits))

@@ -20,6 +20,9 @@ LOSS_LEVELS = torch.arange(1, 40, dtype=torch.float64) / 40
 WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
+LEVELS = (0.5, 0.8, 0.9)
+"""Central levels at which intervals and their coverage are told."""
+
 FEWEST_OF_CLASS = 99
 """The fewest values of a class that has levels of its own: the least n whose rank ceil((n + 1) 0.99) is at most n, so that the
 outermost level below 100% is one that was observed. (No n supports 100% itself.)"""
@@ -189,6 +192,14 @@ class ValueLaw(_Calibrated):
         quantiles = self._raw_quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS)
         return quantile_crps(value.double(), self.clip(quantiles), CRPS_LEVELS)
 
+    def to(self, device: torch.device | str) -> "ValueLaw":
+        """The same there: it holds no tensors."""
+        return self
+
+    def beside_levels(self) -> "ValueLaw":
+        """The same law, beside which many levels may stand."""
+        return self
+
     def clip(self, quantiles: Tensor) -> Tensor:
         """Quantiles clipped to the training range widened by its own width on both sides, where it is known."""
         if self.value_range is None:
@@ -256,5 +267,10 @@ class ClassLaws(_Calibrated):
         return self._by_row("quantile_crps", loc, scale, value)
 
     def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
-        """`ValueLaw.axis_losses`."""
-        return self._by_row("axis_losses", loc, scale, value, kind=kind)
+        """`ValueLaw.axis_losses` of values [n] under several laws of each at once, loc and scale [..., n]."""
+        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
+        parts = [
+            law.axis_losses(loc[..., of], scale[..., of], value[of], kind)
+            for law, of in zip(self.laws, rows, strict=True)
+        ]
+        return torch.cat(parts, dim=-1)[..., torch.cat(rows).argsort()]

@@ -152,7 +152,7 @@ class _Service:
     """The endpoints."""
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
-        model.config.require("the server", copy_numbers=False)
+        model.config.require("the server")
         _ = model.value_law  # a model whose numbers need a class is told so before anything is served
         self.processor, self.settings = model.processor, settings
         self.processor("made ready before there are threads")

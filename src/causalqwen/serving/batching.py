@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from causalqwen.decoding import CausalDecoding, Individual
-from causalqwen.evaluation.predict import describe
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loop import ValueLog
+from causalqwen.modeling.prediction import describe
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
@@ -90,7 +90,7 @@ class Batcher:
         self, model: CausalQwenForCausalLM, *, max_rows: int = 8, window: float = 0.01, max_waiting: int = 64
     ) -> None:
         self.model, self.max_rows, self.window, self.max_waiting = model, max_rows, window, max_waiting
-        self.context = getattr(model.config.text_config, "max_position_embeddings", None) or math.inf
+        self.context = model.config.context_length or math.inf
         self.observe: Callable[[int], None] = lambda rows: None
         self._waiting: list[Job] = []
         self._running: list[Job] = []

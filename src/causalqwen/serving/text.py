@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from causalqwen.modeling import CausalQwenProcessor
-from causalqwen.modeling.context import writes_digits
 
 _CONTEXT = 8  # tokens of the prompt that decide how the first new token is written
 _NUMBER = "\ufdd0"  # stands for each character of a generated number where stop strings are looked for
@@ -24,7 +23,7 @@ class GrowingText:
         self.processor, self.stops = processor, stops
         self.text = ""
         self.stopped = False
-        self._in_digits = writes_digits(processor.number_context)
+        self._in_digits = processor.context.writes
         self._expected = 0  # digits that are written already, and still to come
         tail = list(zip(ids, values, strict=True))[-_CONTEXT:]
         if self._in_digits:  # the text is in them alone

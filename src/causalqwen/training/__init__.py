@@ -1,9 +1,10 @@
 """Training by transformers' Trainer, on features kept on disk or through the backbone."""
 
+from causalqwen.numbers.law import LEVELS
 from causalqwen.training.calibration import CalibrationSettings, calibrate, choice_distances, text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.run import train
-from causalqwen.training.scores import LEVELS, score_tokens, score_values
+from causalqwen.training.scores import score_tokens, score_values
 from causalqwen.training.settings import BackboneStage, HeadStage, LoraStage, TrainSettings, ValueStage
 from causalqwen.training.stages import METRICS
 

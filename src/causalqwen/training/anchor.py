@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
@@ -41,9 +42,9 @@ class TextAnchor:
 
     def loss(self, model: CausalQwenForCausalLM, index: int) -> Tensor:
         """Mean nats per token of chunk `index`, with a gradient to whatever of `model` requires one."""
-        lm_head, backbone_head = model.vocabulary(), model.backbone.get_output_embeddings()
+        backbone_head = model.backbone.get_output_embeddings()
         with torch.no_grad():
             wanted = upcast(backbone_head(self.features[index])).masked_fill(~self.used, _OUT).log_softmax(-1)
-        features = model.features(self.ids[index : index + 1]).last_hidden_state[0, :-1]
-        scores = upcast(lm_head(model.abduction.locate(features))).masked_fill(~self.used, _OUT)
+        chain = Chain(model, model.features(self.ids[index : index + 1]).last_hidden_state[0, :-1])
+        scores = upcast(chain.words(chain.loc_U)).masked_fill(~self.used, _OUT)
         return F.kl_div(scores.log_softmax(-1), wanted, reduction="batchmean", log_target=True)

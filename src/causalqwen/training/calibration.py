@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+from causalqwen.core import Chain
 from causalqwen.decoding import QuantileReader
 from causalqwen.distributions import INDIVIDUAL_STREAM, StableFamily, uniform_draws, upcast
 from causalqwen.losses import ovr_log_probs
@@ -80,7 +81,7 @@ def text_chunks(model: CausalQwenForCausalLM, text: str, chunk: int = 512) -> li
     """The text as the backbone itself reads it (numbers are digits), int64 [<= chunk] each."""
     tokenizer = model.processor.tokenizer
     ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
-    limit = getattr(model.config.text_config, "max_position_embeddings", None) or chunk
+    limit = model.config.context_length or chunk
     chunks = [part for part in ids.split(min(chunk, limit)) if len(part) > 1]
     if not chunks:
         raise ValueError("the text has no two tokens: nothing to learn from")
@@ -90,7 +91,7 @@ def text_chunks(model: CausalQwenForCausalLM, text: str, chunk: int = 512) -> li
 @torch.no_grad()
 def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> ScoreSummary:
     """One pass of the backbone over the text; progress on stderr."""
-    action, lm_head = model.action, model.vocabulary()
+    action, words = model.action, model.vocabulary()
     used = action.rest_mask
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     columns: dict[str, list[Tensor]] = {}
@@ -98,8 +99,8 @@ def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> 
         ids = ids.to(model.device)
         hidden = model.features(ids[None]).last_hidden_state[0, :-1]
         for features, target in zip(hidden.split(128), ids[1:].split(128), strict=True):
-            loc_U, scale_U = model.abduction(features)
-            scores = upcast(lm_head(loc_U)).masked_fill(~used, -torch.inf)
+            chain = Chain(model, features, words=words)
+            scores = upcast(words(chain.loc)).masked_fill(~used, -torch.inf)
             log_partition = scores.logsumexp(-1, keepdim=True)
             scores -= log_partition
             mass += scores.exp().sum(0, dtype=torch.float64)
@@ -109,12 +110,12 @@ def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> 
             counts.scatter_add_(1, _bins(top), torch.full_like(top, -1.0))
             made = {
                 "features": upcast(features),
-                "loc": upcast(loc_U),
+                "loc": upcast(chain.loc),
                 "log_partition": log_partition.squeeze(-1),
                 "target": scores.gather(-1, target[:, None]).squeeze(-1),
                 "top": top,
                 "counts": counts,
-                "scale": action.common_scale(action.law.add(scale_U, action.noise), lm_head),
+                "scale": action.common_scale(chain.scale, words),
             }
             for name, tensor in made.items():
                 columns.setdefault(name, []).append(tensor)
@@ -142,10 +143,7 @@ def calibrate(
         ValueError: a text without two tokens; a model whose scale is the documents' (its probabilities are not free).
     """
     settings = settings or CalibrationSettings()
-    if model.action.score_scale != "equal":
-        raise ValueError(
-            "only a model with score_scale='equal' can be calibrated: the documents' scale moves decisions"
-        )
+    model.config.require("calibration")  # the documents' scale moves decisions
     was_training = model.training
     model.eval()
     say("reading the text")
@@ -352,11 +350,11 @@ def choice_distances(
     weight = upcast(lm_head.weight)
     found: dict[float, list[Tensor]] = {factor: [] for factor in factors}
     for place, z in enumerate(tqdm(features, desc="choices of drawn individuals", leave=False)):
-        loc_U, scale_U = model.abduction(z.to(model.abduction.loc_net.weight.dtype))
-        scores = upcast(lm_head(loc_U)).masked_fill(~action.vocabulary_mask[: action.rows], -torch.inf)
+        chain = Chain(model, z.to(model.abduction.loc_net.weight.dtype), words=lm_head)
+        scores = upcast(lm_head(chain.loc_U)).masked_fill(~action.vocabulary_mask[: action.rows], -torch.inf)
         seeds = seed + place * draws + torch.arange(draws)
-        drawn = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, len(loc_U)).to(z.device)).to(weight.dtype)
-        moved = (action.draw_gain(z, loc_U, lm_head) * drawn * upcast(scale_U)) @ weight.T
+        drawn = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, len(chain.loc_U)).to(z.device)).to(weight.dtype)
+        moved = (chain.gain * drawn * upcast(chain.scale_U)) @ weight.T
         for factor in factors:
             chosen = torch.bincount((scores + factor * moved).argmax(-1), minlength=len(scores)) / draws
             found[factor].append((chosen - scores.softmax(-1)).abs().sum() / 2)

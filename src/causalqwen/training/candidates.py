@@ -10,7 +10,7 @@ from torch import Tensor
 
 from causalqwen.data import Example
 from causalqwen.distributions import upcast
-from causalqwen.modeling.copying import NOWHERE
+from causalqwen.parts.copying import NOWHERE
 
 FEATURES = "number_features.npy"
 _INDICES = ("place", "offsets", "values", "places")

@@ -20,21 +20,19 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from causalqwen.core import Chain
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import most_also_right
-from causalqwen.decoding import decision_scores
 from causalqwen.distributions import upcast
-from causalqwen.losses import NO_TARGET, ovr_log_probs
+from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.vocabulary import Vocabulary
+from causalqwen.modeling.heads import NUMBER_PARTS
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
 from causalqwen.training.sharding import on_whole
 
 FORMAT = 4
-_TRAINED = ("value_branch.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head.")
-"""Parameters that the facts do not depend on: those that training on kept features may change."""
 
 _NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
@@ -105,7 +103,7 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
         model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], also_right, positions_at_once
     )
     if model.config.copy_numbers:
-        facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.hides_numbers)
+        facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.context.hides)
     return facts
 
 
@@ -120,53 +118,43 @@ def facts_of(
 ) -> TokenFacts:
     """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`), int64
     also_right [N, R]."""
-    config, action, lm_head = model.config, model.action, model.vocabulary()
-    backbone_head = model.backbone.get_output_embeddings()
-    is_num = targets == config.num_token_id
+    backbone_head, words = model.backbone.get_output_embeddings(), model.vocabulary()
+    is_num = targets == model.config.num_token_id
     values = torch.where(is_num, values, torch.nan)
     also_right = targets.new_empty(len(targets), 0) if also_right is None else also_right
-    used = action.rest_mask
-    without = None if bool(used.all()) else ~used
     columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):
-        features = z[part]
-        loc_U, scale_U = model.abduction(features)
-        loc, scale = model.situate(loc_U, scale_U)
-        thresholds = model.thresholds(features, loc_U, scale_U, lm_head)
-        scores = upcast(lm_head(loc))
-        is_backbones = lm_head.layer is backbone_head and action.token_thresholds is None and torch.equal(loc, features)
-        theirs = scores if is_backbones else upcast(backbone_head(features.to(backbone_head.weight.dtype)))
-        scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
-        log_p, log_not_p = ovr_log_probs(scores, scales, thresholds, family=action.law.name, slope=action.score_slope)
+        chain = Chain(model, z[part], words=words)
+        rest = chain.rest
+        scores = upcast(rest.loc)
+        is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
+        theirs = scores if is_backbones else upcast(backbone_head(chain.features.to(backbone_head.weight.dtype)))
+        log_p, log_not_p = rest.log_p()
         target, numbers = targets[part].masked_fill(is_num[part], 0).unsqueeze(-1), is_num[part]
         of_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_p, log_not_p))
         target_logit, log_p_target, log_not_target = of_target
         backbone_nll = theirs.logsumexp(-1) - theirs.gather(-1, target).squeeze(-1)
-        if without is not None:
-            log_not_p = log_not_p.masked_fill(without, 0.0)
-        decisions = decision_scores(scores, scales, thresholds, vocabulary_mask=None if without is None else used)
-        best = decisions.max(-1)
+        log_not_p = log_not_p.masked_fill(~rest.mask, 0.0)
+        best = rest.ranked().max(-1)
         also = also_right[part]
         log_p_also, log_not_also = (t.gather(-1, also.clamp(min=0)) for t in (log_p, log_not_p))
         of_also = (log_p_also - log_not_also).masked_fill(also == NO_TARGET, 0.0)
         of_right = (log_p_target - log_not_target).masked_fill(numbers, 0.0) + of_also.sum(-1)
         found = {
-            "features": upcast(features),
+            "features": upcast(chain.features),
             "targets": targets[part],
             "values": values[part],
             "rest_loss": -log_not_p.sum(-1) - of_right,
             "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
             "rest_log_p": log_p_target.masked_fill(numbers, 0.0),
             "target_logit": target_logit.masked_fill(numbers, 0.0),
-            "rest_log_partition": (scores if without is None else scores.masked_fill(without, -torch.inf)).logsumexp(
-                -1
-            ),
+            "rest_log_partition": scores.masked_fill(~rest.mask, -torch.inf).logsumexp(-1),
             "rival_score": best.values,
             "rival_id": best.indices,
             "backbone_id": theirs.argmax(-1),
             "backbone_nll": backbone_nll.masked_fill(numbers, 0.0),
-            "num_scale": action.num_scale(scale, lm_head),
-            "threshold": thresholds.squeeze(-1),
+            "num_scale": chain.number_scale,
+            "threshold": chain.threshold.squeeze(-1),
             "also_right": also,
         }
         for name, tensor in found.items():
@@ -175,27 +163,10 @@ def facts_of(
     return TokenFacts(**made, numbers=None, class_code=None)
 
 
-def number_terms(
-    model: CausalQwenForCausalLM,
-    features: Tensor,
-    num_scale: Tensor,
-    thresholds: Tensor,
-    words: Vocabulary | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `<NUM>` makes of kept facts under the current heads, all [...]: loc_U, log P, log(1 - P), decision score.
-
-    features: [..., H]; num_scale, thresholds: [...]. Under the documents' scale, `<NUM>`'s own scale follows its row, and
-    is computed anew. Decision scores compare with `rival_score`.
-    """
-    action, words = model.action, words or model.vocabulary()
-    loc_U = model.abduction.locate(features)
-    if action.score_scale != "equal":
-        num_scale = action.num_scale(model.situate(*model.abduction(features))[1], words)
-    log_num, log_not_num = model.num_log_probs(loc_U, num_scale, thresholds, words)
-    score = action.num_loc(loc_U, words)
-    if action.score_scale != "equal":
-        score = (score - thresholds) / num_scale
-    return loc_U, log_num, log_not_num, score
+def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
+    """Tell a chain at kept features what was kept of its positions, [...]: `<NUM>` follows the heads as they are now."""
+    chain.threshold = threshold.unsqueeze(-1)
+    chain.action.scales.keep(chain, num_scale)
 
 
 def batches_by_length(examples: Sequence[Sized], tokens: int) -> Iterator[list[int]]:
@@ -402,16 +373,16 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> lis
         "threshold_shift": config.threshold_shift,
         "scale_activation": config.scale_activation,
         "max_scale": config.max_scale,
-        "domain": config.domain and config.domains[config.domain] | {"name": config.domain},
+        "domain": config.domain and config.domain_settings | {"name": config.domain},
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }
-    if config.hides_numbers:
+    if config.context.hides:
         settings["hides_numbers"] = True
     if model.bf16:
         settings["bf16"] = True
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        if not name.startswith(_TRAINED):
+        if not name.startswith(NUMBER_PARTS):
             digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for example in examples:

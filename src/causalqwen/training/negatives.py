@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import upcast
+from causalqwen.core import Chain
 from causalqwen.kernels import inclusion_probabilities
-from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.features import TokenFacts
 
@@ -17,15 +16,10 @@ def token_importance(model: CausalQwenForCausalLM, features: Tensor) -> Tensor:
 
     0 for `<NUM>` and unused rows; float64. Proportional to it, a sample varies least for its size (Neyman 1934).
     """
-    action, lm_head = model.action, model.vocabulary()
+    action, words = model.action, model.vocabulary()
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     for part in features.to(model.device, model.dtype).split(64):
-        loc_U, scale_U = model.abduction(part)
-        loc, scale = model.situate(loc_U, scale_U)
-        scales = action.score_scale_of(scale, lm_head)[..., : action.rows]
-        thresholds, law = model.thresholds(part, loc_U, scale_U, lm_head), action.law.name
-        log_p, _ = ovr_log_probs(upcast(lm_head(loc)), scales, thresholds, family=law, slope=action.score_slope)
-        mass += (2 * log_p).exp().sum(0)
+        mass += (2 * Chain(model, part, words=words).rest.log_p()[0]).exp().sum(0)
     mass = (mass / len(features)).sqrt() * action.rest_mask
     return mass + action.rest_mask * mass.sum() / action.rest_mask.sum()
 

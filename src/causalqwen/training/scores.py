@@ -7,20 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding
-from causalqwen.distributions import upcast
-from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.copying import Candidates
 from causalqwen.numbers import ClassLaws, ValueLaw
 from causalqwen.numbers.copies import CopyLaw
-from causalqwen.numbers.law import rows_of_classes
+from causalqwen.numbers.law import LEVELS, rows_of_classes
+from causalqwen.parts.copying import Candidates
 from causalqwen.training import ranks
-from causalqwen.training.features import COLUMNS, TokenFacts, number_terms
+from causalqwen.training.features import COLUMNS, TokenFacts, known_of_number
 from causalqwen.training.sharding import on_whole
-
-LEVELS = (0.5, 0.8, 0.9)
-"""Central levels at which coverage is reported."""
 
 _STATISTICS_SAMPLE = 200_000
 
@@ -128,21 +124,18 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     num_id = model.config.num_token_id
     features = facts.tensor("features").to(model.device)
     column = {name: facts.tensor(name) for name in COLUMNS if name != "features"}
-    num_scale, threshold = (column[name].to(model.device) for name in ("num_scale", "threshold"))
-    words = model.vocabulary()
-    loc_U, *terms = number_terms(model, features, num_scale, threshold, words)
-    log_num, log_not_num, num_score = (term.cpu() for term in terms)
-    num_logit = model.action.num_loc(loc_U, words).cpu()
+    chain = Chain(model, features)
+    known_of_number(chain, *(column[name].to(model.device) for name in ("num_scale", "threshold")))
+    log_num, log_not_num = (term.cpu() for term in chain.number.log_p())
+    num_score, num_logit = (term.cpu() for term in (chain.number.ranked(), chain.number.loc))
     is_num = column["targets"] == num_id
     ahead = (num_score > column["rival_score"]) | ((num_score == column["rival_score"]) & (num_id < column["rival_id"]))
     decision = torch.where(ahead, num_id, column["rival_id"])
     prob_sum = column["rest_prob_sum"] + log_num.exp()
     numbers = is_num & column["values"].isfinite()
-    _, scale_U = model.abduction(features)
-    loc_Y, scale_Y = model.value_parameters(features[numbers], loc_U[numbers], scale_U[numbers])
-    step = max(1, loc_U.numel() // 50_000)
-    domain = model.abduction.domain
-    network: Any = None if domain is None else model.abduction.domains[domain]
+    loc_Y, scale_Y = chain[numbers.to(model.device)].value()
+    step = max(1, chain.loc_U.numel() // 50_000)
+    network = model.abduction.asked
     beside = {} if network is None else {"distance": network.distance(features).cpu()}
     if facts.numbers is not None:
         offered = Candidates(**facts.numbers.candidates()).to(model.device)[numbers.to(model.device)]
@@ -165,8 +158,8 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "scale": scale_Y.cpu(),
         "value": column["values"][numbers],
         "noise": model.action.noise.cpu().clone(),
-        "U_loc": loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
-        "U_scale": scale_U.flatten()[::step].float().cpu().clone(),
+        "U_loc": chain.loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
+        "U_scale": chain.scale_U.flatten()[::step].float().cpu().clone(),
     }
 
 
@@ -182,20 +175,10 @@ def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: i
 
     The author's question in overview 5.4: an individual has one next token, so that this sum should be near 1.
     """
-    action, lm_head = model.action, model.vocabulary()
     plan = CausalDecoding.preset("causal", central_mass=1.0, seed=seed)
     bound = BoundDecoding.bind(plan, 1, model.config.causal_size, features.device)
-    z, places = features.unsqueeze(0), torch.arange(len(features), device=features.device).unsqueeze(0)
-    loc_U, scale_U = model.abduction(z)
-    loc, scale = model.situate(loc_U, scale_U, bound, places, z, lm_head)
-    log_p, _ = ovr_log_probs(
-        upcast(action.score_loc(loc, lm_head)),
-        action.score_scale_of(scale, lm_head),
-        model.thresholds(z, loc_U, scale_U, lm_head),
-        family=action.law.name,
-        slope=action.score_slope,
-    )
-    return log_p.exp().masked_fill(~action.vocabulary_mask, 0.0).sum(-1)[0]
+    places = torch.arange(len(features), device=features.device).unsqueeze(0)
+    return Chain(model, features.unsqueeze(0), bound.at(places)).scores.p().sum(-1)[0]
 
 
 def score_values(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.abduction import ValueBranch
+from causalqwen.modeling.heads import number_parameters
+from causalqwen.parts.branch import ValueBranch
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import FactRows, class_code, collate_facts, collate_tokens
@@ -94,12 +95,7 @@ def _train_values(run: Run) -> None:
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [name for name in ("model.copy_head.bias", "model.copy_head.new.bias") if model.copy_head is not None]
     if rows.people:
-        needed: dict[str, Any] = {"copy_numbers": False, "value_loss": "nll", "value_branch_members": 1}
-        model.config.require("training on rows that name individuals", **needed)
-        if model.value_branch is None:
-            raise ValueError(
-                "rows name individuals, but this model has no value branch to learn what differs between them"
-            )
+        model.config.require("training on rows that name individuals")
         _center(model, model.value_branch, noise=1.0)
         model.value_branch.log_noise.requires_grad_(True)
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
@@ -148,7 +144,7 @@ def _train_heads(run: Run) -> None:
             model.add_domain(stage.domain, layers=stage.domain_layers, limit=stage.domain_limit)
         model.set_domain(stage.domain)
         model.requires_grad_(False)
-        model.abduction.domains[stage.domain].requires_grad_(True)
+        model.abduction.asked.requires_grad_(True)
     else:
         _train_numbers_only(model)
         action = model.action
@@ -244,17 +240,10 @@ def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict
 
 
 def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
-    """Freeze all but the value branch, the value head, the copy head, and `<NUM>`'s own row and bias.
-
-    The noise's size on the value axis stays too: a value alone cannot tell it from scale_U.
-    """
+    """Freeze all but what only numbers are learned by."""
     model.requires_grad_(False)
-    action = model.action
-    for part in (model.value_branch, model.copy_head, action.value_head, action.num_row, action.num_bias):
-        if part is not None:
-            part.requires_grad_(True)
-    if model.value_branch is not None:
-        model.value_branch.log_noise.requires_grad_(False)
+    for parameter in number_parameters(model):
+        parameter.requires_grad_(True)
 
 
 def merge_adapters(module: torch.nn.Module) -> None:

@@ -13,15 +13,17 @@ from transformers.integrations import TensorBoardCallback, TrackioCallback, Wand
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import ProgressCallback
 
+from causalqwen.core import Chain
 from causalqwen.files import write_text, writing
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.copying import Candidates
-from causalqwen.modeling.domains import divergence
+from causalqwen.modeling.heads import losses
+from causalqwen.parts.copying import Candidates
+from causalqwen.parts.domain import divergence
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
-from causalqwen.training.features import number_terms
+from causalqwen.training.features import known_of_number
 
 WEIGHTS = "model.safetensors"
 _WINDOW = ("cls_loss_mean", "reg_loss_effective", "right", "counted")  # what is summed between two records
@@ -93,46 +95,41 @@ class TrainedForCausalLM(nn.Module):
         """
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_labels, attention_mask, num_id)
+        masks.also_right = None if also_right is None else also_right[:, 1:]
+        masks.num_items, masks.num_numbers = num_items_in_batch, num_numbers_in_batch
         offered = None if candidates is None else Candidates(**candidates)
-        if facts is not None and not self.heads:
-            features, rest_loss = facts["features"], facts["rest_loss"]
-            _, log_num, log_not_num, score = number_terms(model, features, facts["num_scale"], facts["threshold"])
-            decisions = torch.where(score.detach() > facts["rival_score"], num_id, facts["rival_id"].long())
+        if facts is None:
+            hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
+            numbers = model.candidates(hidden, input_ids, numeric_values, attention_mask)
+            features, offered = hidden[:, :-1], None if numbers is None else numbers[:, :-1]
         else:
-            if facts is not None:
-                features = facts["features"]
-            else:
-                hidden = model.features(input_ids, attention_mask, numeric_values).last_hidden_state
-                features = hidden[:, :-1]
-                if self.config.copy_numbers:
-                    offered = model.candidates(hidden, input_ids, numeric_values, attention_mask)[:, :-1]
-            words = model.vocabulary()
-            loc_U, scale_U = model.abduction(features)
-            loc, scale = model.situate(loc_U, scale_U)
-            thresholds = model.thresholds(features, loc_U, scale_U, words)
-            rest_loss = torch.zeros_like(loc[..., 0], dtype=torch.float32)
+            features = facts["features"]
+        chain = Chain(model, features)
+        if facts is not None and not self.heads:
+            rest_loss = facts["rest_loss"]
+            known_of_number(chain, facts["num_scale"], facts["threshold"])
+            decisions: Tensor | None = torch.where(
+                chain.number.ranked() > facts["rival_score"], num_id, facts["rival_id"].long()
+            )
+        else:
+            chain.situated()
             sample = sample_negatives(self.negatives) if self.negatives is not None and self.training else None
+            rest_loss = torch.zeros(masks.targets.shape, device=features.device)
             if self.whole_vocabulary:
-                also = None if also_right is None else also_right[:, 1:]
-                rest_loss = model.rest_loss(None, loc, scale, thresholds, masks.targets, sample, also, words)
+                rest_loss = chain.rest_loss(masks.targets, masks.also_right, negatives=sample, impl=model.ovr_impl)
             # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
-            decisions = model.decide(loc, scale, thresholds) if sample is None else None
-            num_scale = model.action.num_scale(scale, words)
-            log_num, log_not_num = model.num_log_probs(loc, num_scale, thresholds.squeeze(-1), words)
-        at_numbers = features[masks.num_mask]
+            decisions = chain.decide() if sample is None else None
         value_losses = model.value_losses(
-            at_numbers,
+            features[masks.num_mask],
             masks.values[masks.num_mask],
             None if group is None else group[masks.num_mask],
             None if offered is None else offered[masks.num_mask],
             None if classes is None else classes[masks.num_mask],
         )
-        parts = model.losses(
-            masks, rest_loss, log_num, log_not_num, value_losses, num_items_in_batch, num_numbers_in_batch
-        )
+        parts = losses(model, masks, rest_loss, *chain.number.log_p(), value_losses)
         loss = parts.total
         if self.closeness and self.training:
-            domain: Any = model.abduction.domains[model.abduction.domain]
+            domain = model.abduction.asked
             away = (divergence(domain.law, *domain.moves(features)) * masks.cls_mask).sum()
             items = masks.cls_mask.sum() if num_items_in_batch is None else num_items_in_batch
             loss = loss + self.closeness * away / items
@@ -210,7 +207,7 @@ class CausalTrainer(Trainer):
         """transformers', with whole batches on every rank: the collators take this rank's rows of each."""
         loader = super().get_train_dataloader()
         if ranks.world_size() > 1:
-            shard = loader.batch_sampler
+            shard: Any = loader.batch_sampler
             shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
         return loader
 

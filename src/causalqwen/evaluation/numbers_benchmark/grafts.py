@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from causalqwen.core import Chain
 from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, examples_of
 from causalqwen.evaluation.numbers_benchmark.scores import crps_log
 from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor, crps_of
@@ -141,10 +142,9 @@ def recalibrated(model: CausalQwenForCausalLM, validation: NumberTable) -> None:
 def located(model: CausalQwenForCausalLM, table: NumberTable) -> tuple[ValueLaw | CopyLaw, torch.Tensor, torch.Tensor]:
     """The law of the values behind each row's features, and its loc and scale [n], float64."""
     features = torch.from_numpy(table.features).to(model.device, model.abduction.loc_net.weight.dtype)
-    loc, scale = model.value_parameters(features, *model.abduction(features))
-    law: Any = model.value_law_of(table.class_name)
-    if model.config.copy_numbers:
-        law = model.copy_law(features, table.candidates.to(model.device), law).to("cpu")
+    loc, scale = Chain(model, features).value()
+    candidates = None if table.candidates is None else table.candidates.to(model.device)
+    law: Any = model.copy_law(features, candidates, model.value_law_of(table.class_name)).to("cpu")
     return law, loc.double().cpu(), scale.double().cpu()
 
 
@@ -152,11 +152,11 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     """Quantiles as the model has them, recalibrated, and those of its own law (`raw`)."""
     law, loc, scale = located(model, table)
     log_prob = law.log_prob(loc, scale, torch.from_numpy(table.values))
-    wide = law.beside_levels() if isinstance(law, CopyLaw) else law
+    wide = law.beside_levels()
     loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     quantiles, raw = (wide.quantile(loc, scale, CRPS_LEVELS, raw=raw).numpy() for raw in (False, True))
-    new = law.law if isinstance(law, CopyLaw) else law
-    kept = (new.transform.kind, new.family)
+    of_new = model.value_law_of(table.class_name)
+    kept = (of_new.transform.kind, of_new.family)
     notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)}
     notes["copies"] = float(model.config.copy_numbers)
     return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)

@@ -15,8 +15,8 @@ from causalqwen.evaluation.evaluate import number_table
 from causalqwen.evaluation.rivals import NumberTable
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.copying import Candidates
 from causalqwen.numbers import ValueLaw, ValueTransform, symlog
+from causalqwen.parts.copying import Candidates
 from causalqwen.training import FactStore
 
 MakeModel = Callable[..., CausalQwenForCausalLM]

@@ -14,6 +14,7 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.speed.losses import SHARE
 from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor
+from causalqwen.modeling.heads import number_parameters
 from causalqwen.training import FactStore
 from causalqwen.training.batches import collate_facts
 from causalqwen.training.negatives import sampling_of_negatives
@@ -32,7 +33,7 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int) -> dict[str
     pad = model.processor.tokenizer.pad_token_id
     negatives = sampling_of_negatives(model, store.facts, model.action.rows // SHARE)
     heads = (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift)
-    numbers = (model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias)
+    numbers = tuple(number_parameters(model))
 
     def epoch(trained: TrainedForCausalLM, parts: tuple, kept: bool) -> Callable[[], None]:
         def run() -> None:
@@ -44,16 +45,17 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int) -> dict[str
                 parameter.requires_grad_(not kept)
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
             trained.train()
-            for start in range(0, rows, 16):
-                batch = range(start, min(start + 16, rows))
-                inputs = (
-                    collate_facts([(False, [store[i]]) for i in batch])
-                    if kept
-                    else collate([examples[i] for i in batch], pad)
-                )
-                trained(**inputs)["loss"].backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            with model.standing():  # as a stage trains whatever leaves W_cls frozen
+                for start in range(0, rows, 16):
+                    batch = range(start, min(start + 16, rows))
+                    inputs = (
+                        collate_facts([(False, [store[i]]) for i in batch])
+                        if kept
+                        else collate([examples[i] for i in batch], pad)
+                    )
+                    trained(**inputs)["loss"].backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
 
         return run
 

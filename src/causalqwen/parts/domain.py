@@ -7,7 +7,7 @@ up to 1 at which D <= limit, found at every position anew: the limit holds where
 """
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from causalqwen.checking import nearest
 from causalqwen.distributions import StableFamily, get_family, upcast
 from causalqwen.files import load_tensors, save_tensors
-from causalqwen.modeling.abduction import ResidualPerceptron
-from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.parts.perceptron import ResidualPerceptron
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
+    from causalqwen.modeling.configuration import CausalQwenConfig
+    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _HALVINGS = 24
 
@@ -52,10 +56,13 @@ class DomainNetwork(nn.Module):
         a, d = upcast(self.residual(features)).chunk(2, dim=-1)
         return a, d.clamp(-20.0, 20.0)
 
-    def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """z [..., H] and the base's law [..., C] -> the domain's law, loc in the dtype of the base's."""
-        a, d = self._held(*self.moves(features))
-        return (upcast(loc) + scale * a).to(loc.dtype), scale * d.exp()
+    def moved(self, base: "LawOfU") -> "LawOfU":
+        """The domain's law [..., C] of who speaks, loc in the dtype of the base's."""
+        loc, scale = base.loc, base.scale
+        a, d = self._held(*self.moves(base.features))
+        found = type(base)(base.network, base.features)
+        found.loc, found.scale = (upcast(loc) + scale * a).to(loc.dtype), scale * d.exp()
+        return found
 
     def distance(self, features: Tensor) -> Tensor:
         """D(U_D, U) [...] at features z [..., H], as the limit leaves it."""
@@ -86,58 +93,62 @@ def held(law: StableFamily, a: Tensor, d: Tensor, limit: float) -> Tensor:
     return torch.where(free, torch.ones_like(low), low)
 
 
-class DomainsMixin:
-    """Several abduction networks in one model, one per domain, like adapters: add, select, save alone, load."""
+def add_domain(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> DomainNetwork:
+    """A network of a domain's own, which starts as the base's, and select it. `settings` as in `DomainNetwork`.
 
-    config: CausalQwenConfig
-    abduction: Any
-
-    def add_domain(self, name: str, **settings: Any) -> DomainNetwork:
-        """A network of a domain's own, which starts as the base's, and select it. `settings` as in `DomainNetwork`.
-
-        Raises ValueError for a name that is taken, or no name, or settings that there are not.
-        """
-        if not name.isidentifier() or name in self.config.domains or hasattr(nn.ModuleDict, name):
-            raise ValueError(
-                f"a domain needs a name of its own, of letters, digits and _, and none of torch's own; got {name!r}"
-            )
-        network = make_domain(self.config, settings)
-        self.config.domains = {**self.config.domains, name: settings}
-        self.abduction.domains[name] = network.to(self.abduction.scale_net.weight.device)
-        self.set_domain(name)
-        return network
-
-    def set_domain(self, name: str | None) -> None:
-        """Whose abduction network is asked from now on; None for the base's. ValueError for one that is not there."""
-        if name is not None and name not in self.config.domains:
-            known = ", ".join(self.config.domains) or "none"
-            raise ValueError(f"there is no domain {name!r}; known domains: {known}")
-        self.config.domain = self.abduction.domain = name
-
-    def save_domain(self, name: str, path: str | os.PathLike) -> None:
-        """Write one domain's network alone: a safetensors file, which appears by rename."""
-        if name not in self.config.domains:
-            raise ValueError(f"there is no domain {name!r} to save")
-        about = {"name": name, "settings": self.config.domains[name]}
-        save_tensors(path, "domain", about, self.abduction.domains[name].state_dict())
-
-    def load_domain(self, path: str | os.PathLike) -> str:
-        """Add the domain that `save_domain` wrote, select it, and return its name.
-
-        Raises ValueError for another file, a model of another size, or a name that is taken.
-        """
-        about, state = load_tensors(path, "domain")
-        try:  # before anything of this model changes
-            make_domain(self.config, about["settings"]).load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit this model: {error}") from None
-        self.add_domain(about["name"], **about["settings"]).load_state_dict(state)
-        return about["name"]
+    Raises ValueError for a name that is taken, or no name, or settings that there are not.
+    """
+    if not name.isidentifier() or name in model.config.domains or hasattr(nn.ModuleDict, name):
+        raise ValueError(
+            f"a domain needs a name of its own, of letters, digits and _, and none of torch's own; got {name!r}"
+        )
+    network = make_domain(model.config, settings)
+    model.config.domains = {**model.config.domains, name: settings}
+    model.abduction.domains[name] = network.to(model.abduction.scale_net.weight.device)
+    set_domain(model, name)
+    return network
 
 
-def make_domain(config: CausalQwenConfig, settings: dict[str, Any]) -> DomainNetwork:
+def set_domain(model: "CausalQwenForCausalLM", name: str | None) -> None:
+    """Whose abduction network is asked from now on; None for the base's. ValueError for one that is not there."""
+    if name is not None and name not in model.config.domains:
+        known = ", ".join(model.config.domains) or "none"
+        raise ValueError(f"there is no domain {name!r}; known domains: {known}")
+    model.config.domain = model.abduction.domain = name
+
+
+def save_domain(model: "CausalQwenForCausalLM", name: str, path: str | os.PathLike) -> None:
+    """Write one domain's network alone: a safetensors file, which appears by rename."""
+    if name not in model.config.domains:
+        raise ValueError(f"there is no domain {name!r} to save")
+    about = {"name": name, "settings": model.config.domains[name]}
+    save_tensors(path, "domain", about, model.abduction.domains[name].state_dict())
+
+
+def load_domain(model: "CausalQwenForCausalLM", path: str | os.PathLike) -> str:
+    """Add the domain that `save_domain` wrote, select it, and return its name.
+
+    Raises ValueError for another file, a model of another size, or a name that is taken.
+    """
+    about, state = load_tensors(path, "domain")
+    try:  # before anything of this model changes
+        make_domain(model.config, about["settings"]).load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit this model: {error}") from None
+    add_domain(model, about["name"], **about["settings"]).load_state_dict(state)
+    return about["name"]
+
+
+def make_domain(config: "CausalQwenConfig", settings: dict[str, Any]) -> DomainNetwork:
     """The network of these settings for a model of this configuration. ValueError for a setting that there is not."""
     known = ("layers", "width", "limit")
     if unknown := [name for name in settings if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]} of a domain; {nearest(unknown[0], known)}")
     return DomainNetwork(config.hidden_size, config.causal_size, family=config.vocabulary_family, **settings)
+
+
+def equip(abduction: "AbductionNetwork", config: "CausalQwenConfig") -> None:
+    """Give a model of this configuration its domains."""
+    for name, settings in config.domains.items():
+        abduction.domains[name] = make_domain(config, settings)
+    abduction.domain = config.domain

@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from causalqwen.numbers import ValueLaw
+from causalqwen.numbers.copies import CopyLaw
+from causalqwen.numbers.law import ClassLaws
+
 NOWHERE = 2**62
 """The place of a candidate that is none."""
 
@@ -123,3 +127,13 @@ class CopyHead(nn.Module):
         scores = (key @ query.unsqueeze(-1)).squeeze(-1) / math.sqrt(query.shape[-1]) + self.bias
         scores = scores.masked_fill(~candidates.offered, -torch.inf)
         return torch.cat([self.new(features), scores], dim=-1).log_softmax(-1)
+
+    def law(
+        self, law: ValueLaw | ClassLaws, features: Tensor, keys: Tensor, candidates: Candidates | None
+    ) -> ValueLaw | ClassLaws | CopyLaw:
+        """The law of the values that follow features x [..., H], the positions of `candidates`: one of these, or a new number,
+        whose law is given. keys: x_j [R, m, H]."""
+        if candidates is None:
+            return law
+        values = candidates.values[candidates.rows].masked_fill(~candidates.offered, torch.inf)
+        return CopyLaw(law, values, self(features, keys, candidates))

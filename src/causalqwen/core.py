@@ -1,0 +1,356 @@
+"""The chain from a context to a decision: who speaks, what they say, with which number. All of it, in one file.
+
+    z        [..., H]     features of a context: the backbone's last hidden state
+    U        [..., C]     who speaks there, S(loc_U, scale_U) coordinate by coordinate          abduction, theory 2.3
+    U'       [..., C]     an individual with noise: what is drawn moves loc, the rest widens    situation, theory 2.4, 3.9
+    S        [..., V']    scores W U' + b of the V rows of the vocabulary matrix and of <NUM>   action, theory 2.4
+    C_k      [..., 1]     the threshold C + c(z) that a token has to pass                       theory 3.5
+    P_k      [..., V']    P(S_k > C_k); the largest decides                                     theory 2.5, 3.6
+    Y        [...]        the value W_reg U' + b_reg, on the axis of the value transform        theory 2.4, 3.8
+
+[...] are the positions: [B, S] of a batch, [N] of kept ones. Stable laws stay stable under sums and linear maps, so that every
+step is a pair (loc, scale). A step is taken when it is first asked for: to decide where all scores share a scale costs no scale
+at all.
+
+Everything that a graft is trained, scored, or asked with goes through a `Chain`. Where a step can be done in several ways, it
+is done by a part (`causalqwen.parts`) that was chosen once, by its name in the configuration; nothing here asks which. The fast
+forms of steps are in `causalqwen.kernels`; what they must equal is here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding import Draws, Integrated, QuantileReader
+from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
+from causalqwen.individuals.marginal import shared_losses
+from causalqwen.kernels import Negatives, linear_ovr_loss
+from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss, solve_thresholds
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
+    from causalqwen.modeling.action import ActionNetwork
+    from causalqwen.modeling.configuration import CausalQwenConfig
+    from causalqwen.modeling.vocabulary import Vocabulary
+    from causalqwen.parts.branch import ValueBranch
+    from causalqwen.parts.copying import Candidates
+    from causalqwen.parts.plain_reader import PlainReader
+
+POSITIONS_AT_ONCE = 256
+"""Of which all scores are held, where they are looked at one by one."""
+
+
+class Grafted(Protocol):
+    """What a chain needs of a model, wherever its backbone runs."""
+
+    config: "CausalQwenConfig"
+    abduction: "AbductionNetwork"
+    action: "ActionNetwork"
+    training: bool
+
+    @property
+    def value_reader(self) -> "ValueBranch | PlainReader":
+        """How the value head reads U."""
+
+    def copy_law(self, features: Tensor, candidates: "Candidates | None", law: Any) -> Any:
+        """The law of values that may be copied from their context; `law` where there are no candidates."""
+
+    def vocabulary(self) -> "Vocabulary":
+        """W_cls as it is now."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Laws of some tokens' scores, S_k ~ S(loc_k, scale_k), and the thresholds that they have to pass.
+
+    loc: [..., K]. scale: [..., K], or [..., 1] for one that all share. threshold: [..., 1]. slope: of a token's own noise below
+    its threshold (`graded_scale`). mask: bool [K], False for rows that take no part. common: whether the scale is the same for
+    all tokens of a position, so that it moves no decision.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    threshold: Tensor
+    slope: float
+    law: StableFamily
+    mask: Tensor
+    common: bool
+
+    def graded(self) -> Tensor:
+        """The scale with a token's own noise [..., K] (theory 3.5)."""
+        return graded_scale(self.loc, self.scale, self.threshold, self.slope, self.law).expand(self.loc.shape)
+
+    def log_p(self) -> tuple[Tensor, Tensor]:
+        """log P_k and log(1 - P_k) [..., K], both exact in their tails; masked rows too."""
+        return ovr_log_probs(upcast(self.loc), self.scale, self.threshold, family=self.law.name, slope=self.slope)
+
+    def p(self) -> Tensor:
+        """P_k [..., K], 0 for masked rows."""
+        return self.log_p()[0].exp().masked_fill(~self.mask, 0.0)
+
+    def loss(self, targets: Tensor, also_right: Tensor | None = None) -> Tensor:
+        """-sum_right log P_k - sum_wrong log(1 - P_k) [...] of targets int64 [...], as `ovr_loss` takes them."""
+        return ovr_loss(
+            upcast(self.loc),
+            self.scale,
+            targets,
+            self.threshold,
+            family=self.law.name,
+            slope=self.slope,
+            also_right=also_right,
+            vocabulary_mask=self.mask,
+            reduction="none",
+        )
+
+    def ranked(self) -> Tensor:
+        """What the decision is the argmax of [..., K], float32; -inf for masked rows (theory 3.6).
+
+        (loc - C) / scale increases in P_k at every distance from the threshold, where P_k itself saturates. Under a common
+        scale it is loc as it is: the decision then equals the backbone's to the last bit.
+        """
+        ranked = self.loc.to(torch.float32)
+        if not self.common:
+            ranked = (ranked - self.threshold) / self.scale.to(torch.float32).clamp(min=SCALE_FLOOR)
+        return ranked.masked_fill(~self.mask, -torch.inf)
+
+    def decide(self) -> Tensor:
+        """argmax_k P_k, int64 [...]; ties to the lowest id."""
+        return self.ranked().argmax(-1)
+
+    def solved(self) -> "Scores":
+        """The same with the threshold at which the P_k of each position sum to 1."""
+        found = solve_thresholds(
+            upcast(self.loc), self.scale, family=self.law.name, slope=self.slope, vocabulary_mask=self.mask
+        )
+        return replace(self, threshold=found)
+
+
+class Chain:
+    """One pass through the chain at the features z [..., H] of some positions.
+
+    draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
+    `chain.threshold = ...`.
+    """
+
+    def __init__(
+        self, model: Grafted, features: Tensor, draws: Draws | None = None, words: "Vocabulary | None" = None
+    ) -> None:
+        self.model, self.features, self.draws = model, features, draws or Integrated()
+        self.action, self.words = model.action, words or model.vocabulary()
+
+    def __getitem__(self, places: Any) -> "Chain":
+        """The chain at some of the positions; their values are those with nothing drawn."""
+        part = Chain(self.model, self.features[places], words=self.words)
+        for step in _SITUATED:
+            setattr(part, step, getattr(self, step)[places])
+        if "loc_S" in self.__dict__:
+            part.loc_S = self.loc_S[places]
+        return part
+
+    def parts(self, count: int = POSITIONS_AT_ONCE) -> Iterator["Chain"]:
+        """The chain at `count` positions at a time, [n, H] each; values as in `chain[places]`."""
+        steps = [getattr(self, step).flatten(0, -2).split(count) for step in _SITUATED]
+        for features, *known in zip(self.features.flatten(0, -2).split(count), *steps, strict=True):
+            part = Chain(self.model, features, words=self.words)
+            for step, value in zip(_SITUATED, known, strict=True):
+                setattr(part, step, value)
+            yield part
+
+    def situated(self) -> "Chain":
+        """This chain, with U, U' and the threshold taken in their order: sums of gradients follow it, in their last bits."""
+        for step in _SITUATED:
+            getattr(self, step)
+        return self
+
+    # ---- abduction: who speaks ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def of_U(self) -> "LawOfU":
+        """Who speaks."""
+        return self.model.abduction.law(self.features)
+
+    @cached_property
+    def loc_U(self) -> Tensor:
+        """[..., C], in the dtype of W_loc."""
+        return self.of_U.loc
+
+    @cached_property
+    def scale_U(self) -> Tensor:
+        """[..., C], float32 at least, positive."""
+        return self.of_U.scale
+
+    # ---- situation: the individual, and the noise they meet ------------------------------------------------------------
+
+    @cached_property
+    def readers(self) -> tuple[QuantileReader, QuantileReader]:
+        """How tokens and values read e1 and e2. A central mass of the plan's own comes with plain quantile functions."""
+        action, mass = self.action, self.draws.central_mass
+        if mass is not None:
+            return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
+        of_tokens = QuantileReader(action.law, self.model.config.central_mass, action.draw_unit)
+        return of_tokens, QuantileReader(action.value_law)
+
+    @cached_property
+    def gain(self) -> Tensor | float:
+        """[..., 1], by which tokens read more of what is drawn where more is left open."""
+        if self.draws.central_mass is not None:
+            return 1.0
+        return self.action.draw_gain(self.features, self.loc_U, self.words)
+
+    @cached_property
+    def loc(self) -> Tensor:
+        """loc_U + T c + T' n [..., C], what is drawn of individual and noise, in the dtype of loc_U."""
+        if not self.draws.moves:
+            return self.loc_U
+        moved = self.draws.move(upcast(self.loc_U), self.scale_U, self.action.noise, self.readers[0], self.gain)
+        return moved.to(self.loc_U.dtype)
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """scale_U + |b_noise| [..., C], as far as they are not drawn."""
+        return self.draws.left(self.scale_U, self.action.noise, self.action.law)
+
+    # ---- action: the words -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def loc_S(self) -> Tensor:
+        """W loc + b [..., V'], in the backbone's dtype: for text without numbers its logits, to the last bit."""
+        return self.action.score_loc(self.loc, self.words)
+
+    @cached_property
+    def threshold(self) -> Tensor:
+        """C + c(z) [..., 1], float32, the same for all tokens of a position."""
+        return self.model.config.part("threshold_shift").threshold(self)
+
+    @cached_property
+    def number_scale(self) -> Tensor:
+        """The scale of `<NUM>`'s score [...], float32."""
+        return self.action.num_scale(self.scale, self.words)
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Of all tokens, `<NUM>` too, [..., V']."""
+        return self._scores(self.loc_S, self.action.score_scale_of(self.scale, self.words), self.action.vocabulary_mask)
+
+    @cached_property
+    def rest(self) -> Scores:
+        """Of all tokens but `<NUM>`, [..., V]: the rows of the matrix, without what `<NUM>` adds to one of them."""
+        scale = self.action.score_scale_of(self.scale, self.words)[..., : self.action.rows]
+        known = self.__dict__.get("loc_S")
+        loc = self.words(self.loc) if known is None else known[..., : self.action.rows]
+        return self._scores(loc, scale, self.action.rest_mask)
+
+    @cached_property
+    def number(self) -> Scores:
+        """Of `<NUM>` alone: [...], without a last axis."""
+        scale, loc = self.number_scale, self.action.num_loc(self.loc, self.words)
+        return self._scores(loc, scale, torch.ones((), dtype=torch.bool, device=loc.device), self.threshold.squeeze(-1))
+
+    def _scores(self, loc: Tensor, scale: Tensor, mask: Tensor, threshold: Tensor | None = None) -> Scores:
+        action, threshold = self.action, self.threshold if threshold is None else threshold
+        return Scores(loc, scale, threshold, action.score_slope, action.law, mask, action.scales.common)
+
+    # ---- decision ----------------------------------------------------------------------------------------------------
+
+    def ranked(self) -> Tensor:
+        """What the plan's decision is the argmax of, [..., V']; -inf for tokens that are known to lose."""
+        if self.draws.by_loc:
+            return self.draws.explain(self.loc_S)
+        return self.action.scales.ranked(self)
+
+    @torch.no_grad()
+    def decide(self) -> Tensor:
+        """argmax_k P_k, int64 [...], without all scores at once."""
+        return torch.cat([part.scores.decide() for part in self.parts()]).view(self.features.shape[:-1])
+
+    # ---- the words' loss ---------------------------------------------------------------------------------------------
+
+    def rest_loss(
+        self,
+        targets: Tensor,
+        also_right: Tensor | None = None,
+        *,
+        negatives: Negatives | None = None,
+        impl: str = "auto",
+    ) -> Tensor:
+        """`rest.loss` [...] without ever forming the scores: `<NUM>` counts as no target of theirs (theory 2.5).
+
+        negatives: a sample of the wrong tokens in place of all. impl: see `linear_ovr_loss`.
+        """
+        action, words = self.action, self.words
+        losses = linear_ovr_loss(
+            self.loc.flatten(0, -2),
+            action.scales.of_products(action, self.scale, words).flatten(0, targets.dim() - 1),
+            words.weight,
+            words.bias,
+            self.threshold.flatten(0, -2),
+            self.words_of(targets).flatten(),
+            family=action.law.name,
+            slope=action.score_slope,
+            also_right=None if also_right is None else also_right.flatten(0, -2),
+            vocabulary_mask=action.rest_mask,
+            negatives=negatives,
+            reduction="none",
+            impl=impl,
+        )
+        return losses.view(targets.shape)
+
+    def words_of(self, targets: Tensor) -> Tensor:
+        """Targets int64 [...] as the rest sees them: where `<NUM>` comes, none of its tokens is right."""
+        return targets.masked_fill(targets == self.action.num_token_id, NO_TARGET)
+
+    # ---- the value ---------------------------------------------------------------------------------------------------
+
+    def read_by_values(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
+        """The law of U as the value head reads it, [..., C]; `each`: of each member that reads it, [members, ..., C]."""
+        return self.model.value_reader(self.features, self.loc_U, self.scale_U, each=each)
+
+    @property
+    def value_noise(self) -> Tensor:
+        """The scale of the noise [C] as the value head reads it."""
+        return self.model.value_reader.noise(self.action.noise)
+
+    def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
+        """(loc_Y, scale_Y) [...], float32 at least, on the value axis; `each`: [members, ...]."""
+        action, draws = self.action, self.draws
+        loc, scale = self.read_by_values(each=each)
+        left = draws.left(scale, self.value_noise, action.value_law)
+        if draws.moves:
+            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1])
+        loc_Y, scale_Y = action.value(loc, left)
+        return draws.explain_value(loc_Y), scale_Y
+
+    def value_loadings(self) -> tuple[Tensor, Tensor]:
+        """What an individual's coordinates add to the value, scale W_reg [..., C], and the noise's scale [...]: theory 3.14."""
+        loc, scale = self.read_by_values()
+        left = self.action.value(torch.zeros_like(loc), self.value_noise.expand_as(scale))[1]
+        return scale * self.action.value_linear[0][0], left
+
+    def value_losses(
+        self, values: Tensor, law: Any, group: Tensor | None = None, candidates: "Candidates | None" = None
+    ) -> Tensor:
+        """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of `config.value_loss`.
+
+        In training, the mean over the value head's readers of what each would lose alone. law: of the values: a `ValueLaw`, or
+        what stands in for one. group: int64 [n], -1 for none; values of one group share an individual, and each is charged its
+        part of their joint likelihood with e1 integrated out (theory 3.14). candidates: of each value, the numbers that it may
+        be a copy of; not beside a group.
+        """
+        each = self.model.training
+        loc_Y, scale_Y = self.value(each=each)
+        law = self.model.copy_law(self.features, candidates, law)
+        losses = law.axis_losses(loc_Y, scale_Y, values, self.model.config.value_loss)
+        if each:
+            losses, loc_Y = losses.mean(0), loc_Y.mean(0)
+        if group is None:
+            return losses
+        residuals = law.transform.forward(values) - loc_Y
+        return shared_losses(losses, self.action.value_law, residuals, *self.value_loadings(), group)
+
+
+_SITUATED = ("loc_U", "scale_U", "loc", "scale", "threshold")
+"""What no later step asks a plan about any more."""

@@ -1,0 +1,59 @@
+"""The value head reads U through a branch of its own, so that numbers are learned without moving text (theory 3.8)."""
+
+import torch
+from torch import Tensor, nn
+
+from causalqwen.parts.perceptron import ResidualPerceptron
+
+
+class ValueBranch(nn.Module):
+    """A residual on loc_U and scale_U that only the value head reads, so that numbers can be learned without text.
+
+        loc_V = loc_U + r_loc(x),   scale_V = scale_U exp(r_scale(x)),   noise_V = |b_noise| exp(d),   x = (z - mean) / std
+
+    r is a perceptron whose last layer starts at zero, as d does; mean and std are fitted on training features (0 and 1 before),
+    because a few coordinates of a language model's features are tens of times larger than the others. With `members`, r is the
+    mean of so many perceptrons, which differ in their hidden layers' start.
+    """
+
+    feature_mean: Tensor
+    feature_std: Tensor
+
+    def __init__(
+        self,
+        hidden_size: int,
+        causal_size: int,
+        perceptron_size: int,
+        *,
+        members: int = 1,
+        layers: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+
+        def perceptron() -> ResidualPerceptron:
+            return ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout)
+
+        self.residual = perceptron()
+        with torch.random.fork_rng(devices=()):  # whatever is drawn behind the branch does not depend on its members
+            self.others = nn.ModuleList(perceptron() for _ in range(members - 1))
+        self.log_noise = nn.Parameter(torch.zeros(()))
+        self.register_buffer("feature_mean", torch.zeros(hidden_size))
+        self.register_buffer("feature_std", torch.ones(hidden_size))
+
+    def standardize(self, features: Tensor) -> Tensor:
+        """x [..., H], float32, of z."""
+        return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
+
+    def noise(self, noise: Tensor) -> Tensor:
+        """noise_V [C] of |b_noise| [C]."""
+        return noise * self.log_noise.exp()
+
+    def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
+        """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32; with `each`,
+        those that each member alone would give, [members, ..., C]."""
+        standardized = self.standardize(features)
+        members = torch.stack([member(standardized) for member in (self.residual, *self.others)])
+        residual = members if each else members.mean(0)
+        loc_residual, scale_residual = residual.to(scale.dtype).chunk(2, dim=-1)
+        return loc.to(scale.dtype) + loc_residual, scale * torch.exp(scale_residual.clamp(-20.0, 20.0))

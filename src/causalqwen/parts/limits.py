@@ -1,0 +1,36 @@
+"""What goes with some settings of a graft only. The errors are made from this table, and the one of docs/training.md."""
+
+from typing import Any
+
+NEEDS: dict[str, dict[str, Any]] = {
+    "number_encoding='fourier'": {"number_embedding": "added"},
+    "number_encoding='fourier', which says how a value is seen,": {"number_context": ("value", "both")},
+    "number_embedding='multiplied', which says how a value is seen,": {"number_context": ("value", "both")},
+    "generating from inputs_embeds": {"number_context": "value"},
+    "training on rows that name individuals": {
+        "copy_numbers": False,
+        "value_loss": "nll",
+        "value_branch": True,
+        "value_branch_members": 1,
+    },
+    "beam search": {"copy_numbers": False},
+    "drafting from the text": {"copy_numbers": False},
+    "a text under given noise": {"copy_numbers": False},
+    "a value that is set": {"copy_numbers": False},
+    "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
+    "the number that an individual says": {"copy_numbers": False},
+    "the server": {"copy_numbers": False},
+    "vLLM": {"copy_numbers": False, "class_values": {}},
+    "calibration": {"score_scale": "equal"},
+    "the likelihood 'ovr' of words": {"score_scale": "equal"},
+}
+"""By what is asked for, the settings that it is there for; several of one setting in a tuple."""
+
+
+def check_needs(what: str, settings: dict[str, Any], needs: dict[str, Any] | None = None) -> None:
+    """ValueError where `what` is asked of a graft whose settings it is not there for."""
+    for name, needed in (NEEDS[what] if needs is None else needs).items():
+        allowed = needed if isinstance(needed, tuple) else (needed,)
+        if settings[name] not in allowed:
+            told = " or ".join(repr(one) for one in allowed)
+            raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}")

@@ -1,0 +1,68 @@
+"""The parts of a graft: one table chooses and checks them, and a new one is one class and one row."""
+
+import pytest
+import torch
+
+from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
+from causalqwen.core import Chain
+from causalqwen.parts import PARTS
+from conftest import graft_tiny
+
+
+class HighThreshold:
+    """As a newcomer would write it: the constant C alone, three higher."""
+
+    def threshold(self, chain: Chain) -> torch.Tensor:
+        return chain.action.threshold + 3 + torch.zeros_like(chain.scale_U[..., :1])
+
+
+def test_a_new_variant_is_a_class_and_a_row(tiny_tokenizer, tmp_path, monkeypatch):
+    """The recipe of CONTRIBUTING.md: nothing else is touched, and every road through the chain takes it."""
+    monkeypatch.setitem(PARTS["threshold_shift"], "high", HighThreshold())
+    model, plain = (graft_tiny("llama", tiny_tokenizer, **named) for named in ({"threshold_shift": "high"}, {}))
+    inputs = model.processor("It is 5 and so on", return_tensors="pt")
+    labels = inputs["input_ids"]
+    ours, theirs = (one(**inputs, labels=labels, output_ovr=True) for one in (model, plain))
+    assert (ours.ovr_probs < theirs.ovr_probs + 1e-9).all() and torch.equal(ours.decisions, theirs.decisions)
+    assert ours.loss_cls != theirs.loss_cls
+    torch.testing.assert_close(model(**inputs, labels=labels, skip_logits=True).loss, ours.loss)
+    model.save_pretrained(tmp_path)
+    again = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(**inputs, labels=labels).loss, ours.loss)
+    plan = CausalDecoding.preset("causal", seed=1)
+    assert len(again.generate(**inputs, max_new_tokens=3, causal_decoding=plan).sequences[0]) == labels.shape[1] + 3
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_the_table_says_which_names_there_are(kind):
+    for name in PARTS[kind]:
+        assert CausalQwenConfig(**{kind: name}).part(kind) is PARTS[kind][name]
+    known = ", ".join(map(repr, list(PARTS[kind])[:-1]))
+    with pytest.raises(ValueError, match=f"{kind}: input should be {known} or .*, got 'solvd'"):
+        CausalQwenConfig(**{kind: "solvd"})
+
+
+@pytest.mark.parametrize("score_scale", PARTS["score_scale"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])  # a free row, and one behind the matrix
+def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, score_scale):
+    """Some of the positions, `<NUM>` alone and the rest alone, without what the others know."""
+    start = {"start": "minimal"} if score_scale == "documents" else {}
+    model = graft_tiny(family, tiny_tokenizer, **start)
+    with torch.no_grad():
+        model.action.num_row.normal_(std=0.3)
+        model.action.num_bias.fill_(0.7)
+        whole = Chain(model, torch.randn(2, 5, 32))
+        number, rows = model.config.num_token_id, model.action.rows
+        for one, other in zip(whole.number.log_p(), whole.scores.log_p(), strict=True):
+            torch.testing.assert_close(one, other[..., number])
+        rest = Chain(model, whole.features).rest
+        words = rest.mask.nonzero().squeeze(-1)
+        torch.testing.assert_close(rest.log_p()[0][..., words], whole.scores.log_p()[0][..., :rows][..., words])
+        some = whole[:, 1:3]
+        torch.testing.assert_close(some.scores.ranked(), whole.scores.ranked()[:, 1:3])
+        assert torch.equal(whole.decide(), whole.scores.decide())
+        targets = torch.randint(0, 300, (2, 5))
+        targets[0, 0] = number
+        torch.testing.assert_close(
+            whole.rest_loss(targets), whole.rest.loss(whole.words_of(targets)), rtol=1e-4, atol=1e-4
+        )
