@@ -14,8 +14,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
-from causalqwen.modeling import AbductionNetwork, ActionNetwork, NumericEmbedding, ValueBranch, heads
-from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling import heads
 from causalqwen.modeling.prediction import describe, generated_values, predict_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.serving.sampling import RowSampler
@@ -29,7 +28,7 @@ BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": 
 """transformers' model types and vLLM's classes for them."""
 
 
-class CausalQwenForCausalLM(nn.Module):
+class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
     """`causalqwen.CausalQwenForCausalLM` over vLLM's decoder; the same checkpoint, the same decisions, the same values.
 
     Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
@@ -72,17 +71,6 @@ class CausalQwenForCausalLM(nn.Module):
         from causalqwen_vllm.state import GraftState
 
         return GraftState
-
-    config: CausalQwenConfig
-    numeric_embedding: NumericEmbedding
-    abduction: AbductionNetwork
-    action: ActionNetwork
-    value_branch: ValueBranch | None
-    copy_head: None
-    score_head: nn.Linear | None
-    number_class: None = None
-    value_reader, value_axes, value_law = map(property, (heads.value_reader, heads.value_axes_of, heads.value_law))
-    copy_law = heads.copy_law
 
     def vocabulary(self) -> Vocabulary:
         """Weights stand still from when they are loaded: one for ever."""

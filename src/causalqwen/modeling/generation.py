@@ -18,7 +18,7 @@ from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
-from causalqwen.modeling.heads import copy_law, number_candidates, standing
+from causalqwen.modeling.heads import number_candidates, standing
 from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
 from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 from causalqwen.modeling.prediction import generated_values
@@ -409,15 +409,15 @@ def _start_values(
         values = draws.said_again(generated_values(model, loc_Y[:, -1]), loc_Y)
         if log.numbers is None:
             return values
-        copied, again = copy_law(model, features[:, -1], log.numbers.later()).copied()
+        copied, again = model.copy_law(features[:, -1], log.numbers.later()).copied()
         return torch.where(copied, again, values)
 
     if at_once is None:  # digits are written by the host
         at_once = input_ids.device.type != "cpu" and not model.config.context.writes
     # What a number may be a copy of is known when the tokens before it are.
-    log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not model.config.copy_numbers)
+    log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not model.copies)
     model_kwargs["value_log"] = log
-    if model.config.copy_numbers:
+    if model.copies:
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
     writer = None

@@ -88,6 +88,64 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     return made
 
 
+class GraftModules:
+    """The modules of a graft, and what follows from how they are set, wherever its backbone runs."""
+
+    config: CausalQwenConfig
+    numeric_embedding: NumericEmbedding
+    abduction: AbductionNetwork
+    action: ActionNetwork
+    value_branch: ValueBranch | None
+    copy_head: CopyHead | None
+    score_head: nn.Linear | None
+    number_class: str | None = None
+    """The class of numbers that are not said to be of another; it is not kept in a checkpoint."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether a number may be one of the context's again."""
+        return self.copy_head is not None
+
+    @property
+    def value_reader(self) -> ValueBranch | PlainReader:
+        """How the value head reads U."""
+        return PlainReader() if self.value_branch is None else self.value_branch
+
+    @property
+    def value_axes(self) -> OneAxis:
+        """The laws of values, by the class of a number; `number_class` is that of numbers which name none."""
+        return value_axes(self.config, self.number_class)
+
+    @property
+    def value_law(self) -> ValueLaw:
+        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels; the
+        law of `number_class`, where that is set.
+
+        ValueError where classes have axes of their own, and `number_class` is not set.
+        """
+        return self.value_axes.law()
+
+    def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any = None) -> Any:
+        """The law of the values that follow features [..., H], the positions of `candidates`: one of these, where the model
+        copies, or a new number.
+
+        law: the new number's; `value_law` by default. Where there is a value branch, the copy head reads features as it does.
+        """
+        law = self.value_law if law is None else law
+        if candidates is None or self.copy_head is None:
+            return law
+        standardize = self.value_reader.standardize
+        return self.copy_head.law(law, standardize(features), standardize(candidates.features), candidates)
+
+
+IN_FLOAT32 = {
+    "numeric_embedding", "scale_net", "abduction.residual", "domains", "value_branch", "copy_head", "action.b_noise",
+    "action.threshold", "action.token_thresholds", "action.shift", "action.partition.rest", "action.num_row",
+    "action.num_bias", "action.value_head", "action.draw_unit", "action.draw_slope",
+}  # fmt: skip
+"""What stays in float32 whatever the backbone's dtype: the heads are small and their tails matter. Named one by one:
+transformers would make floats of the integers among them too."""
+
 NUMBER_PARTS = ("value_branch.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head.")
 """Where the parameters start that only numbers are learned by: no score of a word depends on them."""
 
@@ -97,6 +155,11 @@ def number_parameters(model: Any) -> list[nn.Parameter]:
     noise = None if model.value_branch is None else model.value_branch.log_noise
     named = model.named_parameters()
     return [one for name, one in named if name.startswith(NUMBER_PARTS) and one is not noise]
+
+
+def alone_at_their_rate(model: Any) -> list[str]:
+    """Names of the single numbers of a copy head: they move through large values with few updates."""
+    return ["copy_head.bias", "copy_head.new.bias"] if model.copies else []
 
 
 def standing_vocabulary(model: Any) -> Vocabulary:
@@ -115,25 +178,6 @@ def standing(model: Any) -> Iterator[None]:
     finally:  # blocks may end in any order, and in another context than they began in
         own.clear()
         _STANDING.set(tuple(entry for entry in _STANDING.get() if entry))
-
-
-def value_reader(model: Any) -> ValueBranch | PlainReader:
-    """How the value head reads U."""
-    return PlainReader() if model.value_branch is None else model.value_branch
-
-
-def value_axes_of(model: Any) -> OneAxis:
-    """The laws of values, by the class of a number; `model.number_class` is that of numbers which name none."""
-    return value_axes(model.config, model.number_class)
-
-
-def value_law(model: Any) -> ValueLaw:
-    """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels; the law
-    of `number_class`, where that is set.
-
-    ValueError where classes have axes of their own, and `number_class` is not set.
-    """
-    return value_axes_of(model).law()
 
 
 def heads(
@@ -233,22 +277,9 @@ def number_candidates(
     position_ids: Tensor | None = None,
 ) -> Candidates | None:
     """The numbers of a batch [B, S] for each position, under features z [B, S, H]; None where the model does not copy."""
-    if model.copy_head is None:
+    if not model.copies:
         return None
     if position_ids is not None and attention_mask is None and bool(sequence_starts(position_ids).any()):
         raise ValueError("sequences packed into one row: give those of a model that copies as rows of their own")
     hidden = model.config.context.hides
     return Candidates.of_tokens(features, input_ids, numeric_values, attention_mask, model.config.num_token_id, hidden)
-
-
-def copy_law(model: "CausalQwenForCausalLM", features: Tensor, candidates: Candidates | None, law: Any = None) -> Any:
-    """The law of the values that follow features [..., H], the positions of `candidates`: one of these, where the model copies,
-    or a new number.
-
-    law: the new number's; `value_law` by default. Where there is a value branch, the copy head reads features as it does.
-    """
-    law = model.value_law if law is None else law
-    if candidates is None or model.copy_head is None:
-        return law
-    standardize = model.value_reader.standardize
-    return model.copy_head.law(law, standardize(features), standardize(candidates.features), candidates)

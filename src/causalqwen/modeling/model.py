@@ -43,13 +43,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    # The heads are small and their tails matter: they stay in float32 whatever the backbone's dtype.
-    # Named one by one: transformers would make floats of the integers among them too.
-    _keep_in_fp32_modules_strict = {  # noqa: RUF012
-        "numeric_embedding", "scale_net", "abduction.residual", "domains", "value_branch", "copy_head", "action.b_noise",
-        "action.threshold", "action.token_thresholds", "action.shift", "action.partition.rest", "action.num_row",
-        "action.num_bias", "action.value_head", "action.draw_unit", "action.draw_slope",
-    }  # fmt: skip
+    _keep_in_fp32_modules_strict = laws.IN_FLOAT32
 
     @torch.no_grad()
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
@@ -85,7 +79,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.feature_std.fill_(1.0)
 
 
-class CausalQwenForCausalLM(CausalQwenPreTrainedModel, CausalGenerationMixin):
+class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, CausalGenerationMixin):
     """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
 
     `backbone` is the unmodified causal language model: `model.backbone(input_ids)` is what it was before. Where a text
@@ -95,19 +89,10 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, CausalGenerationMixin):
     is answered, in the module that is named there.
     """
 
-    numeric_embedding: NumericEmbedding
-    abduction: AbductionNetwork
-    action: ActionNetwork
-    value_branch: ValueBranch | None
-    copy_head: CopyHead | None
-    score_head: torch.nn.Linear | None
-
     ovr_impl: str = "auto"
     """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
     bf16: bool = False
     """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
-    number_class: str | None = None
-    """The class of numbers that are not said to be of another; it is not kept in a checkpoint."""
 
     def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
@@ -323,11 +308,9 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, CausalGenerationMixin):
     # ---- laws: `heads`, `prediction`, `parts` --------------------------------------------------------------------------
 
     standing, heads, value_losses = laws.standing, laws.heads, laws.value_losses
-    vocabulary, candidates, copy_law = laws.standing_vocabulary, laws.number_candidates, laws.copy_law
+    vocabulary, candidates = laws.standing_vocabulary, laws.number_candidates
     predict_number, predict_values = prediction.predict_number, prediction.predict_values
     generated_values = prediction.generated_values
-
-    value_reader, value_axes, value_law = map(property, (laws.value_reader, laws.value_axes_of, laws.value_law))
 
     @property
     def value_transform(self) -> ValueTransform:

@@ -11,7 +11,7 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.losses import quantile_crps
-from causalqwen.modeling.heads import copy_law, number_candidates
+from causalqwen.modeling.heads import number_candidates
 from causalqwen.numbers import (
     CRPS_LEVELS,
     PLAIN,
@@ -281,7 +281,7 @@ def predict_values(
     plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
     if candidates is None:
         return plain
-    copies = copy_law(model, features, candidates, ValueLaw())  # each row's own law takes its place below
+    copies = model.copy_law(features, candidates, ValueLaw())  # each row's own law takes its place below
     columns = (candidates.offered.cpu(), copies.candidates.cpu(), copies.log_weights.cpu().double())
     found = []
     for one, offered, values, log_weights in zip(plain, *columns, strict=True):

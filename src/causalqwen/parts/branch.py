@@ -45,6 +45,11 @@ class ValueBranch(nn.Module):
         """x [..., H], float32, of z."""
         return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
 
+    def start_anew(self) -> None:
+        """Every member as at a start, by torch's own generator."""
+        for member in (self.residual, *self.others):
+            member.reset_parameters()
+
     def noise(self, noise: Tensor) -> Tensor:
         """noise_V [C] of |b_noise| [C]."""
         return noise * self.log_noise.exp()

@@ -109,6 +109,15 @@ def add_domain(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> Do
     return network
 
 
+def ask(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> DomainNetwork:
+    """Select a domain's network, made with these settings where there is none of that name yet."""
+    if name not in model.config.domains:
+        return add_domain(model, name, **settings)
+    set_domain(model, name)
+    found: Any = model.abduction.domains[name]
+    return found  # type: ignore[no-any-return]
+
+
 def set_domain(model: "CausalQwenForCausalLM", name: str | None) -> None:
     """Whose abduction network is asked from now on; None for the base's. ValueError for one that is not there."""
     if name is not None and name not in model.config.domains:

@@ -10,6 +10,9 @@ class PlainReader:
         """z [..., H] as it is."""
         return features
 
+    def start_anew(self) -> None:
+        """Nothing to start."""
+
     def noise(self, noise: Tensor) -> Tensor:
         """|b_noise| [C] as it is."""
         return noise

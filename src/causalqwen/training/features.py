@@ -102,7 +102,7 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     facts = facts_of(
         model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], also_right, positions_at_once
     )
-    if model.config.copy_numbers:
+    if model.copies:
         facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.context.hides)
     return facts
 
@@ -257,12 +257,12 @@ class FactStore:
         folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples)]
         folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
         if ranks.from_main(folder.is_dir()):
-            return cls(folder, numbers=model.config.copy_numbers)
+            return cls(folder, numbers=model.copies)
         part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         size, numbers = model.config.hidden_size, None
-        if model.config.copy_numbers:
+        if model.copies:
             numbers = KeptNumbers.of(examples, model.config.num_token_id, np.empty(0))
         if ranks.rank() == 0:
             _make_empty(part, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
@@ -392,4 +392,4 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> lis
     plain = digest.hexdigest()
     digest.update(b"numbers")
     with_numbers = digest.hexdigest()
-    return [with_numbers] if config.copy_numbers else [plain, with_numbers]
+    return [with_numbers] if model.copies else [plain, with_numbers]

@@ -85,7 +85,7 @@ def score_tokens(
     reg_loss = 0.0
     if len(values["value"]):
         law: ValueLaw | ClassLaws | CopyLaw = of_new
-        if model.config.copy_numbers:
+        if model.copies:
             law = CopyLaw(
                 of_new,
                 *(_padded(columns[name], end) for name, end in (("of_text", math.inf), ("pi", -math.inf))),

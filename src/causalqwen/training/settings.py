@@ -82,6 +82,11 @@ class HeadStage(Stage):
     domain_limit: Positive | None = 0.1
     closeness: NotNegative = 0.0
 
+    @property
+    def domain_settings(self) -> dict[str, Any]:
+        """Of a domain's network that has to be made."""
+        return {"layers": self.domain_layers, "limit": self.domain_limit}
+
 
 @dataclass(frozen=True)
 class TokenStage(Stage):

@@ -15,7 +15,8 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.heads import number_parameters
+from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
+from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
@@ -93,7 +94,7 @@ def _train_values(run: Run) -> None:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
-    single = [name for name in ("model.copy_head.bias", "model.copy_head.new.bias") if model.copy_head is not None]
+    single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
         model.config.require("training on rows that name individuals")
         _center(model, model.value_branch, noise=1.0)
@@ -140,11 +141,8 @@ def _train_heads(run: Run) -> None:
     model, stage = run.model, run.settings.heads
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.domain is not None:
-        if stage.domain not in model.config.domains:
-            model.add_domain(stage.domain, layers=stage.domain_layers, limit=stage.domain_limit)
-        model.set_domain(stage.domain)
         model.requires_grad_(False)
-        model.abduction.asked.requires_grad_(True)
+        domain.ask(model, stage.domain, **stage.domain_settings).requires_grad_(True)
     else:
         _train_numbers_only(model)
         action = model.action

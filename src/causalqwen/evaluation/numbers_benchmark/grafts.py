@@ -80,10 +80,8 @@ class Graft:
         seed: int,
     ) -> CausalQwenForCausalLM:
         model = copy.deepcopy(start, {id(kept): kept for kept in (start.backbone, start.processor)})
-        if model.value_branch is not None:
-            torch.manual_seed(seed)
-            for member in (model.value_branch.residual, *model.value_branch.others):
-                member.reset_parameters()
+        torch.manual_seed(seed)
+        model.value_reader.start_anew()
         learned, held = (
             [
                 one
