@@ -173,10 +173,10 @@ def synthesize(
 
 def save_model(model: Any, output: Path) -> None:
     """Save beside the target and rename."""
-    part = output.with_name(f"{output.name}.part-{os.getpid()}")
-    model.save_pretrained(part)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    part.rename(output)
+    from causalqwen.files import writing_folder
+
+    with writing_folder(output) as part:
+        model.save_pretrained(part)
 
 
 def _refuse_existing(output: Path) -> None:

@@ -24,6 +24,7 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import most_also_right
 from causalqwen.distributions import upcast
+from causalqwen.files import writing_folder
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.heads import NUMBER_PARTS
@@ -324,19 +325,17 @@ class FactStore:
         folder = Path(root) / f"features-{facts_keys(model, examples)[0][:24]}"
         if folder.is_dir():
             return cls(folder)
-        part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
-        part.mkdir(parents=True)
-        for name in COLUMNS:
-            columns = [getattr(store.facts, name) for store in stores]
-            if name == "also_right":
-                width = max(column.shape[1] for column in columns)
-                columns = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=NO_TARGET) for c in columns]
-            np.save(part / f"{name}.npy", np.concatenate(columns))
-        if numbers := [store.facts.numbers for store in stores if store.facts.numbers is not None]:
-            KeptNumbers.stacked(numbers).save(part)
-        lengths = np.concatenate([np.diff(store.offsets) for store in stores])
-        np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-        part.rename(folder)
+        with writing_folder(folder) as part:
+            for name in COLUMNS:
+                columns = [getattr(store.facts, name) for store in stores]
+                if name == "also_right":
+                    width = max(column.shape[1] for column in columns)
+                    columns = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=NO_TARGET) for c in columns]
+                np.save(part / f"{name}.npy", np.concatenate(columns))
+            if numbers := [store.facts.numbers for store in stores if store.facts.numbers is not None]:
+                KeptNumbers.stacked(numbers).save(part)
+            lengths = np.concatenate([np.diff(store.offsets) for store in stores])
+            np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         return cls(folder)
 
 
