@@ -56,7 +56,7 @@ def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, sc
         for one, other in zip(whole.number.log_p(), whole.scores.log_p(), strict=True):
             torch.testing.assert_close(one, other[..., number])
         rest = Chain(model, whole.features).rest
-        words = rest.mask.nonzero().squeeze(-1)
+        words = model.action.rest_mask.nonzero().squeeze(-1)
         torch.testing.assert_close(rest.log_p()[0][..., words], whole.scores.log_p()[0][..., :rows][..., words])
         some = whole[:, 1:3]
         torch.testing.assert_close(some.scores.ranked(), whole.scores.ranked()[:, 1:3])

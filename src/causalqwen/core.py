@@ -68,8 +68,8 @@ class Scores:
     """Laws of some tokens' scores, S_k ~ S(loc_k, scale_k), and the thresholds that they have to pass.
 
     loc: [..., K]. scale: [..., K], or [..., 1] for one that all share. threshold: [..., 1]. slope: of a token's own noise below
-    its threshold (`graded_scale`). mask: bool [K], False for rows that take no part. common: whether the scale is the same for
-    all tokens of a position, so that it moves no decision.
+    its threshold (`graded_scale`). mask: bool [K], False for rows that take no part; None where all do. common: whether the
+    scale is the same for all tokens of a position, so that it moves no decision.
     """
 
     loc: Tensor
@@ -77,8 +77,12 @@ class Scores:
     threshold: Tensor
     slope: float
     law: StableFamily
-    mask: Tensor
+    mask: Tensor | None
     common: bool
+
+    def masked(self, columns: Tensor, value: float) -> Tensor:
+        """Columns [..., K] with `value` for rows that take no part."""
+        return columns if self.mask is None else columns.masked_fill(~self.mask, value)
 
     def graded(self) -> Tensor:
         """The scale with a token's own noise [..., K] (theory 3.5)."""
@@ -90,7 +94,7 @@ class Scores:
 
     def p(self) -> Tensor:
         """P_k [..., K], 0 for masked rows."""
-        return self.log_p()[0].exp().masked_fill(~self.mask, 0.0)
+        return self.masked(self.log_p()[0].exp(), 0.0)
 
     def loss(self, targets: Tensor, also_right: Tensor | None = None) -> Tensor:
         """-sum_right log P_k - sum_wrong log(1 - P_k) [...] of targets int64 [...], as `ovr_loss` takes them."""
@@ -115,7 +119,7 @@ class Scores:
         ranked = self.loc.to(torch.float32)
         if not self.common:
             ranked = (ranked - self.threshold) / self.scale.to(torch.float32).clamp(min=SCALE_FLOOR)
-        return ranked.masked_fill(~self.mask, -torch.inf)
+        return self.masked(ranked, -torch.inf)
 
     def decide(self) -> Tensor:
         """argmax_k P_k, int64 [...]; ties to the lowest id."""
@@ -234,7 +238,7 @@ class Chain:
     @cached_property
     def scores(self) -> Scores:
         """Of all tokens, `<NUM>` too, [..., V']."""
-        return self._scores(self.loc_S, self.action.score_scale_of(self.scale, self.words), self.action.vocabulary_mask)
+        return self._scores(self.loc_S, self.action.score_scale_of(self.scale, self.words), self.action.columns_in_use)
 
     @cached_property
     def rest(self) -> Scores:
@@ -242,15 +246,15 @@ class Chain:
         scale = self.action.score_scale_of(self.scale, self.words)[..., : self.action.rows]
         known = self.__dict__.get("loc_S")
         loc = self.words(self.loc) if known is None else known[..., : self.action.rows]
-        return self._scores(loc, scale, self.action.rest_mask)
+        return self._scores(loc, scale, self.action.rest_in_use)
 
     @cached_property
     def number(self) -> Scores:
         """Of `<NUM>` alone: [...], without a last axis."""
         scale, loc = self.number_scale, self.action.num_loc(self.loc, self.words)
-        return self._scores(loc, scale, torch.ones((), dtype=torch.bool, device=loc.device), self.threshold.squeeze(-1))
+        return self._scores(loc, scale, None, self.threshold.squeeze(-1))
 
-    def _scores(self, loc: Tensor, scale: Tensor, mask: Tensor, threshold: Tensor | None = None) -> Scores:
+    def _scores(self, loc: Tensor, scale: Tensor, mask: Tensor | None, threshold: Tensor | None = None) -> Scores:
         action, threshold = self.action, self.threshold if threshold is None else threshold
         return Scores(loc, scale, threshold, action.score_slope, action.law, mask, action.scales.common)
 

@@ -122,7 +122,7 @@ def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor, solve: bool)
     theirs, target = upcast(theirs), targets[:, None]
     scores, choice, backbone_choice = chain.scores, chain.scores.decide(), theirs.argmax(-1)
     log_partition = theirs.logsumexp(-1)
-    logits = upcast(scores.loc).masked_fill(~scores.mask, -torch.inf)
+    logits = scores.masked(upcast(scores.loc), -torch.inf)
     made = {
         "agrees": choice == backbone_choice,
         "right": choice == target.squeeze(-1),
@@ -131,8 +131,12 @@ def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor, solve: bool)
         "softmax_nll": logits.logsumexp(-1) - logits.gather(-1, target).squeeze(-1),
         "backbone_top": (theirs.amax(-1) - log_partition).exp(),
     }
-    for name, of_link in {"ovr": scores, "solved": scores.solved()}.items() if solve else {"ovr": scores}.items():
-        log_p = of_link.log_p()[0].masked_fill(~scores.mask, -torch.inf)
+    links = {"ovr": scores}
+    if solve:
+        is_solved = getattr(chain.model.config.part("threshold_shift"), "solves", False)
+        links["solved"] = scores if is_solved else scores.solved()
+    for name, of_link in links.items():
+        log_p = scores.masked(of_link.log_p()[0], -torch.inf)
         made[f"{name}_log_p"] = log_p.gather(-1, target).squeeze(-1)
         made[f"{name}_log_sum"] = log_p.exp().sum(-1).log()
         made[f"{name}_top"] = log_p.gather(-1, choice[:, None]).squeeze(-1).exp()

@@ -16,7 +16,7 @@ No order changes, and the tail of a Gaussian link becomes that of a softmax: log
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import StableFamily, get_family, widen
+from causalqwen.distributions import StableFamily, get_family, upcast, widen
 
 IGNORE_INDEX = -100
 """Label of a position that has no loss."""
@@ -47,6 +47,7 @@ def ovr_log_probs(
         two tensors [..., V], float32 (float64 where an argument is).
     """
     law = get_family(family)
+    loc = upcast(loc)
     thresholds = torch.as_tensor(thresholds, dtype=loc.dtype, device=loc.device)
     scale = graded_scale(loc, scale, thresholds, slope, law)
     return law.log_sf(thresholds, loc, scale), law.log_cdf(thresholds, loc, scale)

@@ -177,6 +177,16 @@ class ActionNetwork(nn.Module):
         self.rest_mask.copy_(self._rest_mask())
 
     @property
+    def columns_in_use(self) -> Tensor | None:
+        """`vocabulary_mask`; None where tokens use all columns."""
+        return self.vocabulary_mask if self.free_token_ids else None
+
+    @property
+    def rest_in_use(self) -> Tensor | None:
+        """`rest_mask`; None where tokens other than `<NUM>` use all rows of the matrix."""
+        return self.rest_mask if self.free_token_ids or self.num_token_id in range(self.rows) else None
+
+    @property
     def noise(self) -> Tensor:
         """|b_noise| [C], float32."""
         return upcast(self.b_noise.abs())

@@ -225,7 +225,7 @@ def predict_number(
     names = [classes] * len(prompts) if classes is None or isinstance(classes, str) else list(classes)
     if len(names) != len(prompts):
         raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
-    for name in set(names):
+    for name in dict.fromkeys(names):
         model.value_axes.check(name)  # an unknown class stops it here
     processor = model.processor
     limit = model.config.context_length

@@ -108,8 +108,7 @@ class Vocabulary:
             return weight, bias, action.vocabulary_mask
         bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
         bias = number.put(action, bias, lambda: number.bias(action, self))
-        weight = number.put(action, weight.clone().mT, lambda: upcast(self.number_row())).mT.contiguous()
-        return weight, bias, action.vocabulary_mask
+        return number.put_row(action, weight, upcast(self.number_row())), bias, action.vocabulary_mask
 
     def is_plain(self, layer: Any) -> bool:
         """Whether calling it is calling `layer`."""

@@ -28,6 +28,10 @@ class AppendedRow:
         """What is `<NUM>`'s [...] behind the columns of the matrix [..., V]."""
         return torch.cat([columns, of_number().unsqueeze(-1).to(columns.dtype)], dim=-1)
 
+    def put_row(self, action: "ActionNetwork", rows: Tensor, row: Tensor) -> Tensor:
+        """`<NUM>`'s row [C] behind those of the matrix [V, C]."""
+        return torch.cat([rows, row.unsqueeze(0)])
+
     def scores(self, action: "ActionNetwork", loc: Tensor, words: "Vocabulary") -> Tensor:
         """loc_S [..., V + 1]."""
         return self.put(action, words(loc), lambda: action.num_loc(loc, words))

@@ -33,6 +33,12 @@ class FreeRow:
         columns[..., action.num_token_id] = of_number()
         return columns
 
+    def put_row(self, action: "ActionNetwork", rows: Tensor, row: Tensor) -> Tensor:
+        """The rows of the matrix [V, C] with `<NUM>`'s [C] in its place."""
+        rows = rows.clone()
+        rows[action.num_token_id] = row
+        return rows
+
     def scores(self, action: "ActionNetwork", loc: Tensor, words: "Vocabulary") -> Tensor:
         """loc_S [..., V]: the backbone's product, and `<NUM>`'s own beside it; untrained, it moves no bit."""
         scores = words(loc)

@@ -26,6 +26,9 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 
+WHY = {"calibration": "the documents' scale moves decisions", "the likelihood 'ovr' of words": "use 'softmax'"}
+"""What else is worth saying, of some."""
+
 
 def check_needs(what: str, settings: dict[str, Any], needs: dict[str, Any] | None = None) -> None:
     """ValueError where `what` is asked of a graft whose settings it is not there for."""
@@ -33,4 +36,5 @@ def check_needs(what: str, settings: dict[str, Any], needs: dict[str, Any] | Non
         allowed = needed if isinstance(needed, tuple) else (needed,)
         if settings[name] not in allowed:
             told = " or ".join(repr(one) for one in allowed)
-            raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}")
+            why = f": {WHY[what]}" if what in WHY else ""
+            raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}{why}")

@@ -9,6 +9,8 @@ from causalqwen.core import Chain
 class SolvedThreshold:
     """Found from all scores of a position, that of nobody in particular: what is drawn there does not move it."""
 
+    solves = True  # there is no better one to compare with
+
     @torch.no_grad()
     def threshold(self, chain: Chain) -> Tensor:
         """[..., 1]."""

@@ -135,7 +135,7 @@ def facts_of(
         of_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_p, log_not_p))
         target_logit, log_p_target, log_not_target = of_target
         backbone_nll = theirs.logsumexp(-1) - theirs.gather(-1, target).squeeze(-1)
-        log_not_p = log_not_p.masked_fill(~rest.mask, 0.0)
+        log_not_p = rest.masked(log_not_p, 0.0)
         best = rest.ranked().max(-1)
         also = also_right[part]
         log_p_also, log_not_also = (t.gather(-1, also.clamp(min=0)) for t in (log_p, log_not_p))
@@ -149,7 +149,7 @@ def facts_of(
             "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
             "rest_log_p": log_p_target.masked_fill(numbers, 0.0),
             "target_logit": target_logit.masked_fill(numbers, 0.0),
-            "rest_log_partition": scores.masked_fill(~rest.mask, -torch.inf).logsumexp(-1),
+            "rest_log_partition": rest.masked(scores, -torch.inf).logsumexp(-1),
             "rival_score": best.values,
             "rival_id": best.indices,
             "backbone_id": theirs.argmax(-1),
