@@ -87,7 +87,8 @@ def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     assert "expected NAME=VALUE" in run(*other, "--set", "gate_alpha", code=1).stderr
     text = run(*other, "--set", "gate_alpha=0.5", "--set", "vocabulary_family=gaussian").stdout
     written = json.loads((tmp_path / "other" / "config.json").read_text())
-    assert (written["gate_alpha"], written["vocabulary_family"]) == (0.5, "gaussian")
+    assert written["settings"]["training"]["gate_alpha"] == 0.5
+    assert written["settings"]["scores"]["vocabulary_family"] == "gaussian"
     assert "<NUM> is token 400 (behind the matrix)" in text
 
 
@@ -95,7 +96,7 @@ def test_train_leaves_a_model_and_its_metrics(trained):
     assert {"config.json", "model.safetensors", "processor_config.json", "metrics.jsonl"} <= {
         path.name for path in trained.iterdir()
     }
-    assert json.loads((trained / "config.json").read_text())["value_transform"]["kind"] == "affine"
+    assert json.loads((trained / "config.json").read_text())["fitted"]["values"]["value_transform"]["kind"] == "affine"
 
 
 @pytest.mark.usefixtures("brief_calibration")

@@ -27,6 +27,7 @@ from causalqwen import (
 )
 from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import softplus_inverse
+from causalqwen.modeling.configuration import SECTIONS
 from causalqwen.modeling.loading import load_model
 from conftest import FREE_ROWS, TIED, graft_tiny, make_backbone
 
@@ -433,6 +434,24 @@ def test_a_misspelt_field_of_a_configuration_is_refused():
     with pytest.raises(ValueError, match="unknown setting value_digit; did you mean value_digits"):
         CausalQwenConfig(value_digit=3)
     assert CausalQwenConfig(torch_dtype="float32", something_of_a_later_version=1).value_digits == 6
+
+
+def test_a_saved_configuration_keeps_what_was_fitted_apart(tmp_path):
+    fields = [name for parts in SECTIONS.values() for names in parts.values() for name in names]
+    own = [
+        name for name in CausalQwenConfig.__annotations__ if name not in ("model_type", "sub_configs", "text_config")
+    ]
+    assert sorted(fields) == sorted(own)
+    config = CausalQwenConfig(score_noise=0.5, value_range=[1.0, 2.0], gate_alpha=0.25, number_context="digits")
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert not set(own) & set(written)
+    assert written["fitted"]["scores"]["score_noise"] == 0.5 and written["settings"]["training"]["gate_alpha"] == 0.25
+    assert CausalQwenConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    flat = {name: value for name, value in config.to_dict().items() if name in own}  # as earlier versions wrote it
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "causalqwen", **flat}))
+    loaded = CausalQwenConfig.from_pretrained(tmp_path)
+    assert {name: getattr(loaded, name) for name in own} == {name: getattr(config, name) for name in own}
 
 
 def test_the_matrix_is_never_resized(tiny_llama):

@@ -106,7 +106,7 @@ def test_it_is_saved_and_loaded_and_older_checkpoints_can_take_it_up(tiny_tokeni
         older.numeric_embedding.direction *= 3.0  # as training may
     older.save_pretrained(tmp_path / "older")
     settings = json.loads((tmp_path / "older" / "config.json").read_text())
-    del settings["number_encoding"]
+    del settings["settings"]["numbers_in"]["number_encoding"]
     (tmp_path / "older" / "config.json").write_text(json.dumps(settings))
     loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "older")
     assert loaded.config.number_encoding == "log"

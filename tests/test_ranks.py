@@ -257,7 +257,8 @@ def test_two_ranks_on_the_real_backbone(smollm2, tmp_path):
     at zero follow roundings of gradients (experiments 10), and L_cls before calibration is above 100."""
     copy.deepcopy(smollm2).double().save_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"value_branch_dropout": 0.0}))
+    config["settings"]["value_branch"]["value_branch_dropout"] = 0.0
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     rows = "".join(json.dumps({"text": text}) + "\n" for text in sentences(16, 0))
     (tmp_path / "rows.jsonl").write_text(rows)
     stage = "logging_steps: 1\nevaluations: 1\nvalues: false\nlora: {epochs: 1, batch_size: 4, dropout: 0.0}\n"

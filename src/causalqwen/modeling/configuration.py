@@ -69,8 +69,35 @@ STARTS: dict[str, dict[str, Any]] = {
 """Start values by name; a field given to `from_backbone` overrides its preset."""
 
 
+SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "settings": {
+        "abduction": (
+            "start", "causal_size", "deep_abduction", "abduction_hidden_size", "scale_activation", "max_scale", "domains",
+            "domain",
+        ),
+        "numbers_in": (
+            "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
+        ),
+        "scores": ("score_scale", "threshold_shift", "token_thresholds", "vocabulary_family", "central_mass"),
+        "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
+        "value_branch": (
+            "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
+        ),
+        "training": ("gate_alpha", "gate_detach", "value_loss_weight"),
+    },
+    "fitted": {
+        "backbone": ("num_token_id", "free_token_ids", "initial_scale", "initial_noise", "initial_threshold"),
+        "scores": ("score_noise", "score_slope", "anchor_tokens"),
+        "values": (
+            "value_transform", "value_range", "value_place", "interval_levels", "class_interval_levels", "class_values",
+        ),
+    },
+}  # fmt: skip
+"""Where a field stands in config.json, by part: what somebody chose, and what was read off the backbone, text or rows."""
+
+
 class CausalQwenConfig(PreTrainedConfig):
-    """Everything that a grafted model adds to its backbone.
+    """Everything that a grafted model adds to its backbone: attributes, which a saved config.json nests by `SECTIONS`.
 
     Args:
         text_config: the backbone's own configuration, or a dictionary of it.
@@ -177,6 +204,8 @@ class CausalQwenConfig(PreTrainedConfig):
     central_mass: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for title, parts in SECTIONS.items():
+            self._read_section(title, parts, kwargs.pop(title, {}))
         if isinstance(self.text_config, dict):
             settings = dict(self.text_config)
             kind = settings.pop("model_type", "qwen2")
@@ -205,6 +234,30 @@ class CausalQwenConfig(PreTrainedConfig):
                 raise ValueError(f"unknown setting {name}; did you mean {close[0]}?")
         super().__post_init__(**kwargs)
         self._check()
+
+    def _read_section(self, title: str, parts: dict[str, tuple[str, ...]], section: Any) -> None:
+        """Fields as `to_diff_dict` nests them."""
+        places = {f"{title}.{part}.{name}": name for part, names in parts.items() for name in names}
+        if not isinstance(section, dict):
+            raise ValueError(f"{title}: expected settings by part, got {section!r}")
+        for part, fields in section.items():
+            if not isinstance(fields, dict):
+                raise ValueError(f"{title}.{part}: expected settings by name, got {fields!r}")
+            for name, value in fields.items():
+                place = f"{title}.{part}.{name}"
+                if place not in places:
+                    near = difflib.get_close_matches(place, places, n=1, cutoff=0.0)[0]
+                    raise ValueError(f"unknown setting {place}; did you mean {near}?")
+                setattr(self, name, value)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json holds: transformers' fields as they are, those of a graft by `SECTIONS`."""
+        found = super().to_diff_dict()
+        for title, parts in SECTIONS.items():
+            found[title] = {
+                part: {name: found.pop(name) for name in names if name in found} for part, names in parts.items()
+            }
+        return found
 
     def _check(self) -> None:
         check_values(CausalQwenConfig, vars(self))

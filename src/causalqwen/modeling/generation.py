@@ -165,6 +165,8 @@ class CausalGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
+        if value_log is not None:
+            value_log.follow_rows(input_ids)
         if self.config.context.hides:
             if value_log is not None:  # rows of beams have changed places, and their numbers with them
                 attention_mask[:, value_log.start :] = 1
@@ -213,17 +215,7 @@ class CausalGenerationMixin(GenerationMixin):
             if log.at_once:
                 room[:, -1] = log[log.last]
             log.values = model_kwargs["numeric_values"] = torch.cat([values, room], dim=1)
-            if model_kwargs.get("past_key_values") is not None:
-                # Beam search reorders its rows through the cache alone, see `_reorder_cache`.
-                model_kwargs["past_key_values"].numeric_values = model_kwargs["numeric_values"]
         return model_kwargs
-
-    def _reorder_cache(self, past_key_values: Cache, beam_idx: Tensor) -> Cache:
-        """Beam search: the values follow the rows of the cache."""
-        past_key_values.reorder_cache(beam_idx)
-        values = past_key_values.numeric_values  # type: ignore[attr-defined] # the one thing that moves with the rows
-        values.copy_(values[beam_idx.to(values.device)])
-        return past_key_values
 
     def _get_logits_processor(self, generation_config: GenerationConfig, **kwargs: Any) -> LogitsProcessorList:
         """transformers' processors; none of its samplers' under a causal plan, and no row that no token uses."""
@@ -327,9 +319,8 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         self.config.require("beam search")
-        if not model_kwargs.get("use_cache", True):
-            raise ValueError("beam search moves the values of numbers with the cache: leave use_cache on")
         log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, at_once=True)
+        log.beams = generation_config.num_beams
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.return_dict_in_generate = True

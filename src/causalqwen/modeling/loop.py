@@ -61,10 +61,13 @@ class ValueLog:
 
     `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `values` [B, L'] are
     those of the text so far, and `positions` the indices of what was read last, drafts too, among the tokens that are seen.
-    `numbers` are those that stand in the text so far, for a model that copies; each is added as it is settled.
+    `numbers` are those that stand in the text so far, for a model that copies; each is added as it is settled. `beams` rows in
+    a row go on from one prompt, and may change places.
     """
 
     numbers: Candidates | None = None
+    beams: int = 1
+    ids: Tensor | None = None
     follows: Tensor
     positions: Tensor
 
@@ -88,6 +91,16 @@ class ValueLog:
         """What is predicted for a row at `place` is to be `value`."""
         self._kept[place] = self[place].clone()
         self[place][row] = self.values[row, place] = value
+
+    def follow_rows(self, input_ids: Tensor) -> None:
+        """Beams change places between two steps: values follow the text, input_ids int64 [B, L], that a row goes on with."""
+        if self.beams == 1:
+            return
+        before, self.ids = self.ids, input_ids.clone()
+        if before is not None:
+            rows = torch.arange(len(input_ids), device=input_ids.device) // self.beams
+            same = (input_ids[:, None, : before.shape[1]] == before).all(-1) & (rows[:, None] == rows)
+            self.values.copy_(self.values[same.int().argmax(-1).to(self.values.device)])
 
     def settle(self, place: int, is_number: Tensor) -> Tensor | None:
         """The values at `place`, once its tokens are known; None where none of them is a number (bool [B])."""

@@ -10,7 +10,6 @@ the first token that reaches into one: a token that holds the end of a word too 
 
 import copy
 import itertools
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -288,17 +287,30 @@ class CausalQwenProcessor(ProcessorMixin):
         values = numeric_values.tolist() if isinstance(numeric_values, Tensor) else numeric_values
         if values is not None and len(values) != len(ids):
             raise ValueError(f"{len(values)} values for {len(ids)} tokens")
+        if values is not None and self.context.writes:
+            ids = self._without_cut(ids, values)
+        return self._write(ids, values, number_texts or [], skip_special_tokens, **kwargs)
+
+    def _write(
+        self,
+        ids: list[int],
+        values: Sequence[float] | None,
+        number_texts: Sequence[str],
+        skip_special_tokens: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """`decode` of ids whose numbers are whole."""
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
         numbers = [(None if values is None else values[place], index) for index, place in enumerate(places)]
         if places and self.context.writes:
-            ids, alone = self._without_announced(ids, places, values)
+            ids, alone = self._without_announced(ids, len(places))
             numbers = [numbers[index] for index in alone]
-        slot_id = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
+        slot_id: Any = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
         ids = [slot_id if token == self.num_token_id else token for token in ids]
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         marked = str(self.slotted_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **kwargs))
         text, *pieces = marked.split(SLOT)
-        known = list(number_texts or [])
+        known = number_texts
         for place, piece in enumerate(pieces):
             value, index = numbers[place] if place < len(numbers) else (None, 0)
             if value is None:
@@ -310,22 +322,22 @@ class CausalQwenProcessor(ProcessorMixin):
             text += piece
         return text
 
-    def _without_announced(
-        self, ids: list[int], places: list[int], values: Sequence[float] | None
-    ) -> tuple[list[int], list[int]]:
-        """Ids without each `<NUM>` whose digits follow, and which of `places` are left.
+    def _without_cut(self, ids: list[int], values: Sequence[float]) -> list[int]:
+        """Ids without the first of the digits that `digits` writes, where a text that was generated breaks off in them: its
+        last `<NUM>`, which has the whole value, then stands for them."""
+        last = max((place for place, token in enumerate(ids) if token == self.num_token_id), default=len(ids))
+        special = set(self.tokenizer.all_special_ids)
+        begun = list(itertools.takewhile(lambda token: token not in special, ids[last + 1 :]))
+        whole = self.digits(ids[:last], values[last]) if begun else []
+        is_cut = len(begun) < len(whole) and begun == whole[: len(begun)]
+        return ids[: last + 1] + ids[last + 1 + len(begun) :] if is_cut else ids
 
-        What follows is digits unless it is a special token. The last ones may be cut short: then they go, and `<NUM>`, which
-        has the whole value, stays.
-        """
-        special, last = set(self.tokenizer.all_special_ids), places[-1]
-        if values is not None:
-            begun = list(itertools.takewhile(lambda token: token not in special, ids[last + 1 :]))
-            whole = self.digits(ids[:last], values[last])
-            if begun and len(begun) < len(whole) and begun == whole[: len(begun)]:
-                ids = ids[: last + 1] + ids[last + 1 + len(begun) :]
+    def _without_announced(self, ids: list[int], numbers: int) -> tuple[list[int], list[int]]:
+        """Ids without each `<NUM>` whose digits follow, and which of the numbers are left: what follows is digits unless it is
+        a special token."""
+        special = set(self.tokenizer.all_special_ids)
         kept, alone = [], []
-        behind_is_text, index = False, len(places)
+        behind_is_text, index = False, numbers
         for token in reversed(ids):
             if token == self.num_token_id:
                 index -= 1
@@ -370,20 +382,23 @@ class CausalQwenProcessor(ProcessorMixin):
         skip_special_tokens: bool = False,
         **kwargs: Any,
     ) -> str:
-        """A text that was read; where its digits are tokens, those of values that were changed since are written anew."""
+        """A text that was read; where its digits are tokens, those of values that were changed since, and of a last number
+        that was cut, are written anew."""
+        if not self.context.writes:
+            return self._write(ids, values, texts, skip_special_tokens, **kwargs)
+        text, start, first = "", 0, 0
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
-        changed = [i for i, (place, text) in enumerate(zip(places, texts, strict=True)) if values[place] != text.value]
-        if not self.context.writes or not changed:
-            return self.decode(ids, values, texts, skip_special_tokens, **kwargs)
-        text, start = "", 0
-        for i in changed:  # what is before it as it stands, and it without its digits
-            place = places[i]
+        for i, (place, written) in enumerate(zip(places, texts, strict=True)):
             end = place + 1 + sum(1 for _ in itertools.takewhile(bool, digits[place + 1 :]))
-            of_before = slice(start, place)
-            forms = texts[bisect_left(places, start) : i]
-            text += self.decode(ids[of_before], values[of_before], forms, skip_special_tokens, **kwargs)
-            before, known, behind = str(self.tokenizer.decode(ids[place + 1 : end])).partition(texts[i].strip(" "))
+            changed, may_be_cut = values[place] != written.value, place + 1 < end == len(ids)
+            if not changed and not may_be_cut:
+                continue
+            before, known, behind = str(self.tokenizer.decode(ids[place + 1 : end])).partition(written.strip(" "))
+            if not changed and known:
+                continue
+            of_before = slice(start, place)  # as it stands
+            text += self._write(ids[of_before], values[of_before], texts[first:i], skip_special_tokens, **kwargs)
             text += before.rstrip(" ") if known else ""  # of a number that was cut, nothing is left
-            text += self._spaced_number(text, values[place], texts[i]) + behind
-            start = end
-        return text + self.decode(ids[start:], values[start:], texts[changed[-1] + 1 :], skip_special_tokens, **kwargs)
+            text += (self._spaced_number(text, values[place], written) if changed else written) + behind
+            start, first = end, i + 1
+        return text + self._write(ids[start:], values[start:], texts[first:], skip_special_tokens, **kwargs)

@@ -8,8 +8,6 @@ its loss and accuracy are still those of the whole vocabulary.
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,7 +257,18 @@ class FactStore:
         folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
         if ranks.from_main(folder.is_dir()):
             return cls(folder, numbers=model.copies)
-        part = ranks.from_main(folder.with_name(f"{folder.name}.part-{os.getpid()}"))
+        was_training = model.training
+        model.eval()
+        try:
+            with ranks.writing_folder(folder) as part:
+                cls._fill(part, model, examples, title)
+        finally:
+            model.train(was_training)
+        return cls(folder)
+
+    @staticmethod
+    def _fill(part: Path, model: CausalQwenForCausalLM, examples: Sequence[Example], title: str) -> None:
+        """Each rank its share of the batches, into arrays in `part` that all of them see."""
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         size, numbers = model.config.hidden_size, None
@@ -270,52 +279,39 @@ class FactStore:
             if numbers is not None:
                 shape = (len(numbers.values), size)
                 np.lib.format.open_memmap(part / NUMBER_FEATURES, "w+", dtype=np.float32, shape=shape)
+                numbers.save(part)
+            np.save(part / "offsets.npy", offsets)
+            (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
         ranks.barrier()
         arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in COLUMNS}
         of_numbers = None if numbers is None else np.lib.format.open_memmap(part / NUMBER_FEATURES, "r+")
-        was_training = model.training
-        model.eval()
-        try:
-            # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
-            alike: dict[bytes, list[int]] = {}
-            for index, example in enumerate(examples):
-                read = [*example.input_ids, *example.numeric_values[:-1], *_how_read(example)]
-                alike.setdefault(hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest(), []).append(index)
-            sharing = list(alike.values())
-            distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
-            for places, facts in stream_facts(model, distinct, title=title, split=True):
-                said = facts.numbers
-                counts = [distinct[place].positions for place in places]
-                for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
-                    rows = slice(end - count, end)
-                    for index in sharing[place]:
-                        for name, array in arrays.items():
-                            made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
-                            if name == "also_right":  # as wide as its batch needs
-                                into[:] = NO_TARGET
-                                into = into[:, : made.shape[1]]
-                            into[:] = made
-                        if numbers is not None:
-                            made = said.features[said.offsets[row] : said.offsets[row + 1]]
-                            of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
-                        if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
-                            arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
-            for array in (*arrays.values(), of_numbers):
-                if array is not None:
-                    array.flush()
-            ranks.barrier()
-            if ranks.rank() == 0:
-                np.save(part / "offsets.npy", offsets)
-                if numbers is not None:
-                    numbers.save(part)
-                (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
-                part.rename(folder)
-            ranks.barrier()
-        finally:
-            model.train(was_training)
-            if ranks.rank() == 0:
-                shutil.rmtree(part, ignore_errors=True)
-        return cls(folder)
+        # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
+        alike: dict[bytes, list[int]] = {}
+        for index, example in enumerate(examples):
+            read = [*example.input_ids, *example.numeric_values[:-1], *_how_read(example)]
+            alike.setdefault(hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest(), []).append(index)
+        sharing = list(alike.values())
+        distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
+        for places, facts in stream_facts(model, distinct, title=title, split=True):
+            said = facts.numbers
+            counts = [distinct[place].positions for place in places]
+            for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
+                rows = slice(end - count, end)
+                for index in sharing[place]:
+                    for name, array in arrays.items():
+                        made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
+                        if name == "also_right":  # as wide as its batch needs
+                            into[:] = NO_TARGET
+                            into = into[:, : made.shape[1]]
+                        into[:] = made
+                    if numbers is not None:
+                        made = said.features[said.offsets[row] : said.offsets[row + 1]]
+                        of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
+                    if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
+                        arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
+        for array in (*arrays.values(), of_numbers):
+            if array is not None:
+                array.flush()
 
     @classmethod
     def gather(
@@ -341,8 +337,6 @@ class FactStore:
 
 def _make_empty(folder: Path, positions: int, widths: dict[str, int]) -> None:
     """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     for name in COLUMNS:
         shape = (positions, widths[name]) if name in widths else (positions,)
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype=_DTYPES.get(name, np.float32), shape=shape)

@@ -7,7 +7,8 @@ and nothing here does anything.
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from causalqwen import files
 from causalqwen.losses import IGNORE_INDEX
 
 T = TypeVar("T")
@@ -69,6 +71,16 @@ def from_main(value: T) -> T:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+@contextmanager
+def writing_folder(path: Path) -> Iterator[Path]:
+    """`files.writing_folder` of rank 0, that all ranks write into; it becomes `path` once all have left."""
+    with ExitStack() as stack:
+        part = from_main(stack.enter_context(files.writing_folder(path)) if rank() == 0 else path)
+        yield part
+        barrier()
+    barrier()
 
 
 def check_same_start(model: nn.Module, tokens: int) -> None:

@@ -1,6 +1,7 @@
 """A training run: fit what is fitted, train the stages, recalibrate, save."""
 
 import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Sequence
@@ -46,14 +47,17 @@ def train(
 
     Raises:
         FileNotFoundError: an anchor text that is not there.
-        ValueError: training rows without a number; a number of no class, or of one without an axis, where classes have axes of
-            their own; an output that already holds a model or an unfinished run (without `resume`), or another run's work
-            (with it).
+        ValueError: a tracker that is not installed; training rows without a number; a number of no class, or of one without an
+            axis, where classes have axes of their own; an output that already holds a model or an unfinished run (without
+            `resume`), or another run's work (with it).
     """
     settings = settings or TrainSettings()
     output = Path(output)
     ranks.join(model.device)
     _check_batches(settings)
+    for name in settings.report_to:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
     if ranks.world_size() > 1:
         ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
     work = output / WORK

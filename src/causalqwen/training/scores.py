@@ -36,7 +36,7 @@ def score_tokens(
     model that knows no class has its own for all.
 
     Returns:
-        `metrics`: loss, cls_loss, reg_loss, accuracy (any right token is right), num_precision, num_recall, num_f1,
+        `metrics`: loss, cls_loss, reg_loss, accuracy (any right token is right), num_count, num_precision, num_recall, num_f1,
         ovr_sum_median; on positions whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the
         normalised P_k (ovr_nll) and of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two;
         backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
@@ -232,12 +232,12 @@ def _coverage(inside: Tensor) -> dict[str, dict[str, float]]:
 
 
 def _number_detection(is_num: Tensor, decided: Tensor) -> dict[str, float]:
-    """Precision, recall and F1 of deciding for `<NUM>`; 0 where a ratio has nothing to count."""
+    """How many numbers there are; precision, recall and F1 of deciding for `<NUM>`, 0 where a ratio has nothing to count."""
     both = (is_num & decided).sum().item()
     precision = both / max(decided.sum().item(), 1)
     recall = both / max(is_num.sum().item(), 1)
     f1 = 2 * precision * recall / max(precision + recall, 1e-12)
-    return {"num_precision": precision, "num_recall": recall, "num_f1": f1}
+    return {"num_count": int(is_num.sum()), "num_precision": precision, "num_recall": recall, "num_f1": f1}
 
 
 def _statistics(sample: Tensor) -> dict[str, float]:
