@@ -59,7 +59,7 @@ def main() -> None:
     seed = parser.parse_args().seed
     torch.manual_seed(seed)
     start = CausalQwenForCausalLM.from_backbone("smollm2-135m")
-    calibrate(start, speeches(CALIBRATION_YEARS), CalibrationSettings(unit_steps=0, seed=seed))
+    calibrate(start, speeches(CALIBRATION_YEARS), CalibrationSettings(temperature_positions=0, seed=seed))
     start.requires_grad_(False)
     for parameter in trained(start):
         parameter.requires_grad_(True)

@@ -74,8 +74,7 @@ class Text(TextAnchor):
         ids, base = self.ids[index : index + 1], self.features[index : index + 1]
         chain = Chain(model, model.features(ids).last_hidden_state[:, :-1])
         if kind == "individual":
-            unit = model.action.draw_unit * chain.scale_U
-            return model.action.law.kl(chain.loc_U, unit, base, unit.detach()).mean()
+            return model.action.law.kl(chain.loc_U, chain.scale_U, base, chain.scale_U.detach()).mean()
         if kind == "ovr":
             return chain.rest_loss(ids[:, 1:]).mean()
         wanted = F.linear(base, chain.words.weight).softmax(-1).detach()
@@ -153,7 +152,7 @@ def prepare(folder: Path, seed: int) -> tuple[Path, list, list]:
     start = folder / f"start-{seed}"
     if not (start / "config.json").exists():
         shutil.rmtree(start, ignore_errors=True)
-        calibrate(model, speeches(CALIBRATION_YEARS), CalibrationSettings(unit_steps=100, seed=seed))
+        calibrate(model, speeches(CALIBRATION_YEARS), CalibrationSettings(seed=seed))
         stage = TrainSettings(seed=seed, values=ValueStage(epochs=20), evaluations=4)
         train(model, examples["train"], examples["validation"], start, stage)
     return start, examples["train"], examples["test"]

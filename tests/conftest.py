@@ -117,7 +117,9 @@ def brief_calibration(monkeypatch) -> None:
     """`causalqwen calibrate` with fewer steps than people get."""
     import causalqwen.training
 
-    brief = functools.partial(causalqwen.training.CalibrationSettings, steps=200, unit_steps=20, unit_draws=16)
+    brief = functools.partial(
+        causalqwen.training.CalibrationSettings, steps=200, temperature_positions=2, temperature_draws=16
+    )
     monkeypatch.setattr(causalqwen.training, "CalibrationSettings", brief)
 
 

@@ -23,7 +23,9 @@ TEXT = " ".join(
     f"the long road number {i % 7} goes past the small house and the {'old' if i % 3 else 'new'} mill"
     for i in range(60)
 )
-QUICK = CalibrationSettings(anchors=40, chunk=64, steps=300, batch_size=128, unit_steps=20, unit_draws=16)
+QUICK = CalibrationSettings(
+    anchors=40, chunk=64, steps=300, batch_size=128, temperature_positions=2, temperature_draws=16
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_a_calibrated_model_comes_back_bit_for_bit(calibrated, tmp_path):
     with torch.no_grad():
         ours, theirs = (m(ids, output_ovr=True) for m in (calibrated, loaded))
     assert torch.equal(ours.ovr_probs, theirs.ovr_probs) and torch.equal(ours.scale_S, theirs.scale_S)
-    assert torch.equal(calibrated.action.draw_unit, loaded.action.draw_unit)
+    assert calibrated.config.text_temperature == loaded.config.text_temperature != 1.0
     assert loaded.config.anchor_tokens == 40
 
 
@@ -110,7 +112,7 @@ def test_a_solved_threshold_is_written_into_the_checkpoint(tiny_tokenizer, tmp_p
 
 
 def test_the_documents_scale_cannot_be_calibrated(tiny_tokenizer):
-    with pytest.raises(ValueError, match="score_scale='equal'"):
+    with pytest.raises(ValueError, match="score_scale='common' or 'equal'"):
         calibrate(graft_tiny("llama", tiny_tokenizer, start="documents"), TEXT)
     with pytest.raises(ValueError, match="no two tokens"):
         calibrate(graft_tiny("llama", tiny_tokenizer), "")

@@ -49,7 +49,7 @@ def with_axes(tiny_tokenizer, tmp_path_factory):
         part: written(folder / f"{part}.jsonl", weighed(count, count)) for part, count in (("train", 80), ("eval", 99))
     }
     learned, held = (encode_rows(read_rows(file), model.processor) for file in files.values())
-    stage = ValueStage(epochs=30, batch_size=20, learning_rate=3e-3)
+    stage = ValueStage(epochs=60, batch_size=20, learning_rate=3e-3)
     settings = TrainSettings(values=stage, evaluations=1, class_transforms=True)
     metrics = train(model, learned, held, folder / "model", settings)
     return model.eval(), metrics, learned, held, files, folder / "model"

@@ -24,7 +24,7 @@ TEXT = "the long road goes past the small house and the old mill\n" * 12
 def whole(tiny_tokenizer, tmp_path_factory) -> Path:
     """A model that has every kind of setting."""
     model = graft_tiny("qwen2", tiny_tokenizer)
-    calibrate(model, TEXT, CalibrationSettings(steps=5, unit_steps=0, anchors=20))
+    calibrate(model, TEXT, CalibrationSettings(steps=5, temperature_positions=0, anchors=20))
     model.config.value_transform = {"kind": "quantile", "knots": [[-1.0, 0.0], [0.0, 1.0], [1.0, 5.0]]}
     model.config.value_range, model.config.interval_levels = [0.0, 5.0], [step / 100 for step in range(101)]
     folder = tmp_path_factory.mktemp("damage") / "whole"

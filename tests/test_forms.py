@@ -25,7 +25,7 @@ def ids_of(model, text=WORDS):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize("score_scale", ["common", "documents"])
 def test_every_token_decides_against_a_threshold_of_its_own(tiny_tokenizer, family, score_scale):
     """P_k = P(S_k > C + c(z) + eps_k) with the backbone's own scores, and L_cls and its gradients are those of such P_k."""
     start = {"start": "minimal", "vocabulary_family": "cauchy"} if score_scale == "documents" else {}

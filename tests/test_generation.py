@@ -58,9 +58,9 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
             loc, scale = model.abduction(z)
             value_loc, value_scale = model.value_branch(z, loc, scale)
             position = ids.shape[1] - 1
-            spread = {"value": [], "token": []}
-            gain = 1.0
-            if action.partition is not None and plan.central_mass is None:
+            spread, taken, first = {"value": [], "token": []}, [], loc
+            gain, unit = 1.0, 1.0
+            if model.config.score_scale == "equal" and action.partition is not None and plan.central_mass is None:
                 anchors = (head(loc)[0, action.partition.anchor_ids] - action.partition(z, loc, head)[0]).double()
                 slope, origin = action.draw_slope.tolist()
                 gain = math.exp(slope * (-(anchors.exp() * anchors).sum().item() - origin))
@@ -75,16 +75,23 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                 elif mode != "off":
                     e = uniform_draws(seed, stream, WHOLE_TEXT if mode == "sequence" else position, loc.shape[-1])
                     if plan.central_mass is None:
-                        mass, unit = model.config.central_mass, action.draw_unit
+                        mass = model.config.central_mass
+                        unit = action.draw_unit if model.config.score_scale == "equal" else 1.0
                         of_token, of_value = unit * law.quantile(0.5 + mass * (e - 0.5)), action.value_law.quantile(e)
                     else:
                         p = 0.5 + plan.central_mass * (e - 0.5)
                         of_token, of_value = law.quantile(p), action.value_law.quantile(p)
                     loc = loc + temperature * gain * size[0] * of_token.float()
-                    value_loc = value_loc + temperature * size[1] * of_value.float()
+                    value_loc = value_loc + min(temperature, 1.0) * size[1] * of_value.float()
+                    taken.append((min(temperature, 1.0) * size[0]) ** law.alpha)
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             loc_S, scale_S = action.score_loc(loc, head), action.score_scale_of(left, head)
             excess = loc_S.float() - action.thresholds(z, z, head)
+            if model.config.score_scale == "common" and taken and plan.noise != "off":
+                a, whole = law.alpha, action.score_scale_of(law.add(scale, action.noise.expand_as(scale)), head)
+                below = (action.thresholds(z, z, head) - action.score_loc(first, head).float()).clamp(min=0)
+                of_rows = sum(taken).expand_as(scale) @ (head.rows_of_all()[0].abs() ** a).T
+                scale_S = (whole**a + action.score_slope * below - of_rows).clamp(min=0) ** (1 / a)
             scores = (loc_S.float() if scale_S.shape[-1] == 1 or plan.decision == "loc" else excess / scale_S)[0]
             scores = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
             token = scores.argmax()
@@ -99,9 +106,10 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
 
 
 @pytest.mark.parametrize("preset", ["causal", "persona", "noise"])
-def test_what_calibration_fits_is_what_is_drawn(tiny_tokenizer, preset):
+def test_the_unit_of_an_older_checkpoint_is_what_is_drawn(tiny_tokenizer, preset):
     """Central mass, unit, and the growth of the unit where the text is open, against the slow loop."""
-    model = eager(graft_tiny("qwen2", tiny_tokenizer, number_context="value", central_mass=0.9, anchor_tokens=30))
+    settings = {"number_context": "value", "central_mass": 0.9, "anchor_tokens": 30, "score_scale": "equal"}
+    model = eager(graft_tiny("qwen2", tiny_tokenizer, **settings))
     action, generator = model.action, torch.Generator().manual_seed(0)
     with torch.no_grad():
         action.partition.anchor_ids = torch.randperm(100, generator=generator)[:30]
@@ -119,18 +127,19 @@ def test_what_calibration_fits_is_what_is_drawn(tiny_tokenizer, preset):
     assert not torch.equal(without.sequences[0], ids)
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize("score_scale", ["common", "equal", "documents"])
 @pytest.mark.parametrize(("individual", "noise"), MODES)
 def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale):
+    own = {} if score_scale == "documents" else {"score_noise": 0.05, "score_slope": 0.02}
     model = eager(graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale, start="minimal", initial_scale=0.02,
-                             initial_noise=0.01))  # fmt: skip
+                             initial_noise=0.01, **own))  # fmt: skip
     plan = CausalDecoding(individual=individual, noise=noise, temperature=0.8, noise_temperature=1.1,
                           central_mass=0.9, seed=11)  # fmt: skip
     ids, values, margins = step_by_step(model, PROMPTS[0], plan, 16)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=16, causal_decoding=plan)
     assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
     assert torch.equal(made.sequences[0], ids)
-    torch.testing.assert_close(made.numeric_values[0], values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.numeric_values[0], values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "softmax"])
@@ -139,7 +148,7 @@ def test_presets_decide_as_the_slow_loop_and_write_numbers(talker, name):
     ids, values, _ = step_by_step(talker, PROMPTS[1], plan, 20)
     made = talker.generate(**encode(talker, PROMPTS[1:2]), max_new_tokens=20, causal_decoding=plan)
     assert torch.equal(made.sequences[0], ids)
-    torch.testing.assert_close(made.numeric_values[0], values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.numeric_values[0], values, rtol=1e-4, atol=1e-5)
     is_num = ids == talker.config.num_token_id
     assert is_num.any() and (values[~is_num] == 0).all() and (values[is_num] != 0).all()
     text = talker.processor.decode(made.sequences[0], made.numeric_values[0])

@@ -51,7 +51,8 @@ def token_evidence(reader, likelihood="softmax", same_reach=True, seed=0):
     settings = {}
     if likelihood == "ovr":
         law = get_family("gaussian")
-        settings = {"law": law, "scale": normal(N).exp(), "thresholds": 2 + normal(N), "slope": 0.4}
+        scale = normal(N, 1).exp()
+        settings = {"law": law, "known": lambda part: (scale[part], 0.4), "thresholds": 2 + normal(N)}
     weight, bias = normal(V, C), normal(V)
     return TokenEvidence(
         normal(N, C), reach, targets, weight, bias, mask, reader, likelihood, **settings, positions_at_once=10
@@ -64,9 +65,8 @@ def log_likelihood(evidence, g):
     scores = F.linear(evidence.loc + evidence.reach * q, evidence.weight, evidence.bias)
     if evidence.likelihood == "softmax":
         return -F.cross_entropy(scores.masked_fill(~evidence.mask, -torch.inf), evidence.targets, reduction="sum")
-    log_p, log_not = ovr_log_probs(
-        scores, evidence.scale[:, None], evidence.thresholds[:, None], family="gaussian", slope=evidence.slope
-    )
+    scale, slope = evidence.known(torch.arange(N))
+    log_p, log_not = ovr_log_probs(scores, scale, evidence.thresholds[:, None], family="gaussian", slope=slope)
     right = F.one_hot(evidence.targets, V).bool()
     return torch.where(right, log_p, log_not)[:, evidence.mask].sum()
 
@@ -101,9 +101,8 @@ def test_the_curvature_is_the_fisher_information(likelihood):
         spread = [torch.diag(row) - torch.outer(row, row) for row in p]
     else:
         scores = scores.requires_grad_(True)
-        log_p, log_not = ovr_log_probs(
-            scores, evidence.scale[:, None], evidence.thresholds[:, None], family="gaussian", slope=evidence.slope
-        )
+        scale, slope = evidence.known(torch.arange(N))
+        log_p, log_not = ovr_log_probs(scores, scale, evidence.thresholds[:, None], family="gaussian", slope=slope)
         yes, no = (torch.autograd.grad(t.sum(), scores, retain_graph=True)[0] for t in (log_p, log_not))
         spread = [torch.diag(row) for row in (log_p.exp() * yes**2 + log_not.exp() * no**2) * evidence.mask]
     exact = sum(
@@ -194,7 +193,7 @@ def test_abducted_noise_is_a_draw_of_the_noise_given_what_was_said():
 
 @pytest.fixture
 def speaker(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer)
+    model = graft_tiny("llama", tiny_tokenizer, initial_scale=0.5)  # somebody who is heard
     model.generation_config.eos_token_id = None
     return model
 

@@ -17,7 +17,7 @@ is done by a part (`causalqwen.parts`) that was chosen once, by its name in the 
 forms of steps are in `causalqwen.kernels`; what they must equal is here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -148,21 +148,23 @@ class Chain:
 
     def __getitem__(self, places: Any) -> "Chain":
         """The chain at some of the positions; their values are those with nothing drawn."""
-        part = Chain(self.model, self.features[places], words=self.words)
+        return self._each(lambda step: step[places])
+
+    def _each(self, taken: Callable[[Tensor], Tensor]) -> "Chain":
+        part = Chain(self.model, taken(self.features), words=self.words)
         for step in _SITUATED:
-            setattr(part, step, getattr(self, step)[places])
+            setattr(part, step, taken(getattr(self, step)))
+        if self.drawn is not None:
+            part.drawn, part.integrated = taken(self.drawn), self.integrated._each(taken)
         if "loc_S" in self.__dict__:
-            part.loc_S = self.loc_S[places]
+            part.loc_S = taken(self.loc_S)
         return part
 
     def parts(self, count: int = POSITIONS_AT_ONCE) -> Iterator["Chain"]:
         """The chain at `count` positions at a time, [n, H] each; values as in `chain[places]`."""
-        steps = [getattr(self, step).flatten(0, -2).split(count) for step in _SITUATED]
-        for features, *known in zip(self.features.flatten(0, -2).split(count), *steps, strict=True):
-            part = Chain(self.model, features, words=self.words)
-            for step, value in zip(_SITUATED, known, strict=True):
-                setattr(part, step, value)
-            yield part
+        flat = self._each(lambda step: step.flatten(0, -2))
+        for start in range(0, len(flat.features), count):
+            yield flat[start : start + count]
 
     def situated(self) -> "Chain":
         """This chain, with U, U' and the threshold taken in their order: sums of gradients follow it, in their last bits."""
@@ -195,15 +197,12 @@ class Chain:
         action, mass = self.action, self.draws.central_mass
         if mass is not None:
             return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
-        of_tokens = QuantileReader(action.law, self.model.config.central_mass, action.draw_unit)
-        return of_tokens, QuantileReader(action.value_law)
+        return action.scales.reader(self), QuantileReader(action.value_law)
 
     @cached_property
     def gain(self) -> Tensor | float:
-        """[..., 1], by which tokens read more of what is drawn where more is left open."""
-        if self.draws.central_mass is not None:
-            return 1.0
-        return self.action.draw_gain(self.features, self.loc_U, self.words)
+        """[..., 1], by which tokens read more of what is drawn at some positions."""
+        return 1.0 if self.draws.central_mass is not None else self.action.scales.gain(self)
 
     @cached_property
     def loc(self) -> Tensor:
@@ -217,6 +216,22 @@ class Chain:
     def scale(self) -> Tensor:
         """scale_U + |b_noise| [..., C], as far as they are not drawn."""
         return self.draws.left(self.scale_U, self.action.noise, self.action.law)
+
+    @cached_property
+    def drawn(self) -> Tensor | None:
+        """The scale [..., C] of what is drawn of U', up to that of its law; None where nothing is."""
+        if not self.draws.moves:
+            return None
+        return self.draws.drawn(upcast(self.scale_U), self.action.noise, self.action.law)
+
+    @cached_property
+    def integrated(self) -> "Chain":
+        """The chain of the same individual with nothing drawn."""
+        if self.drawn is None:
+            return self
+        whole = Chain(self.model, self.features, words=self.words)
+        whole.of_U, whole.threshold = self.of_U, self.threshold
+        return whole
 
     # ---- action: the words -------------------------------------------------------------------------------------------
 
@@ -233,30 +248,34 @@ class Chain:
     @cached_property
     def number_scale(self) -> Tensor:
         """The scale of `<NUM>`'s score [...], float32."""
-        return self.action.num_scale(self.scale, self.words)
+        return self.action.scales.number_of_chain(self)
+
+    @cached_property
+    def scale_S(self) -> Tensor:
+        """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold."""
+        return self.action.scales.of_chain(self)
 
     @cached_property
     def scores(self) -> Scores:
         """Of all tokens, `<NUM>` too, [..., V']."""
-        return self._scores(self.loc_S, self.action.score_scale_of(self.scale, self.words), self.action.columns_in_use)
+        return self._scores(self.loc_S, self.scale_S, self.action.columns_in_use)
 
     @cached_property
     def rest(self) -> Scores:
         """Of all tokens but `<NUM>`, [..., V]: the rows of the matrix, without what `<NUM>` adds to one of them."""
-        scale = self.action.score_scale_of(self.scale, self.words)[..., : self.action.rows]
         known = self.__dict__.get("loc_S")
         loc = self.words(self.loc) if known is None else known[..., : self.action.rows]
-        return self._scores(loc, scale, self.action.rest_in_use)
+        return self._scores(loc, self.scale_S[..., : self.action.rows], self.action.rest_in_use)
 
     @cached_property
     def number(self) -> Scores:
         """Of `<NUM>` alone: [...], without a last axis."""
-        scale, loc = self.number_scale, self.action.num_loc(self.loc, self.words)
-        return self._scores(loc, scale, None, self.threshold.squeeze(-1))
+        loc = self.action.num_loc(self.loc, self.words)
+        return self._scores(loc, self.number_scale, None, self.threshold.squeeze(-1))
 
     def _scores(self, loc: Tensor, scale: Tensor, mask: Tensor | None, threshold: Tensor | None = None) -> Scores:
-        action, threshold = self.action, self.threshold if threshold is None else threshold
-        return Scores(loc, scale, threshold, action.score_slope, action.law, mask, action.scales.common)
+        scales, threshold = self.action.scales, self.threshold if threshold is None else threshold
+        return Scores(loc, scale, threshold, scales.slope(self), self.action.law, mask, scales.is_common(self))
 
     # ---- decision ----------------------------------------------------------------------------------------------------
 
@@ -286,6 +305,8 @@ class Chain:
         negatives: a sample of the wrong tokens in place of all. impl: see `linear_ovr_loss`.
         """
         action, words = self.action, self.words
+        if self.drawn is not None:  # every token has a scale of its own
+            return self.rest.loss(self.words_of(targets), also_right)
         losses = linear_ovr_loss(
             self.loc.flatten(0, -2),
             action.scales.of_products(action, self.scale, words).flatten(0, targets.dim() - 1),
@@ -324,7 +345,7 @@ class Chain:
         loc, scale = self.read_by_values(each=each)
         left = draws.left(scale, self.value_noise, action.value_law)
         if draws.moves:
-            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1])
+            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1], of_law=True)
         loc_Y, scale_Y = action.value(loc, left)
         return draws.explain_value(loc_Y), scale_Y
 

@@ -77,7 +77,7 @@ def calibrate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Make one-vs-rest probabilities mean something, and temperature 1 as diverse as the backbone's sampling."""
+    """Make one-vs-rest probabilities mean something, and find the temperature of diverse texts."""
     from causalqwen.data.texts import read_text
     from causalqwen.modeling.loading import load_model
     from causalqwen.training import CalibrationSettings

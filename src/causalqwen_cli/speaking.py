@@ -21,9 +21,12 @@ def generate(
     ] = "standard",
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    temperature: Annotated[float, typer.Option(help="Multiplies whatever is drawn.")] = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Multiplies whatever is drawn; 1 is the law. By default, the model's own for texts."),
+    ] = None,
     noise_temperature: Annotated[
-        float | None, typer.Option(help="Multiplies what is drawn of the noise instead (persona: 0.3 and 0.95).")
+        float | None, typer.Option(help="Multiplies what is drawn of the noise instead.")
     ] = None,
     central_mass: Annotated[float | None, typer.Option(help="Draw from the central mass of each law.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Only with the preset softmax.")] = None,
@@ -42,14 +45,16 @@ def generate(
 
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    settings: dict[str, Any] = {"seed": seed, "temperature": temperature, "central_mass": central_mass}
-    settings["noise_temperature"] = noise_temperature
+    settings: dict[str, Any] = {"seed": seed, "central_mass": central_mass, "noise_temperature": noise_temperature}
+    settings["temperature"] = 1.0 if temperature is None else temperature
     if individual is not None:
         settings["individual"] = Individual.load(individual)
     plan = CausalDecoding.preset(preset, **settings)
     given = {"top_k": top_k, "top_p": top_p}
     samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     loaded = load_model(model, device)
+    if temperature is None and noise_temperature is None:
+        plan = plan.fresh_at(loaded.config.text_temperature)
     processor = loaded.processor
     if save_individual is not None:
         if seed is None:

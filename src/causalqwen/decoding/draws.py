@@ -1,5 +1,6 @@
 """A decoding plan bound to the rows of a batch: the draws of each row, and what they leave of loc and scale."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -152,10 +153,21 @@ class Integrated:
     central_mass: float | None = None
 
     def move(
-        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Tensor | float = 1.0
+        self,
+        loc: Tensor,
+        scale: Tensor,
+        noise: Tensor,
+        reader: QuantileReader,
+        gain: Tensor | float = 1.0,
+        *,
+        of_law: bool = False,
     ) -> Tensor:
         """loc_U as it is."""
         return loc
+
+    def drawn(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor | None:
+        """Nothing."""
+        return None
 
     def left(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor:
         """scale_U + |b_noise| [..., C], the family's sum."""
@@ -201,17 +213,35 @@ class Drawn:
         return self.bound.plan.central_mass
 
     def move(
-        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Tensor | float = 1.0
+        self,
+        loc: Tensor,
+        scale: Tensor,
+        noise: Tensor,
+        reader: QuantileReader,
+        gain: Tensor | float = 1.0,
+        *,
+        of_law: bool = False,
     ) -> Tensor:
-        """loc_U + T c + T' n [B, S, C], from loc and scale of U and noise |b_noise| [C]. gain [B, S, 1]: of what is drawn."""
-        plan = self.bound.plan
+        """loc_U + T c + T' n [B, S, C], from loc and scale of U and noise |b_noise| [C]. gain [B, S, 1]: of what is drawn.
+        of_law: no temperature above 1, as for values, whose units say how far they vary."""
+        plan, most = self.bound.plan, 1.0 if of_law else math.inf
         if plan.individual_mode != "marginal":
             drawn = self.bound.read(INDIVIDUAL_STREAM, plan.individual_mode, self.positions, reader)
-            loc = loc + plan.temperature * gain * scale * drawn
+            loc = loc + min(plan.temperature, most) * gain * scale * drawn
         if plan.noise_mode not in ("marginal", "off"):
             drawn = self.bound.read(NOISE_STREAM, plan.noise_mode, self.positions, reader)
-            loc = loc + plan.temperature_of_noise * gain * noise * drawn
+            loc = loc + min(plan.temperature_of_noise, most) * gain * noise * drawn
         return loc
+
+    def drawn(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor | None:
+        """The scale [B, S, C] of what `move` adds, with no temperature above 1; None where that is nothing, or where noise is
+        off, so that nothing is left beside what is drawn."""
+        plan, parts = self.bound.plan, []
+        if plan.individual_mode != "marginal" and plan.temperature:
+            parts.append(min(plan.temperature, 1.0) * scale)
+        if plan.noise_mode != "marginal" and plan.temperature_of_noise:
+            parts.append(min(plan.temperature_of_noise, 1.0) * noise.expand_as(scale))
+        return law.add(*parts) if parts and plan.noise_mode != "off" else None
 
     def left(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor:
         """The scale of what is still integrated out [B, S, C]; 0 where nothing is."""

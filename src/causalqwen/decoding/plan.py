@@ -42,9 +42,9 @@ class CausalDecoding:
             text), or an `Individual` (or one per row), which is then held for the whole text.
         noise: "marginal", "token", "sequence", "off" (no noise at all), or a `Hindsight` (or one per row): the noise under
             which an observed text came about, token by token behind the prompt, and fresh noise after its end.
-        temperature: T >= 0, multiplies whatever is drawn. 0 draws nothing, but keeps the remaining scale.
-        noise_temperature: T' >= 0, multiplies what is drawn of the noise instead. A `persona` at 0.3 whose noise has 0.95
-            is somebody, and fluent; at equal temperatures a text is as much who as noise.
+        temperature: T >= 0, multiplies whatever is drawn; 1 is the law. Below 1 less of what varies is drawn, and more is left
+            to each token's own noise; above 1 words vary more than the law says, values as it says (theory 3.9).
+        noise_temperature: T' >= 0, multiplies what is drawn of the noise instead.
         central_mass: p in (0, 1]: e1 and e2 are uniform on the central p of the unit interval, and Q is the family's
             plain quantile function (p = 1 is the specification). None: as calibrated for the model, see
             `CausalQwenConfig.central_mass`; the values' own quantile function stays plain then.
@@ -90,6 +90,14 @@ class CausalDecoding:
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
         return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
+
+    def fresh_at(self, temperature: float) -> "CausalDecoding":
+        """The plan with what is drawn anew at every token at a temperature, and what is held for the text at 1.
+
+        `model.config.text_temperature` makes texts as diverse as softmax sampling does.
+        """
+        own, of_noise = (temperature if mode == "token" else 1.0 for mode in (self.individual_mode, self.noise_mode))
+        return replace(self, temperature=own, noise_temperature=of_noise)
 
     @property
     def temperature_of_noise(self) -> float:

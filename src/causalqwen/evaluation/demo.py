@@ -23,7 +23,7 @@ from causalqwen.evaluation.report import (
     write_report,
 )
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
-from causalqwen.training import METRICS, CalibrationSettings, FactStore, TrainSettings, calibrate, train
+from causalqwen.training import METRICS, FactStore, TrainSettings, calibrate, train
 
 SIZES = {"train": 3600, "validation": 700, "test": 900}
 UNIT_STEPS = 100
@@ -57,7 +57,7 @@ def run_demo(
     model = CausalQwenForCausalLM.from_backbone(backbone)
     examples = {name: encode_rows(part, model.processor) for name, part in rows.items()}
     say("3/7 calibrating on a speech")
-    calibrate(model, speeches((CALIBRATION_YEARS[-1],)), CalibrationSettings(unit_steps=UNIT_STEPS), say=say)
+    calibrate(model, speeches((CALIBRATION_YEARS[-1],)), say=say)
     paragraphs = speech_paragraphs(numbers=False)[:24]
     before = compare_with_backbone(model, paragraphs)
 

@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.evaluation.texts import (
-    PERSONA,
     individual_resemblance,
     opening_words,
     perplexity_ratios,
@@ -174,7 +173,9 @@ def choice_diversity(
             z[torch.randperm(len(z), generator=generator)[: math.ceil(positions / len(chosen))].to(z.device)]
         )
     z = torch.cat(features)[:positions]
-    distance = choice_distances(model, z, draws=draws, seed=10**9 + seed * 10**7)[1.0].mean().item()
+    temperature = model.config.text_temperature
+    found = choice_distances(model, z, draws=draws, temperatures=[temperature], seed=10**9 + seed * 10**7)
+    distance = found[temperature].mean().item()
     probabilities = upcast(model.backbone.get_output_embeddings()(z)).softmax(-1).cpu()
     errors = []
     for p in probabilities:
@@ -204,8 +205,8 @@ def evaluate_language(
         if len(prompts) > 1:
             say("texts of the same individual")
             metrics["resemblance"] = {
-                preset: individual_resemblance(model, prompts[:12], preset=preset, setting=setting, seed=seed)
-                for preset, setting in (("persona", PERSONA), ("shared-individual", {"temperature": 0.7}))
+                preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed)
+                for preset in ("persona", "shared-individual")
             }
     return metrics
 

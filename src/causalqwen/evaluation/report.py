@@ -103,7 +103,7 @@ def individual_texts(
     processor = model.processor
 
     def run(preset: str) -> list[dict[str, Any]]:
-        plan = CausalDecoding.preset(preset, seed=list(seeds))
+        plan = CausalDecoding.preset(preset, seed=list(seeds)).fresh_at(model.config.text_temperature)
         inputs = processor([prompt] * len(seeds), prompt=True, return_tensors="pt").to(model.device)
         made = model.generate(**inputs, max_new_tokens=max_new_tokens, causal_decoding=plan)
         texts = processor.batch_decode(made.sequences, made.numeric_values, skip_special_tokens=True)

@@ -5,6 +5,7 @@ read e1 by. In a context the individual adds reach * q(g) to loc_U, coordinate b
 own reading and reach = gain scale_U there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +48,8 @@ class TokenEvidence:
 
     loc: loc_U [N, C]; reach: [N, C], what a unit of q adds. targets: int64 [N]. weight [V, C], bias [V] or None: of the
     scores. mask: bool [V], rows that take part. reader: how tokens read e1.
-    For "ovr": law, scale [N] of a score once the individual is known, thresholds [N], slope as in `graded_scale`.
+    For "ovr": law, thresholds [N], and of a score once the individual is known at some positions [n] its scale, [n, 1] or
+    [n, V], and slope as in `graded_scale`.
     """
 
     loc: Tensor
@@ -59,9 +61,8 @@ class TokenEvidence:
     reader: QuantileReader
     likelihood: str = "softmax"
     law: StableFamily | None = None
-    scale: Tensor | None = None
+    known: Callable[[Tensor], tuple[Tensor, float]] | None = None
     thresholds: Tensor | None = None
-    slope: float = 0.0
     positions_at_once: int = 128
 
     def __post_init__(self) -> None:
@@ -120,17 +121,17 @@ class TokenEvidence:
             p = scores.sub_(partition).exp_()
             residual = p.neg().scatter_add_(-1, target, torch.ones_like(target, dtype=p.dtype))
             return value, residual, p if curvature else None, True
-        if self.law is None or self.scale is None or self.thresholds is None:
-            raise ValueError("likelihood 'ovr' needs law, scale and thresholds")
+        if self.law is None or self.known is None or self.thresholds is None:
+            raise ValueError("likelihood 'ovr' needs the scores' law, scale and thresholds")
         thresholds = self.thresholds[part].unsqueeze(-1)
-        base = self.scale[part].unsqueeze(-1).clamp(min=SCALE_FLOOR)
-        scale = graded_scale(scores, base, thresholds, self.slope, self.law)
+        base, slope = self.known(part)
+        scale = graded_scale(scores, base.clamp(min=SCALE_FLOOR), thresholds, slope, self.law)
         x = (thresholds - scores) / scale
         sign = torch.ones_like(x).scatter_(-1, target, -1.0)
         log_f, hazard = self.law.log_cdf_and_hazard(x * sign)
         _, hazard_other = self.law.log_cdf_and_hazard(-x * sign)
         # dx/dscore: scale itself moves with the score where there is a slope
-        fall = self.slope * x.clamp(min=0) / (self.law.alpha * scale ** (self.law.alpha - 1)) if self.slope else 0.0
+        fall = slope * x.clamp(min=0) / (self.law.alpha * scale ** (self.law.alpha - 1)) if slope else 0.0
         rate = (fall - 1.0) / scale
         residual = sign * hazard * rate
         weights = hazard * hazard_other * rate.square() if curvature else None

@@ -67,11 +67,11 @@ class ActionNetwork(nn.Module):
         hidden_size: H of the features that the threshold shift c(z) reads; C by default.
         num_token_id: None for no number channel.
         free_token_ids: rows that no token uses.
-        score_scale: "equal": every token has exogenous noise of its own that tops its scale up to a common one,
-            m . (scale_U + |b_noise|), m_j = max_k |W_kj|, one number per position; argmax_k P_k is then argmax_k loc_S.
-            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4).
-        score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "equal"
-            tops up (see `graded_scale`): they set how probabilities fall off, and move no decision. For "equal" alone.
+        score_scale: "common": every token has exogenous noise of its own that fills its scale up to a common one, one number
+            per position that no row's |W_k| (scale_U + |b_noise|) exceeds; argmax_k P_k is then argmax_k loc_S.
+            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4). "equal": an older form of "common".
+        score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "common"
+            fills up (see `graded_scale`): they set how probabilities fall off, and move no decision. Not for "documents".
         anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
         family, value_family: the laws of the scores and of the value.
         initial_noise, initial_threshold: |b_noise| and C at the start.
@@ -81,8 +81,6 @@ class ActionNetwork(nn.Module):
 
     vocabulary_mask: Tensor
     rest_mask: Tensor
-    draw_unit: Tensor
-    draw_slope: Tensor
 
     def __init__(
         self,
@@ -93,7 +91,7 @@ class ActionNetwork(nn.Module):
         num_token_id: int | None = None,
         free_token_ids: list[int] | tuple[int, ...] = (),
         matrix_rows: int | None = None,
-        score_scale: str = "equal",
+        score_scale: str = "common",
         score_noise: float = 0.0,
         score_slope: float = 0.0,
         anchor_tokens: int = 0,
@@ -117,7 +115,7 @@ class ActionNetwork(nn.Module):
         self.free_token_ids = list(free_token_ids)
         self.scales = PARTS["score_scale"][score_scale]
         if not self.scales.common and (score_noise or score_slope):
-            raise ValueError("score_noise and score_slope belong to the score scale 'equal'")
+            raise ValueError("score_noise and score_slope belong to a score scale that all tokens share: 'common'")
         self.score_noise = score_noise
         self.score_slope = score_slope
         self.law = get_family(family)
@@ -137,10 +135,8 @@ class ActionNetwork(nn.Module):
         self.value_head = nn.Linear(causal_size, 1)
         self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
         self.register_buffer("rest_mask", self._rest_mask(), persistent=False)
-        # By what the tokens multiply a drawn coordinate at T = 1; the law itself, and the values, do not change with it.
-        self.register_buffer("draw_unit", torch.ones(causal_size))
-        # Slope and origin of its growth with the entropy of a position, see `draw_gain`.
-        self.register_buffer("draw_slope", torch.zeros(2))
+        for name, (size, _) in self.scales.buffers(causal_size).items():
+            self.register_buffer(name, torch.empty(size))
         self.reset_parameters()
 
     def _mask(self) -> Tensor:
@@ -164,8 +160,8 @@ class ActionNetwork(nn.Module):
             nn.init.normal_(self.token_thresholds, std=self.initial_perturbation)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
-        nn.init.ones_(self.draw_unit)
-        nn.init.zeros_(self.draw_slope)
+        for name, (_, start) in self.scales.buffers(self.num_row.shape[0]).items():
+            nn.init.constant_(self.get_buffer(name), start)
         nn.init.zeros_(self.num_row)
         nn.init.zeros_(self.num_bias)
         nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)
@@ -202,7 +198,7 @@ class ActionNetwork(nn.Module):
     def forward(self, loc: Tensor, scale: Tensor, lm_head: Any = None) -> tuple[Tensor, Tensor]:
         """The law of all scores with the noise integrated out (overview 2.4).
 
-        loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("equal") or [..., V'] ("documents"),
+        loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("common") or [..., V'] ("documents"),
         V' = V + 1 where `<NUM>` stands behind the matrix.
         """
         words = self.vocabulary(lm_head)
@@ -229,7 +225,7 @@ class ActionNetwork(nn.Module):
         return self.scales.of_number(self, scale, self.vocabulary(lm_head))
 
     def common_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
-        """m . scale [...], float32, the family's sum: what "equal" makes of the scale [..., C] of U', score noise left out."""
+        """m . scale [...], float32, the family's sum, of the scale [..., C] of U': at least |W_k| scale for every row."""
         return self.scale_of_row(scale, self.vocabulary(lm_head).largest)
 
     def scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
@@ -243,13 +239,6 @@ class ActionNetwork(nn.Module):
         if self.partition is not None:
             shift = shift + self.partition(features, loc, self.vocabulary(lm_head))
         return upcast(self.threshold) + shift
-
-    def draw_gain(self, features: Tensor, loc: Tensor, lm_head: Any = None) -> Tensor | float:
-        """exp(slope (entropy - origin)) [..., 1], by which `draw_unit` grows where the anchors leave more open (theory 3.9)."""
-        if self.partition is None:
-            return 1.0
-        slope, origin = self.draw_slope
-        return (slope * (self.partition.entropy(features, loc, self.vocabulary(lm_head)) - origin)).exp()
 
     # ---- values ------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ STARTS: dict[str, dict[str, Any]] = {
     # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 3).
     # A number's digits stay in the context, where the backbone reads them as it always did (experiments 12, 13).
     "faithful": {
-        "score_scale": "equal",
+        "score_scale": "common",
         "scale_activation": "softplus",
         "initial_direction": 0.2,
         "vocabulary_family": "gaussian",
@@ -87,7 +87,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "fitted": {
         "backbone": ("num_token_id", "free_token_ids", "initial_scale", "initial_noise", "initial_threshold"),
-        "scores": ("score_noise", "score_slope", "anchor_tokens"),
+        "scores": ("score_noise", "score_slope", "anchor_tokens", "text_temperature"),
         "values": (
             "value_transform", "value_range", "value_place", "interval_levels", "class_interval_levels", "class_values",
         ),
@@ -113,8 +113,9 @@ class CausalQwenConfig(PreTrainedConfig):
             `add_domain`.
         value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
             that residual is the mean of; each is trained as if it were alone.
-        score_scale: "equal" (one scale for all scores of a position) or "documents" (|W| scale).
-        score_noise, score_slope: a token's own noise under "equal", see `graded_scale`; set by `calibrate`.
+        score_scale: "common" (one scale for all scores of a position, the law of what is drawn), "documents" (|W| scale), or
+            "equal", what checkpoints from before "common" have.
+        score_noise, score_slope: a token's own noise under "common", see `graded_scale`; set by `calibrate`.
         threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
             sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
         token_thresholds: give every token a threshold of its own, C + eps_k, learned by the stage `heads`: the standard
@@ -143,8 +144,9 @@ class CausalQwenConfig(PreTrainedConfig):
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         copy_numbers: a number may be one that stands in the context already, exactly (theory 3.8): see `CopyHead`.
             copy_size: d of its queries and keys.
-        central_mass: the vocabulary reads e1 and e2 uniform on this central mass, times `ActionNetwork.draw_unit`, where a
-            plan leaves `central_mass` open.
+        text_temperature: of what is drawn anew at every token, so that texts are as diverse as softmax sampling makes them;
+            set by `calibrate`, no part of the law, and used by presets that are asked for by name (`CausalDecoding.fresh_at`).
+        central_mass: the vocabulary reads e1 and e2 uniform on this central mass, where a plan leaves `central_mass` open.
     """
 
     model_type = "causalqwen"
@@ -201,6 +203,7 @@ class CausalQwenConfig(PreTrainedConfig):
     copy_numbers: bool = False
     copy_size: Count = 64
 
+    text_temperature: Positive = 1.0
     central_mass: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:

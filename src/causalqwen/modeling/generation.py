@@ -64,7 +64,8 @@ class CausalGenerationMixin(GenerationMixin):
         Args:
             inputs: input_ids int64 [B, L] (or `input_ids=`), padded on the left.
             numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
-            causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset.
+            causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset, whose fresh draws are
+                then at `config.text_temperature`, see `CausalDecoding.fresh_at`.
             tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
                 number is one token: no stop string ends inside one, unless its digits stand in the context.
 
@@ -105,7 +106,7 @@ class CausalGenerationMixin(GenerationMixin):
             return super().generate(inputs, generation_config, *args, **kwargs)
 
         if isinstance(causal_decoding, str):
-            causal_decoding = CausalDecoding.preset(causal_decoding)
+            causal_decoding = CausalDecoding.preset(causal_decoding).fresh_at(self.config.text_temperature)
         settings: dict[str, Any] = {"return_dict_in_generate": True}
         if causal_decoding.decision == "softmax":
             if generation_config is None and kwargs.get("do_sample") is None:

@@ -12,6 +12,7 @@ from causalqwen.modeling.backbones import align_parameters, check_graftable, fre
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
+from causalqwen.parts import PARTS
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -23,21 +24,20 @@ _PROBE = (
 )
 """Ordinary text, on which a faithful start reads off how large the backbone's logits are."""
 
-FAITHFUL_SCALE = 1.0
-"""2 m . gamma at a faithful start, in logits: what U and the noise give scale_S if they are Cauchy; less if they are
-Gaussian. The same gamma for all, because the value reads U too, and would be widened by a larger one (experiments 6)."""
-
 FAITHFUL_LINK = {
-    # score_noise, score_slope, threshold minus log-partition, central mass of the draws
-    "gaussian": (0.8, 0.56, -0.68, 1.0),
-    "cauchy": (0.0, 0.0, 0.0, 0.8),
+    # scale_S at the threshold in logits, score_slope, threshold minus log-partition
+    "gaussian": (0.8, 0.56, -0.68),
+    "cauchy": (1.0, 0.0, 0.0),
 }
 """Per family. The Gaussian's are those at which P_k is nearly the softmax probability (experiments 3); `calibrate` fits them
-to a backbone. A Cauchy's draws need their tails cut, or a few coordinates write the text."""
+to a backbone."""
+
+FAITHFUL_SHARES = (0.4, 0.4)
+"""Of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share. What is left is its own: a fifth,
+and more of shorter rows. Nothing in a backbone says how much people differ: a constant."""
 
 FAITHFUL_SPREAD = math.pi / 6**0.5
-"""Standard deviation in logits that a drawn individual gives a typical score at T = 1: that of the Gumbel noise by which a
-softmax sampler at temperature 1 can be written."""
+"""Standard deviation in logits of the Gumbel noise by which a softmax sampler at temperature 1 can be written."""
 
 
 def from_backbone(
@@ -89,7 +89,7 @@ def from_backbone(
     if start == "faithful":
         weight = head.weight if narrow is None else narrow.weight
         settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"], weight)
-    if (settings | config)["score_scale"] != "equal":
+    if not PARTS["score_scale"][(settings | config)["score_scale"]].common:
         settings |= {"score_noise": 0.0, "score_slope": 0.0}
     attention = backbone.config._attn_implementation
     grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
@@ -110,7 +110,7 @@ def from_backbone(
     model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)
     start_number_rows(model, tokenizer)
     if start == "faithful":
-        start_draw_unit(model)
+        start_temperature(model)
     return model.eval()
 
 
@@ -153,7 +153,7 @@ def faithful_start(
     """Start values that are read off the backbone, so that they mean the same on every backbone (theory 3.5).
 
     threshold: the median log-partition on a few lines of text, less what the link asks for.
-    initial_scale = initial_noise: gamma, such that 2 m . gamma is `FAITHFUL_SCALE` logits; m of W_cls, `weight`.
+    initial_scale, initial_noise: `FAITHFUL_SHARES` of the longest row of W_cls, `weight`. score_noise: what they leave.
     """
     limit = context_length(backbone.config) or 512
     ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"][:, :limit].to(backbone.device)
@@ -161,32 +161,25 @@ def faithful_start(
     used = torch.ones(weight.shape[0], dtype=torch.bool, device=weight.device)
     used[[index for index in free[1:] if index < len(used)]] = False
     blocks = list(zip(weight.split(8192), used.split(8192), strict=True))
-    largest = torch.stack([(w.abs() * u.unsqueeze(-1)).amax(0) for w, u in blocks]).amax(0).float()
-    scale = FAITHFUL_SCALE / (2 * largest.sum().item())
-    score_noise, score_slope, offset, mass = FAITHFUL_LINK[get_family(family).name]
+    law = get_family(family)
+    longest = max((torch.linalg.vector_norm(w.float(), law.alpha, dim=1) * u).max().item() for w, u in blocks)
+    scale, slope, offset = FAITHFUL_LINK[law.name]
+    who, noise = (scale * share ** (1 / law.alpha) for share in FAITHFUL_SHARES)
     return {
-        "score_noise": score_noise,
-        "score_slope": score_slope,
-        "initial_scale": scale,
-        "initial_noise": scale,
+        "score_noise": scale * (1 - sum(FAITHFUL_SHARES)) ** (1 / law.alpha),
+        "score_slope": slope,
+        "initial_scale": who / longest,
+        "initial_noise": noise / longest,
         "initial_threshold": log_partition.median().item() + offset,
-        "central_mass": mass,
     }
 
 
 @torch.no_grad()
-def start_draw_unit(model: Any) -> None:
-    """Every coordinate of an individual moves the scores alike, and a typical score by `FAITHFUL_SPREAD` at temperature 1.
-
-    u_j = spread / (gamma q sqrt(C) std_k W_kj), q the standard deviation of the draws.
-    """
-    config, action = model.config, model.action
-    weight = model.vocabulary().weight[action.vocabulary_mask[: action.rows]]
-    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)[1:-1]
-    draws = action.law.quantile(0.5 + config.central_mass * (grid - 0.5)).square().mean().sqrt().item()
-    spread = torch.cat([part.float().std(0, keepdim=True) for part in weight.split(8, dim=1)], dim=1).squeeze(0)
-    scale = config.initial_scale * draws * config.causal_size**0.5
-    action.draw_unit.copy_(FAITHFUL_SPREAD / (scale * spread.clamp(min=1e-6)))
+def start_temperature(model: Any) -> None:
+    """Name the temperature at which a drawn individual moves a typical score by `FAITHFUL_SPREAD`; `calibrate` fits it."""
+    norms = model.vocabulary().norms
+    typical = model.config.initial_scale * norms[norms > 0].median().item()
+    model.config.text_temperature = FAITHFUL_SPREAD / typical
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain
+from causalqwen.core import POSITIONS_AT_ONCE, Chain
 from causalqwen.decoding import Hindsight, Individual, Observed, SaidNumber
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
@@ -198,8 +198,8 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
 def shares(model: "CausalQwenForCausalLM", observation: str | Observation, chunk: int = 512) -> list[Share]:
     """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
 
-    At a token y: sum_c |W_yc scale_U,c|^a over that and sum_c |W_yc b_noise,c|^a, a the law's index; at a number the same
-    with W_reg and the scales that the value head reads.
+    At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at a
+    number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
     """
     observation = Observation(observation) if isinstance(observation, str) else observation
     read = read_contexts(model, contexts_of(model, observation, chunk))
@@ -207,18 +207,22 @@ def shares(model: "CausalQwenForCausalLM", observation: str | Observation, chunk
     chain = Chain(model, read.features)
     rows = upcast(chain.words.rows_of_all()[0][read.targets]).abs() ** action.law.alpha
     who = (rows * upcast(chain.scale_U) ** action.law.alpha).sum(-1)
-    noise = (rows * action.noise**action.law.alpha).sum(-1)
+    totals = [
+        part.scores.graded().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        for part, targets in zip(chain.parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
+    ]
+    share = who / torch.cat(totals) ** action.law.alpha
     numbers = (read.targets == num_id) & reads_numbers(model)
     if bool(numbers.any()):
         law = action.value_law
         loadings, left = chain.value_loadings()
-        who = torch.where(numbers, loading_sizes(law, loadings) ** law.alpha, who)
-        noise = torch.where(numbers, left**law.alpha, noise)
+        of_who, of_noise = loading_sizes(law, loadings) ** law.alpha, left**law.alpha
+        share = torch.where(numbers, of_who / (of_who + of_noise), share)
     texts = [
         model.processor.decode([token], numeric_values=[value])
         for token, value in zip(read.targets.tolist(), read.values.tolist(), strict=True)
     ]
-    return [Share(text, share) for text, share in zip(texts, (who / (who + noise)).tolist(), strict=True)]
+    return [Share(text, share) for text, share in zip(texts, share.tolist(), strict=True)]
 
 
 # ---- noise -------------------------------------------------------------------------------------------------------
@@ -269,8 +273,10 @@ def abduct_noise(
     if len(numbers):
         of_numbers = Chain(model, read.features[read.targets == model.config.num_token_id])
         loc_V, scale_V = of_numbers.read_by_values()
-        of_who = temperature * scale_V * readers[1](factor).float()
-        of_noise = noise_temperature * of_numbers.value_noise * readers[1](draws[numbers.to(model.device)]).float()
+        of_who = min(temperature, 1.0) * scale_V * readers[1](factor).float()
+        of_noise = (
+            min(noise_temperature, 1.0) * of_numbers.value_noise * readers[1](draws[numbers.to(model.device)]).float()
+        )
         loc_V = upcast(loc_V) + of_who + of_noise
         said[numbers] = model.value_transform.forward(text.values[first:][behind][numbers])
         loc_Y = model.action.value(loc_V, torch.ones_like(scale_V))[0]

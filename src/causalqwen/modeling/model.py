@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
@@ -31,6 +31,8 @@ from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.copying import CopyHead
 from causalqwen.parts.perceptron import ResidualPerceptron
 
+logger = logging.get_logger(__name__)
+
 
 class CausalQwenPreTrainedModel(PreTrainedModel):
     """What transformers has to know: which parts start how, and what a backbone can do."""
@@ -44,6 +46,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _keep_in_fp32_modules_strict = laws.IN_FLOAT32
+    _keys_to_ignore_on_load_unexpected = [r"action\.draw_(unit|slope)"]  # noqa: RUF012 # of older checkpoints, unused
 
     @torch.no_grad()
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
@@ -121,7 +124,10 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """transformers' `from_pretrained`; outputs are those of the saved model, bit for bit."""
         loaded = super().from_pretrained(*args, **kwargs)
-        align_parameters(loaded[0] if isinstance(loaded, tuple) else loaded)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        align_parameters(model)
+        if model.action.scales.older:
+            logger.warning_once(model.action.scales.older)
         return loaded
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword

@@ -138,9 +138,8 @@ def token_evidence(model: "CausalQwenForCausalLM", read: Reading, likelihood: st
         model.config.require("the likelihood 'ovr' of words")
         settings = {
             "law": action.law,
-            "scale": action.num_scale(action.noise.expand_as(chain.scale_U), chain.words),
+            "known": lambda part: action.scales.known(chain[part]),
             "thresholds": chain.threshold.squeeze(-1),
-            "slope": action.score_slope,
         }
     rows = chain.words
     return TokenEvidence(

@@ -83,6 +83,21 @@ class Vocabulary:
             return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
 
     @cached_property
+    def norms(self) -> Tensor:
+        """|W_k|_a [V], the a-norms of the rows, a the law's index, float32; 0 for rows that no token uses."""
+        with torch.no_grad():
+            blocks = [
+                torch.linalg.vector_norm(upcast(w), self.action.law.alpha, dim=1) for w in self.weight.split(_BLOCK)
+            ]
+            return torch.cat(blocks) * self.action.vocabulary_mask[: self.action.rows]
+
+    @cached_property
+    def all_norms(self) -> Tensor:
+        """`norms` with `<NUM>`'s, [V']."""
+        of_number = torch.linalg.vector_norm(upcast(self.number_row()), self.action.law.alpha)
+        return self.action.number.put(self.action, self.norms, lambda: of_number)
+
+    @cached_property
     def bounds(self) -> ScaleBounds:
         """Of the tokens' scales under the documents' formula."""
         return ScaleBounds(self.weight, self.action.law)

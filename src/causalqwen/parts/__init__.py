@@ -8,6 +8,7 @@ from typing import Any
 
 from causalqwen.parts.appended_row import AppendedRow
 from causalqwen.parts.class_axes import ClassAxes
+from causalqwen.parts.common_scale import CommonScale
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.parts.documents_scale import DocumentsScale
 from causalqwen.parts.equal_scale import EqualScale
@@ -18,7 +19,7 @@ from causalqwen.parts.predicted_threshold import PredictedThreshold
 from causalqwen.parts.solved_threshold import SolvedThreshold
 
 PARTS: dict[str, dict[str, Any]] = {
-    "score_scale": {"equal": EqualScale(), "documents": DocumentsScale()},
+    "score_scale": {"common": CommonScale(), "documents": DocumentsScale(), "equal": EqualScale()},
     "number_context": CONTEXTS,
     "threshold_shift": {"predicted": PredictedThreshold(), "solved": SolvedThreshold()},
 }

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from causalqwen.distributions import SCALE_FLOOR, upcast
+from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
     from causalqwen.core import Chain
@@ -12,10 +13,8 @@ if TYPE_CHECKING:
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
-class DocumentsScale:
+class DocumentsScale(ScoreScale):
     """What W makes of the scale of U', row by row."""
-
-    common = False
 
     def of_number(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """The scale of `<NUM>`'s score [...] from that of U' [..., C]."""

@@ -1,13 +1,13 @@
-"""The score scale "equal": one scale for all tokens of a position (theory 3.5).
-
-Every token has exogenous noise of its own that tops its scale up to the common one, m . scale, m_j = max_k |W_kj|: argmax_k P_k
-is then argmax_k loc_S, the backbone's own decision. What its own noise adds beyond that (`score_noise`) is the same for all.
-"""
+"""The score scale "equal", an older form of "common" that checkpoints may have: wider than any row needs, so that individuals
+were left next to nothing, and drawn times a unit that was fitted (theory 3.5)."""
 
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from causalqwen.decoding.draws import QuantileReader
+from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
     from causalqwen.core import Chain
@@ -15,32 +15,38 @@ if TYPE_CHECKING:
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
-class EqualScale:
-    """One number per position."""
+class EqualScale(ScoreScale):
+    """One number per position, whatever is drawn."""
 
     common = True
+    older = (
+        "this checkpoint was made before individuals were drawn by their own law: its tokens read what is drawn times a unit "
+        "that was fitted (score_scale='equal'). It does what it did; graft anew for one law"
+    )
 
-    def of_number(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
-        """The scale of `<NUM>`'s score [...], and of any other's, from that of U' [..., C]."""
-        common = action.common_scale(scale, words)
-        return action.law.add(common, torch.full_like(common, action.score_noise)) if action.score_noise else common
+    def buffers(self, causal_size: int) -> dict[str, tuple[int, float]]:
+        """draw_unit [C], by which tokens multiply a drawn coordinate; draw_slope [2], slope and origin of its growth."""
+        return {"draw_unit": (causal_size, 1.0), "draw_slope": (2, 0.0)}
 
-    def of_all(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
-        """scale_S [..., 1]."""
-        return self.of_number(action, scale, words).unsqueeze(-1)
+    def reader(self, chain: "Chain") -> QuantileReader:
+        """e1 and e2 on a central mass, times the unit."""
+        return QuantileReader(chain.action.law, chain.model.config.central_mass, chain.action.get_buffer("draw_unit"))
 
-    def of_products(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
-        """What `linear_ovr_loss` makes the scales of: the common one [...]."""
-        return self.of_number(action, scale, words)
+    def gain(self, chain: "Chain") -> Tensor | float:
+        """exp(slope (entropy - origin)) [..., 1]: the unit grows where the anchors leave more open."""
+        if chain.action.partition is None:
+            return 1.0
+        slope, origin = chain.action.get_buffer("draw_slope")
+        return (slope * (chain.action.partition.entropy(chain.features, chain.loc_U, chain.words) - origin)).exp()
+
+    def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
+        """m . scale [...], m_j = max_k |W_kj|."""
+        return action.common_scale(scale, words)
 
     def number_row(self, row: Tensor, words: "Vocabulary") -> Tensor:
         """W_NUM [C] within +-m, so that the common scale bounds `<NUM>`'s too, and never moves with it."""
         limit = words.largest.to(row.dtype)
         return torch.maximum(torch.minimum(row, limit), -limit)
-
-    def keep(self, chain: "Chain", number_scale: Tensor) -> None:
-        """A scale [...] of `<NUM>`'s score that was kept is right whatever row `<NUM>` has by now."""
-        chain.number_scale = number_scale
 
     def ranked(self, chain: "Chain") -> Tensor:
         """loc_S [..., V']: a scale that all share decides nothing."""

@@ -21,8 +21,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the number that an individual says": {"copy_numbers": False},
     "the server": {"copy_numbers": False},
     "vLLM": {"copy_numbers": False, "class_values": {}},
-    "calibration": {"score_scale": "equal"},
-    "the likelihood 'ovr' of words": {"score_scale": "equal"},
+    "calibration": {"score_scale": ("common", "equal")},
+    "the likelihood 'ovr' of words": {"score_scale": ("common", "equal")},
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -29,7 +30,10 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
     Every error has OpenAI's shape. A request that cannot be served as it is gets a 4xx that says why; 429 where the queue is
     full, 503 where time ran out or the server is closing.
     """
-    service = _Service(model, settings or ServerSettings())
+    settings = settings or ServerSettings()
+    if settings.temperature is None:
+        settings = replace(settings, temperature=model.config.text_temperature)
+    service = _Service(model, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -11,6 +11,7 @@ and told in the answer.
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from causalqwen.decoding import CausalDecoding
 from causalqwen.modeling import CausalQwenProcessor
@@ -55,6 +56,8 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     if causal.individual is not None and causal.individual not in settings.individuals:
         known = ", ".join(settings.individuals) or "nobody"
         raise ApiError(400, f"nobody is called {causal.individual!r}; known: {known}", param="causal.individual")
+    if temperature is None and causal.noise_temperature is None and draws:
+        return replace(plan, central_mass=causal.central_mass).fresh_at(settings.temperature or 1.0)
     return CausalDecoding.preset(
         preset,
         temperature=1.0 if temperature is None or not (draws or preset == "softmax") else temperature,

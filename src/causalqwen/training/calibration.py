@@ -1,17 +1,17 @@
-"""Calibration: one-vs-rest probabilities that mean something, and a temperature unit, from a few thousand tokens of text.
+"""Calibration: one-vs-rest probabilities that mean something, and a temperature for texts, from a few thousand tokens of text.
 
 Nothing that decides is touched: thresholds stay the same for all tokens of a position, so every decision stays the
 backbone's. Fitted are (theory 3.5):
 
 - the threshold's shift c(z): a `PartitionEstimate`, and a linear map of the features;
 - `score_noise` and `score_slope`, a token's own noise;
-- `draw_unit` and `draw_slope`, by which tokens read an individual's coordinates: temperature 1 then chooses as the backbone
-  does when it is sampled at temperature 1.
+- `config.text_temperature`, at which drawn individuals choose as diversely as the backbone does when it is sampled
+  at temperature 1. It is no part of the law, which is what is drawn at 1.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen.core import Chain
-from causalqwen.decoding import QuantileReader
-from causalqwen.distributions import INDIVIDUAL_STREAM, StableFamily, uniform_draws, upcast
+from causalqwen.decoding import BoundDecoding, CausalDecoding
+from causalqwen.distributions import StableFamily, upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.action import PartitionEstimate
@@ -36,7 +36,7 @@ class CalibrationSettings:
     Args:
         anchors: tokens that `PartitionEstimate` sums exactly. chunk: tokens per forward pass.
         steps, batch_size, learning_rate, weight_decay: of the link's fit.
-        unit_steps, unit_draws: of the temperature unit's fit; 0 steps leave the unit as it is.
+        temperature_positions, temperature_draws: that the temperature is fitted on; 0 positions leave it as it is.
     """
 
     anchors: int = 1024
@@ -45,8 +45,8 @@ class CalibrationSettings:
     batch_size: int = 512
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
-    unit_steps: int = 800
-    unit_draws: int = 128
+    temperature_positions: int = 32
+    temperature_draws: int = 200
     seed: int = 0
 
 
@@ -115,7 +115,7 @@ def summarize_scores(model: CausalQwenForCausalLM, chunks: Sequence[Tensor]) -> 
                 "target": scores.gather(-1, target[:, None]).squeeze(-1),
                 "top": top,
                 "counts": counts,
-                "scale": action.common_scale(chain.scale, words),
+                "scale": action.scales.bound(action, chain.scale, words),
             }
             for name, tensor in made.items():
                 columns.setdefault(name, []).append(tensor)
@@ -137,7 +137,7 @@ def calibrate(
 
     Returns:
         tokens; score_noise and score_slope; on the calibration text itself the median sum of P_k, the share of positions
-        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`).
+        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`); temperature, where it was fitted.
 
     Raises:
         ValueError: a text without two tokens; a model whose scale is the documents' (its probabilities are not free).
@@ -152,9 +152,9 @@ def calibrate(
     say("fitting the threshold and the link")
     _fit_partition(model, facts, settings)
     report = {"tokens": len(facts), **_fit_link(model, facts, settings)}
-    if settings.unit_steps:
-        say("fitting the temperature unit")
-        fit_draw_unit(model, facts, settings)
+    if settings.temperature_positions:
+        say("fitting the temperature of texts")
+        report["temperature"] = fit_temperature(model, facts, settings)
     model.train(was_training)
     return report
 
@@ -282,80 +282,48 @@ def solved_thresholds(facts: ScoreSummary, some: slice, noise: float, slope: flo
     return high
 
 
-# ---- the temperature unit --------------------------------------------------------------------------------------------
+# ---- the temperature of texts ----------------------------------------------------------------------------------------
 
 
-def fit_draw_unit(
-    model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings, candidates: int = 512
-) -> None:
-    """Fit `draw_unit` [C] and `draw_slope`: the tokens that drawn individuals choose (`causal`, T = 1) should be as frequent
-    as likely.
-
-    Maximised is the likelihood of the backbone's distribution p over each position's likeliest tokens under the mean of
-    softmax(drawn scores / tau) over draws; tau = 1/4 instead of an argmax makes it differentiable. A common
-    factor is chosen at last by the total variation of the choices themselves.
-    """
-    action, lm_head = model.action, model.vocabulary()
-    reader = QuantileReader(action.law, model.config.central_mass)
-    weight = upcast(lm_head.weight)
-    bias = None if lm_head.bias is None else upcast(lm_head.bias)
-    log_unit = action.draw_unit.log().clone().requires_grad_(True)
-    growth = torch.zeros((), device=weight.device, requires_grad=True)
-    with torch.no_grad():
-        pairs = zip(facts.features.split(4096), facts.loc.split(4096), strict=True)
-        entropy = torch.cat([action.partition.entropy(*pair, lm_head) for pair in pairs])
-    mean, std = _moments(entropy)
-    optimizer = torch.optim.Adam([log_unit, growth], lr=0.03)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, max(settings.unit_steps, 2))
-    generator = torch.Generator().manual_seed(settings.seed)
-    for step in tqdm(range(settings.unit_steps), desc="fitting the temperature unit", leave=False):
-        index = torch.randint(len(facts), (16,), generator=generator).to(weight.device)
-        with torch.no_grad():
-            _, scale_U = model.abduction(facts.features[index].to(model.abduction.loc_net.weight.dtype))
-            top = F.linear(facts.loc[index], weight, bias).topk(min(candidates, len(weight)), dim=-1)
-            rows = weight[top.indices]
-            seeds = torch.arange(settings.unit_draws * len(index)) + step * settings.unit_draws * len(index)
-            draws = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, rows.shape[-1]).to(weight.device)).to(
-                weight.dtype
-            )
-            draws = draws.view(len(index), settings.unit_draws, -1) * upcast(scale_U).unsqueeze(1)
-            wanted = top.values.softmax(-1)
-        gain = (growth * (entropy[index] - mean) / std).exp().unsqueeze(1)
-        scores = top.values.unsqueeze(1) + gain * ((draws * log_unit.exp()) @ rows.transpose(1, 2))
-        chosen = (scores / 0.25).softmax(-1).mean(1)
-        loss = -(wanted * (chosen + 1e-4).log()).sum(-1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    with torch.no_grad():
-        action.draw_unit.copy_(log_unit.exp())
-        action.draw_slope.copy_(torch.stack([growth / std.squeeze(), mean.squeeze()]))
-        index = torch.arange(0, len(facts), max(1, len(facts) // 96), device=weight.device)
-        factors = [1.07**i for i in range(-5, 6)]
-        found = choice_distances(model, facts.features[index], draws=200, factors=factors)
-        action.draw_unit *= factors[int(torch.stack([found[factor] for factor in factors]).mean(-1).argmin())]
+def fit_temperature(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> float:
+    """Name the temperature at which the choices of drawn individuals are nearest to the backbone's softmax."""
+    index = torch.arange(0, len(facts), max(1, len(facts) // settings.temperature_positions))
+    features = facts.features[index.to(facts.features.device)]
+    temperatures = [1.15**step for step in range(18)]
+    found = choice_distances(model, features, draws=settings.temperature_draws, temperatures=temperatures)
+    best = min(temperatures, key=lambda temperature: found[temperature].mean().item())
+    model.config.text_temperature = best
+    return best
 
 
 @torch.no_grad()
 def choice_distances(
-    model: CausalQwenForCausalLM, features: Tensor, *, draws: int, factors: Sequence[float] = (1.0,), seed: int = 10**6
+    model: CausalQwenForCausalLM,
+    features: Tensor,
+    *,
+    draws: int,
+    temperatures: Sequence[float] = (1.0,),
+    seed: int = 10**6,
 ) -> dict[float, Tensor]:
-    """Total variation between what drawn individuals choose and the backbone's softmax, at each position and factor of T.
+    """Total variation between what drawn individuals choose (the preset `causal`) and the backbone's softmax, at each position
+    and temperature.
 
-    features: [N, H]. `draws` individuals per position, noise integrated out (the preset `causal`). Returns, per factor [N].
+    features: [N, H]. `draws` individuals per position. temperatures: 1 at least: what is left to a token is then the same for
+    all of them. Returns, per temperature, [N].
     """
-    action, lm_head = model.action, model.vocabulary()
-    reader = QuantileReader(action.law, model.config.central_mass, action.draw_unit)
-    weight = upcast(lm_head.weight)
-    found: dict[float, list[Tensor]] = {factor: [] for factor in factors}
+    words = model.vocabulary()
+    found: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
     for place, z in enumerate(tqdm(features, desc="choices of drawn individuals", leave=False)):
-        chain = Chain(model, z.to(model.abduction.loc_net.weight.dtype), words=lm_head)
-        scores = upcast(lm_head(chain.loc_U)).masked_fill(~action.vocabulary_mask[: action.rows], -torch.inf)
-        seeds = seed + place * draws + torch.arange(draws)
-        drawn = reader(uniform_draws(seeds, INDIVIDUAL_STREAM, 0, len(chain.loc_U)).to(z.device)).to(weight.dtype)
-        moved = (chain.gain * drawn * upcast(chain.scale_U)) @ weight.T
-        for factor in factors:
-            chosen = torch.bincount((scores + factor * moved).argmax(-1), minlength=len(scores)) / draws
-            found[factor].append((chosen - scores.softmax(-1)).abs().sum() / 2)
-    return {factor: torch.stack(parts) for factor, parts in found.items()}
+        z = z.to(model.abduction.loc_net.weight.dtype)
+        nobody = Chain(model, z[None], words=words).scores
+        likely = nobody.masked(upcast(nobody.loc), -torch.inf).softmax(-1)[0]
+        plan = CausalDecoding.preset("causal", seed=seed + place * draws)
+        bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
+        drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
+        people = Chain(model, z.expand(draws, 1, -1), drawn, words).scores
+        moved = upcast(people.loc) - upcast(nobody.loc)
+        for temperature in temperatures:
+            chosen = replace(people, loc=upcast(nobody.loc) + temperature * moved).decide().flatten()
+            share = torch.bincount(chosen, minlength=len(likely)) / draws
+            found[temperature].append((share - likely).abs().sum() / 2)
+    return {temperature: torch.stack(parts) for temperature, parts in found.items()}

@@ -1,0 +1,195 @@
+"""What is drawn is what is integrated: P(y | x) is the mean of P(y | u) over U (theory 2.4, 3.5, 3.9)."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from causalqwen import CausalDecoding
+from causalqwen.core import Chain
+from causalqwen.decoding import BoundDecoding
+from causalqwen.distributions import upcast
+from causalqwen.modeling.action import ActionNetwork
+from conftest import graft_tiny
+
+TEXT = "They say that -3.5 of the people who came here went on to count 1,000 more"
+PLANS = {
+    "causal": {},
+    "noise": {},
+    "persona": {},
+    "shared-individual": {"temperature": 0.5},
+    "shared-noise": {"temperature": 0.3},
+}
+
+
+def law_of(model, place: int = -1) -> torch.Tensor:
+    """z [1, H] of one position of a real text."""
+    inputs = model.processor(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        return model.features(**inputs).last_hidden_state[0, place : place + 1 if place != -1 else None]
+
+
+def drawn(model, z: torch.Tensor, plan: CausalDecoding, count: int) -> Chain:
+    """The chain at one position under `count` draws of the plan, each of a text of its own."""
+    bound = BoundDecoding.bind(plan, count, model.config.causal_size, z.device, copies=count)
+    return Chain(model, z.expand(count, 1, -1), bound.at(torch.zeros(count, 1, dtype=torch.int64)))
+
+
+def uneven(model):
+    """scale_U and |b_noise| that differ from coordinate to coordinate, and follow the context."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        net = model.abduction.scale_net
+        net.weight.copy_(0.1 * torch.randn(net.weight.shape, generator=generator))
+        net.bias += 0.5 * torch.randn(net.bias.shape, generator=generator)
+        model.action.b_noise *= torch.rand(model.action.b_noise.shape, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("is_uneven", [False, True])
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("preset", list(PLANS))
+def test_the_mean_of_what_is_drawn_is_what_is_integrated(tiny_tokenizer, preset, family, is_uneven):
+    model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family)
+    model = uneven(model) if is_uneven else model
+    z, count = law_of(model), 20_000
+    with torch.no_grad():
+        wanted = Chain(model, z).scores.p()[0].double()
+        found = torch.cat([drawn(model, z, CausalDecoding.preset(preset, seed=seed, **PLANS[preset]), 2_000).scores.p()
+                           for seed in range(0, count, 2_000)])[:, 0].double()  # fmt: skip
+    error = found.std(0) / count**0.5
+    sure = error > 1e-9
+    assert bool(sure.sum() > 100) and float(found.std(0).max()) > 1e-3  # something is drawn
+    standing = ((found.mean(0) - wanted) / error)[sure]
+    assert standing.abs().max() < 4.5 and standing.square().mean() < 3, standing.abs().max()  # tokens share draws
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["gaussian", "cauchy"]), st.floats(0.0, 3.0))
+def test_no_row_exceeds_the_common_scale(seed, family, unevenness):
+    generator = torch.Generator().manual_seed(seed)
+    action = ActionNetwork(6, 9, family=family, initial_noise=0.3, num_token_id=9)
+    with torch.no_grad():
+        action.lm_head.weight.copy_(
+            torch.randn(9, 6, generator=generator) * 3 ** torch.randn(9, 1, generator=generator)
+        )
+        action.num_row.copy_(10 * torch.randn(6, generator=generator))
+    scale = (unevenness * torch.randn(4, 6, generator=generator)).exp()
+    words = action.vocabulary()
+    common = action.score_scale_of(scale, words)
+    rows = action.law.linear_scale(scale, words.rows_of_all()[0])
+    assert bool((rows <= common * (1 + 1e-5)).all())
+    if unevenness == 0:  # the longest row reaches it
+        torch.testing.assert_close(rows.amax(-1, keepdim=True), common)
+
+
+@pytest.mark.parametrize("preset", ["causal", "noise", "persona", "individual-only"])
+def test_decisions_are_those_of_somebody_who_reads_the_law(tiny_tokenizer, preset):
+    """In numpy, from loc_U, scale_U, |b_noise|, W, C and the formulas of theory 3.5 alone."""
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    z, count, temperature = law_of(model), 30_000, 2.0
+    with torch.no_grad():
+        chain = Chain(model, z)
+        loc, scale, noise, threshold = (
+            part.double().numpy() for part in (chain.loc_U[0], chain.scale_U[0], model.action.noise, chain.threshold[0])
+        )
+        rows, bias, used = (None if part is None else part.double().numpy() for part in chain.words.rows_of_all())
+        made = [drawn(model, z, CausalDecoding.preset(preset, seed=seed, temperature=temperature), 2_000).ranked()
+                for seed in range(0, count, 2_000)]  # fmt: skip
+    found = torch.cat([part[:, 0].masked_fill(~torch.from_numpy(used > 0), -torch.inf).argmax(-1) for part in made])
+    chance = np.random.default_rng(0)
+    own_U = scale * chance.standard_normal((count, len(loc))) * (preset != "noise")
+    own_noise = noise * chance.standard_normal((count, len(loc))) * (preset in ("noise", "persona"))
+    scores = (loc + temperature * (own_U + own_noise)) @ rows.T + (0 if bias is None else bias)
+    if preset != "individual-only":  # there nothing is left
+        marginal = loc @ rows.T + (0 if bias is None else bias)
+        longest = np.sqrt((rows[: model.action.rows] ** 2 * used[: model.action.rows, None]).sum(-1).max())
+        common = longest**2 * (scale[0] ** 2 + noise[0] ** 2) + model.config.score_noise**2
+        whole = common + model.config.score_slope * np.maximum(threshold - marginal, 0)
+        taken = (rows**2).sum(-1) * (
+            (preset != "noise") * scale[0] ** 2 + (preset in ("noise", "persona")) * noise[0] ** 2
+        )
+        scores = (scores - threshold) / np.sqrt(whole - taken)
+    wanted = np.where(used > 0, scores, -np.inf).argmax(-1)
+    counts = np.stack([np.bincount(side, minlength=len(rows)) for side in (found.numpy(), wanted)])
+    often = counts.sum(0) >= 20
+    table = np.c_[counts[:, often], counts[:, ~often].sum(-1)]
+    assert often.sum() > 3
+    assert stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue > 1e-3
+
+
+def test_a_temperature_of_nothing_decides_as_nobody_in_particular(tiny_tokenizer):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    inputs = model.processor(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        z = model.features(**inputs).last_hidden_state
+        for preset in ("causal", "persona"):
+            bound = BoundDecoding.bind(CausalDecoding.preset(preset, temperature=0.0, seed=1), 1, 32, z.device)
+            assert torch.equal(
+                Chain(model, z, bound.at(torch.arange(z.shape[1])[None])).ranked(), Chain(model, z).ranked()
+            )
+
+
+@pytest.mark.parametrize("value_family", ["gaussian", "cauchy"])
+def test_token_and_value_of_one_draw_move_together(tiny_tokenizer, value_family):
+    """The rank correlation that W_k, W_reg and scale_U predict, from one e1 read by both heads."""
+    model = graft_tiny("qwen2", tiny_tokenizer, value_family=value_family)
+    z, count = law_of(model), 20_000
+    with torch.no_grad():
+        chain = drawn(model, z, CausalDecoding.preset("causal", seed=2), count)
+        scale, token = upcast(Chain(model, z).scale_U[0]), 7
+        row, of_value = upcast(model.vocabulary().weight[token]), model.action.value_linear[0][0]
+        of_token = upcast(chain.loc[:, 0]) @ row
+        of_values = chain.value()[0][:, 0]
+        g = torch.randn(200_000, len(row), generator=torch.Generator().manual_seed(1))
+        read = g if value_family == "gaussian" else torch.tan(torch.pi * (torch.special.ndtr(g.double()) - 0.5)).float()
+        wanted = stats.spearmanr((g * (scale * row)).sum(-1), (read * (scale * of_value)).sum(-1)).statistic
+    found = stats.spearmanr(of_token, of_values).statistic
+    assert abs(wanted) > 0.05 and found == pytest.approx(wanted, abs=0.03)
+
+
+def test_values_are_drawn_by_their_law_whatever_temperature_words_have(tiny_tokenizer):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    z = law_of(model)
+    with torch.no_grad():
+        loc, scale = (part.item() for part in Chain(model, z).value())
+        for temperature in (1.0, 7.0):
+            plan = CausalDecoding.preset("persona", temperature=temperature, seed=4)
+            found = drawn(model, z, plan, 5_000).value()[0][:, 0]
+            assert stats.kstest(found.double().numpy(), stats.cauchy(loc, scale).cdf).pvalue > 1e-3
+
+
+def test_held_people_stay_and_what_is_fresh_is_tempered():
+    for preset, wanted in {"persona": (1.0, 5.0), "causal": (5.0, 1.0), "shared-individual": (1.0, 1.0)}.items():
+        plan = CausalDecoding.preset(preset).fresh_at(5.0)
+        assert (plan.temperature, plan.temperature_of_noise) == wanted
+
+
+@pytest.mark.slow
+def test_it_holds_on_the_real_backbone(smollm2):
+    """100,000 draws at each of 20 places of a speech, the 50 likeliest tokens."""
+    from causalqwen.data.texts import HELD_OUT_YEARS, speeches
+
+    model, count = smollm2, 100_000
+    ids = torch.tensor([model.processor.tokenizer(speeches(HELD_OUT_YEARS))["input_ids"][:420]])
+    standings = []
+    with torch.no_grad():
+        z = model.features(ids).last_hidden_state[0, 19::20][:20]
+        whole = Chain(model, z)
+        likely = whole.scores.p().topk(50)
+        left = model.action.scales.left(whole, upcast(whole.scale_U)).gather(-1, likely.indices).double()
+        weight = upcast(model.vocabulary().weight)
+        for place in range(20):
+            total = squares = 0.0
+            for seed in range(0, count, 10_000):
+                loc = drawn(model, z[place : place + 1], CausalDecoding.preset("causal", seed=seed), 10_000).loc[:, 0]
+                scores = (upcast(loc) @ weight[likely.indices[place]].T).double()
+                p = torch.special.ndtr((scores - whole.threshold[place].double()) / left[place])
+                total, squares = total + p.sum(0), squares + p.square().sum(0)
+            mean = total / count
+            error = ((squares / count - mean.square()) / count).sqrt()
+            standings.append((mean - likely.values[place]) / error)
+    standings = torch.stack(standings)
+    assert (standings.abs() > 3).float().mean() < 0.01  # 0.0027 by chance
+    assert standings.abs().max() < 5 and 0.7 < standings.square().mean() < 1.4
