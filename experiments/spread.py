@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+SETTINGS = ("sampler", "top_p", "temperature", "times")
+
 
 def flatten(value: Any, name: str = "") -> dict[str, float]:
     """Numbers by dotted name; the points of curves by sampler and setting; lists of other things are left out."""
@@ -22,8 +24,8 @@ def flatten(value: Any, name: str = "") -> dict[str, float]:
             found |= flatten(part, f"{name}.{key}".lstrip("."))
     elif isinstance(value, list) and all(isinstance(part, dict) for part in value):
         for part in value:
-            setting = " ".join(f"{part[key]}" for key in ("sampler", "top_p", "temperature") if key in part)
-            scores = {k: v for k, v in part.items() if k not in ("sampler", "top_p", "temperature")}
+            setting = " ".join(f"{part[key]}" for key in SETTINGS if key in part)
+            scores = {k: v for k, v in part.items() if k not in SETTINGS}
             found |= flatten(scores, f"{name}[{setting}]")
     return found
 

@@ -76,6 +76,7 @@ class CommonScale(ScoreScale):
         products of both locs taken at once."""
         if chain.drawn is None:
             return chain.loc_S
-        both = chain.action.score_loc(torch.stack([chain.loc_U, chain.loc]), chain.words)
-        chain.integrated.loc_S, chain.loc_S = both
+        action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
+        of_both = action.number.put(action, words.at_once(both), lambda: action.num_loc(both, words))
+        chain.integrated.loc_S, chain.loc_S = of_both
         return chain.scores.ranked()
