@@ -160,8 +160,8 @@ def test_values_are_drawn_by_their_law_whatever_temperature_words_have(tiny_toke
             assert stats.kstest(found.double().numpy(), stats.cauchy(loc, scale).cdf).pvalue > 1e-3
 
 
-def test_held_people_stay_and_what_is_fresh_is_tempered():
-    for preset, wanted in {"persona": (1.0, 5.0), "causal": (5.0, 1.0), "shared-individual": (1.0, 1.0)}.items():
+def test_presets_by_name_are_tempered():
+    for preset, wanted in {"persona": (1.5, 5.0), "causal": (5.0, 1.5), "shared-individual": (1.5, 1.5)}.items():
         plan = CausalDecoding.preset(preset).fresh_at(5.0)
         assert (plan.temperature, plan.temperature_of_noise) == wanted
 

@@ -33,6 +33,10 @@ PRESETS: dict[str, dict[str, str]] = {
 }
 
 
+HELD = 0.3
+"""Of the temperature of what is drawn anew at every token: somebody who is heard, and fluent (experiments 4)."""
+
+
 @dataclass(frozen=True)
 class CausalDecoding:
     """A choice for each source of randomness; give it to `generate(causal_decoding=...)`.
@@ -92,11 +96,13 @@ class CausalDecoding:
         return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
 
     def fresh_at(self, temperature: float) -> "CausalDecoding":
-        """The plan with what is drawn anew at every token at a temperature, and what is held for the text at 1.
+        """The plan with what is drawn anew at every token at a temperature, and what is held for the text at `HELD` of it, but
+        not below 1.
 
         `model.config.text_temperature` makes texts as diverse as softmax sampling does.
         """
-        own, of_noise = (temperature if mode == "token" else 1.0 for mode in (self.individual_mode, self.noise_mode))
+        held = max(1.0, HELD * temperature)
+        own, of_noise = (temperature if mode == "token" else held for mode in (self.individual_mode, self.noise_mode))
         return replace(self, temperature=own, noise_temperature=of_noise)
 
     @property
