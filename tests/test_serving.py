@@ -208,7 +208,7 @@ def compare_with_generate(server, model, name):
 def test_a_named_individual_speaks_and_their_numbers_are_theirs(server, model):
     choice = server.complete({"preset": "shared-individual", "individual": "Ann"}).choices[0]
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
-    plan = CausalDecoding(individual=PEOPLE["Ann"])
+    plan = CausalDecoding(individual=PEOPLE["Ann"]).fresh_at(model.config.text_temperature)
     out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
     made = out.numeric_values[0, inputs["input_ids"].shape[1] :]
     assert numbers_of(choice) == pytest.approx(made[made != 0].tolist(), rel=1e-5)
