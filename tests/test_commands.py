@@ -134,7 +134,6 @@ def test_the_benchmark_of_numbers_runs_on_real_rows(bare, tmp_path):
 
 def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
-    monkeypatch.setattr(demo_module, "UNIT_STEPS", 2)
     told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
     assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}

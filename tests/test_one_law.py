@@ -161,9 +161,24 @@ def test_values_are_drawn_by_their_law_whatever_temperature_words_have(tiny_toke
 
 
 def test_presets_by_name_are_tempered():
-    for preset, wanted in {"persona": (1.5, 5.0), "causal": (5.0, 1.5), "shared-individual": (1.5, 1.5)}.items():
+    wanted = {"persona": (1.5, 5.0), "causal": (5.0, 1.0), "shared-individual": (1.5, 1.0), "softmax": (1.0, 1.0)}
+    for preset, temperatures in wanted.items():
         plan = CausalDecoding.preset(preset).fresh_at(5.0)
-        assert (plan.temperature, plan.temperature_of_noise) == wanted
+        assert (plan.temperature, plan.temperature_of_noise) == temperatures
+
+
+def test_a_preset_by_name_is_at_the_models_own_temperature(tiny_tokenizer):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    assert model.config.text_temperature > 1
+    inputs = model.processor(TEXT, prompt=True, return_tensors="pt")
+    for name in ("softmax", "persona"):
+        plan = CausalDecoding.preset(name)
+        plan = plan if name == "softmax" else plan.fresh_at(model.config.text_temperature)
+        texts = []
+        for asked in (name, plan):
+            torch.manual_seed(3)
+            texts.append(model.generate(**inputs, causal_decoding=asked, max_new_tokens=12).sequences)
+        assert torch.equal(*texts), name
 
 
 @pytest.mark.slow

@@ -345,7 +345,8 @@ class Chain:
         loc, scale = self.read_by_values(each=each)
         left = draws.left(scale, self.value_noise, action.value_law)
         if draws.moves:
-            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1], of_law=True)
+            # a value has units, which say how far it varies: no temperature above 1
+            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1], most=1.0)
         loc_Y, scale_Y = action.value(loc, left)
         return draws.explain_value(loc_Y), scale_Y
 

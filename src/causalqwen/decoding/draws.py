@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,14 +153,7 @@ class Integrated:
     central_mass: float | None = None
 
     def move(
-        self,
-        loc: Tensor,
-        scale: Tensor,
-        noise: Tensor,
-        reader: QuantileReader,
-        gain: Tensor | float = 1.0,
-        *,
-        of_law: bool = False,
+        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Any = 1.0, most: float = math.inf
     ) -> Tensor:
         """loc_U as it is."""
         return loc
@@ -213,18 +206,11 @@ class Drawn:
         return self.bound.plan.central_mass
 
     def move(
-        self,
-        loc: Tensor,
-        scale: Tensor,
-        noise: Tensor,
-        reader: QuantileReader,
-        gain: Tensor | float = 1.0,
-        *,
-        of_law: bool = False,
+        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Any = 1.0, most: float = math.inf
     ) -> Tensor:
-        """loc_U + T c + T' n [B, S, C], from loc and scale of U and noise |b_noise| [C]. gain [B, S, 1]: of what is drawn.
-        of_law: no temperature above 1, as for values, whose units say how far they vary."""
-        plan, most = self.bound.plan, 1.0 if of_law else math.inf
+        """loc_U + T c + T' n [B, S, C], from loc and scale of U and noise |b_noise| [C]. gain, a
+        number or [B, S, 1]: of what is drawn. most: the highest temperature that counts."""
+        plan = self.bound.plan
         if plan.individual_mode != "marginal":
             drawn = self.bound.read(INDIVIDUAL_STREAM, plan.individual_mode, self.positions, reader)
             loc = loc + min(plan.temperature, most) * gain * scale * drawn

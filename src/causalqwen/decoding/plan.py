@@ -102,7 +102,8 @@ class CausalDecoding:
         `model.config.text_temperature` makes texts as diverse as softmax sampling does.
         """
         held = max(1.0, HELD * temperature)
-        own, of_noise = (temperature if mode == "token" else held for mode in (self.individual_mode, self.noise_mode))
+        of_mode = {"token": temperature, "sequence": held}
+        own, of_noise = (of_mode.get(mode, 1.0) for mode in (self.individual_mode, self.noise_mode))
         return replace(self, temperature=own, noise_temperature=of_noise)
 
     @property

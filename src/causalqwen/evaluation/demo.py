@@ -26,7 +26,6 @@ from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.training import METRICS, FactStore, TrainSettings, calibrate, train
 
 SIZES = {"train": 3600, "validation": 700, "test": 900}
-UNIT_STEPS = 100
 TEXT_PROMPT = "When she opened the old book in the attic, she"
 NUMBER_PROMPT = PROMPT.format(name="ethanol", formula="C2H6O")
 

@@ -220,10 +220,6 @@ class ActionNetwork(nn.Module):
         """scale_S from the scale [..., C] of U': [..., 1] where all share it, or [..., V'], float32."""
         return self.scales.of_all(self, scale, self.vocabulary(lm_head))
 
-    def num_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
-        """Scale of `<NUM>`'s score [...] from the scale [..., C] of U', float32."""
-        return self.scales.of_number(self, scale, self.vocabulary(lm_head))
-
     def common_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
         """m . scale [...], float32, the family's sum, of the scale [..., C] of U': at least |W_k| scale for every row."""
         return self.scale_of_row(scale, self.vocabulary(lm_head).largest)

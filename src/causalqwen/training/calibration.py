@@ -289,7 +289,7 @@ def fit_temperature(model: CausalQwenForCausalLM, facts: ScoreSummary, settings:
     """Name the temperature at which the choices of drawn individuals are nearest to the backbone's softmax."""
     index = torch.arange(0, len(facts), max(1, len(facts) // settings.temperature_positions))
     features = facts.features[index.to(facts.features.device)]
-    temperatures = [1.15**step for step in range(18)]
+    temperatures = [1.15**step for step in range(24)]  # to 25
     found = choice_distances(model, features, draws=settings.temperature_draws, temperatures=temperatures)
     best = min(temperatures, key=lambda temperature: found[temperature].mean().item())
     model.config.text_temperature = best
