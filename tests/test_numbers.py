@@ -484,7 +484,9 @@ def test_a_fit_is_robust_and_refuses_what_it_cannot_fit():
         with pytest.raises(ValueError, match=message):
             ValueTransform.fit("affine", bad)
     with pytest.raises(ValueError, match="unknown value transform"):
-        ValueTransform("log")
+        ValueTransform("logarithm")
+    with pytest.raises(ValueError, match="'log' needs a support above 0"):
+        ValueTransform.fit("log", values)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)

@@ -24,7 +24,6 @@ from causalqwen.evaluation.numbers_benchmark.digits import (
     parse,
     written,
 )
-from causalqwen.evaluation.numbers_benchmark.grafts import clearly_better
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
 from causalqwen.evaluation.numbers_benchmark.regression import fit_mlp
 from causalqwen.evaluation.numbers_benchmark.report import read_result
@@ -386,43 +385,17 @@ def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
 
 
 def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path):
-    stage = {"epochs": 12, "batch_size": 8, "learning_rate": 1e-2}
     made = Benchmark(
         tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated,
-        training={"values": stage, "evaluations": 2},
     )  # fmt: skip
-    made.run(("gaussian", "causalqwen"), 1)
+    made.run(("ridge", "causalqwen"), 1)
     assert len(list((tmp_path / "facts" / "red").glob("features-*"))) == 3  # a part each: nothing is read twice
     told = np.arange(len(made.parts("red").test)) % 2 == 1
     missed = {}
-    for method in ("gaussian", "causalqwen"):
+    for method in ("ridge", "causalqwen"):
         _, arrays = read_result(made.file("red", method, 0))
         values = arrays["values"]
         assert np.diff(arrays["quantiles"], axis=1).min() >= 0
         missed[method] = np.abs(arrays["quantiles"][told, 99] / values[told] - 1)
-    assert np.median(missed["causalqwen"]) < 1e-9 and np.median(missed["gaussian"]) > 0.1
+    assert np.median(missed["causalqwen"]) < 1e-9 and np.median(missed["ridge"]) > 0.1
     assert made.file("red", "ridge", 0) != dataclasses.replace(made, bf16=True).file("red", "ridge", 0)
-
-
-def test_what_is_less_plain_is_taken_only_where_it_is_clearly_better():
-    rng = np.random.default_rng(0)
-    base, noise = rng.exponential(size=200), rng.normal(size=200)
-    plain, level, better = (base + 0.3 * noise, "plain"), (base - 0.01, "other"), (base - 0.5, "other")
-    assert clearly_better(plain, level) is plain and clearly_better(plain, better) is better
-    diverged = (np.full(200, np.nan), "diverged")
-    assert clearly_better(diverged, level) is level and clearly_better(plain, diverged) is plain
-    assert clearly_better(diverged, diverged) is diverged
-
-
-def test_a_result_belongs_to_its_settings(tmp_path):
-    def place(method, tables=("red",), **settings):
-        return Benchmark(tmp_path, tables, "tiny", None, made_up, **settings).file("red", method, 0).name
-
-    assert place("causalqwen") != place("causalqwen", training={"seed": 1}) != place("causalqwen", config={"a": 1})
-    assert place("ridge") == place("ridge", training={"seed": 1}, digits={"steps": 1})
-    assert place("ridge", ("red", "green")) == place("ridge") and place(JOINT, ("red", "green")) != place(JOINT)
-    assert place("lora-digits") != place("lora-digits", digits={"steps": 1})
-    with pytest.raises(ValueError, match="which methods may copy"):
-        Benchmark(tmp_path, ["red"], "tiny", None, made_up, config={"copy_numbers": False})
-    with pytest.raises(ValueError, match="unknown methods guess; known: constant, ridge"):
-        Benchmark(tmp_path, ["red"], "tiny", None, made_up).run(["guess"], 1)

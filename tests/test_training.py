@@ -722,7 +722,7 @@ def test_settings_come_from_yaml(tmp_path):
         ("lora: {target_modules: }", "s.yaml, lora: target_modules: input should be a valid tuple, got None"),
         ("1: 2", "s.yaml: unknown setting 1"),
         ("seed: -1", "seed: input should be greater than or equal to 0, got -1"),
-        ("value_transform: log", "value_transform 'log' is not one of"),
+        ("value_transform: logs", "value_transform 'logs' is not one of"),
         ("[1]", "expected keys and values"),
         ("a: [", "is not YAML"),
         ("values: false", "nothing to train"),

@@ -140,7 +140,7 @@ def train(
         )
         for path in files
     )
-    metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume)
+    metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume, say=say)
     text = f"{output}: trained on {len(examples)} rows"
     if metrics:
         text += f"; validation rows: {figures_line(metrics)}"

@@ -89,7 +89,8 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "backbone": ("num_token_id", "free_token_ids", "initial_scale", "initial_noise", "initial_threshold"),
         "scores": ("score_noise", "score_slope", "anchor_tokens", "text_temperature"),
         "values": (
-            "value_transform", "value_range", "value_place", "interval_levels", "class_interval_levels", "class_values",
+            "value_transform", "value_range", "value_place", "interval_levels", "interval_kinds", "class_interval_levels",
+            "class_values",
         ),
     },
 }  # fmt: skip
@@ -133,8 +134,9 @@ class CausalQwenConfig(PreTrainedConfig):
         value_range: smallest and largest training value; quantiles are clipped to it, widened by its own width, when
             a CRPS is taken from them.
         interval_levels: raw central level to use for each wanted one (101 wanted levels, 0% to 100%): the
-            recalibration fitted on validation rows, or None. class_interval_levels: those of each class that rows named, by
-            name; None for a class that had too few rows, which takes the model's own.
+            recalibration fitted on validation rows, or None. interval_kinds: least scale on the value axis, and levels, of the
+            numbers that are not of the surest kind (`ValueLaw.fit_interval_kinds`). class_interval_levels: levels of each class
+            that rows named, by name; None for a class that had too few rows, which takes the model's own.
         class_values: of a model whose classes have axes of their own, value_transform, value_range and value_place of each, by
             name (`TrainSettings.class_transforms`).
         value_digits: significant digits of a generated number; `from_backbone` makes it 4 where digits stand in the context, so
@@ -190,6 +192,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_transform: dict[str, Any] | None = None
     value_range: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = None
     interval_levels: Levels | None = None
+    interval_kinds: list[tuple[NotNegative, Levels]] | None = None
     class_interval_levels: dict[str, Levels | None] | None = None
     class_values: dict[str, dict[str, Any]] | None = None
     value_digits: Annotated[int, Field(ge=1, le=17)] = 6
@@ -223,6 +226,8 @@ class CausalQwenConfig(PreTrainedConfig):
             self.causal_size = self.text_config.hidden_size
         if self.domains is None:
             self.domains = {}
+        if self.interval_kinds is None:
+            self.interval_kinds = []
         if self.class_interval_levels is None:
             self.class_interval_levels = {}
         if self.class_values is None:

@@ -10,6 +10,7 @@ from causalqwen.checking import nearest
 from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
+from causalqwen.modeling.heads import make_heads
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.parts import PARTS
@@ -180,6 +181,18 @@ def start_temperature(model: Any) -> None:
     norms = model.vocabulary().norms
     typical = model.config.initial_scale * norms[norms > 0].median().item()
     model.config.text_temperature = FAITHFUL_SPREAD / typical
+
+
+def renew_values(model: Any, **config: Any) -> None:
+    """Give a graft other value parts, at their start values, by fields of its configuration: `value_family`, `value_loss`,
+    `copy_numbers` and those of the branch."""
+    for name, value in config.items():
+        setattr(model.config, name, value)
+    made = make_heads(model.config)
+    for name in ("value_branch", "copy_head"):
+        part = made[name]
+        setattr(model, name, None if part is None else part.to(model.device))
+    model.action.value_law = get_family(model.config.value_family)
 
 
 @torch.no_grad()

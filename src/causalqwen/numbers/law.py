@@ -1,10 +1,12 @@
 """The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from causalqwen.distributions import StableFamily, get_family
@@ -19,6 +21,10 @@ LOSS_LEVELS = torch.arange(1, 40, dtype=torch.float64) / 40
 
 WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
+
+_SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
+"""Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, and the least
+probability under which two kinds' central levels are still taken to be of one law."""
 
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which intervals and their coverage are told."""
@@ -90,6 +96,27 @@ class _Calibrated:
         }
 
 
+def _limit_between_kinds(central: Tensor, scale: Tensor) -> int | None:
+    """Of central levels [n] in the order of their scales [n]: how many belong to the first of two kinds, where there are two.
+
+    The split into parts of `FEWEST_OF_CLASS` rows or more whose levels differ most (Kolmogorov and Smirnov), if a difference
+    like it has a probability below `_ALIKE` where there is none, for all splits that are tried; between two of these, it lies
+    where the scales leave the widest gap.
+    """
+    n, best = len(central), (0.0, 0, 1.0)
+    tried = torch.linspace(FEWEST_OF_CLASS, n - FEWEST_OF_CLASS, _SPLITS).long().unique().tolist()
+    for place in tried if n >= 2 * FEWEST_OF_CLASS else []:
+        test = stats.ks_2samp(central[:place].numpy(), central[place:].numpy(), method="asymp")
+        distance = test.statistic * (place * (n - place) / n) ** 0.5  # probabilities of several may all be 0
+        best = max(best, (distance, place, test.pvalue))
+    _, found, probability = best
+    if _SPLITS * probability >= _ALIKE:
+        return None
+    reach = 1 + (n - 2 * FEWEST_OF_CLASS) // (_SPLITS - 1)
+    first, last = max(1, found - reach), min(n - 1, found + reach)
+    return first + int((scale[first : last + 1] / scale[first - 1 : last].clamp(min=1e-300)).argmax())
+
+
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
     central = central.sort().values
     rank = torch.ceil((len(central) + 1) * WANTED_LEVELS).long()
@@ -97,6 +124,14 @@ def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
     beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
     levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
     return tuple(levels.cummax(0).values.tolist())
+
+
+def _between(fitted: Sequence[float] | None, level: Tensor) -> Tensor:
+    """Levels fitted for `WANTED_LEVELS` at others: linear between them."""
+    known = torch.tensor(fitted, dtype=torch.float64, device=level.device)
+    position = level * (len(known) - 1)
+    left = position.floor().clamp(max=len(known) - 2).long()
+    return known[left] + (known[left + 1] - known[left]) * (position - left)
 
 
 @dataclass(frozen=True)
@@ -108,12 +143,15 @@ class ValueLaw(_Calibrated):
         family: the stable law on its axis.
         value_range: smallest and largest training value, where known.
         interval_levels: raw central level for each of `WANTED_LEVELS`, fitted on validation rows, or None.
+        interval_kinds: (least scale, levels) of numbers that the law is surer or less sure of, ascending, which have levels of
+            their own; below the first least scale, `interval_levels` hold.
     """
 
     transform: ValueTransform = field(default_factory=ValueTransform)
     family: str = "cauchy"
     value_range: tuple[float, float] | None = None
     interval_levels: tuple[float, ...] | None = field(default=None, repr=False)
+    interval_kinds: tuple[tuple[float, tuple[float, ...]], ...] = field(default=(), repr=False)
 
     @property
     def law(self) -> StableFamily:
@@ -130,15 +168,45 @@ class ValueLaw(_Calibrated):
         p = level_of_quantile(p)
         if not raw and self.interval_levels is not None:
             central = 2 * p - 1
-            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs())
+            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs(), scale)
         return self._raw_quantile(loc, scale, p)
 
-    def _raw_level(self, level: Tensor) -> Tensor:
-        """The central level of the raw law that covers `level` of the validation rows: linear between the fitted ones."""
-        fitted = torch.tensor(self.interval_levels, dtype=torch.float64, device=level.device)
-        position = level * (len(fitted) - 1)
-        left = position.floor().clamp(max=len(fitted) - 2).long()
-        return fitted[left] + (fitted[left + 1] - fitted[left]) * (position - left)
+    def _raw_level(self, level: Tensor, scale: Tensor) -> Tensor:
+        """The central level of the raw law that covers `level` of the validation rows of a scale's kind."""
+        found = _between(self.interval_levels, level)
+        for least, levels in self.interval_kinds:
+            found = torch.where(scale >= least, _between(levels, level), found)
+        return found
+
+    def levels_at(self, scale: Tensor) -> Tensor:
+        """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]; these themselves where
+        none were fitted."""
+        if self.interval_levels is None:
+            return WANTED_LEVELS.expand(len(scale), -1)
+        return self._raw_level(WANTED_LEVELS, scale.unsqueeze(-1)).expand(len(scale), -1)
+
+    def fit_interval_kinds(self, loc: Tensor, scale: Tensor, values: Tensor) -> list[tuple[float, list[float]]]:
+        """(least scale, raw central levels) of each kind of these validation rows [n], by ascending scale; the first one's
+        least scale is 0.
+
+        Numbers of one template may be of two kinds: one that is certain from the words before it, and one that is not. Levels
+        that are fitted to both cover neither. The rows are parted where the central levels of those with a smaller scale and of
+        those with a larger one differ (`_limit_between_kinds`), and each part again; each kind has the levels that cover its
+        own rows (Mondrian conformal prediction).
+        """
+        order = scale.argsort()
+        central, ascending = self.central_level(loc, scale, values)[order], scale[order]
+        limits: list[int] = []
+        open_parts = [(0, len(order))]
+        while open_parts and len(limits) < _MOST_SPLITS:
+            first, last = open_parts.pop(0)
+            place = _limit_between_kinds(central[first:last], ascending[first:last])
+            if place is not None and bool(ascending[first + place - 1] < ascending[first + place]):
+                limits.append(first + place)
+                open_parts += [(first, first + place), (first + place, last)]
+        ends = [0, *sorted(limits), len(order)]
+        parts = itertools.pairwise(ends)
+        return [(ascending[a].item() if a else 0.0, list(_levels_that_cover(central[a:b]))) for a, b in parts]
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
@@ -154,7 +222,7 @@ class ValueLaw(_Calibrated):
     def axis_log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Log density of the raw law at t(value), per unit of the axis; of an atom, the log of its probability."""
         low, high = self.transform.cell(value)
-        if self.transform.kind != "quantile":
+        if not self.transform.has_atoms:
             return self.law.log_prob(low, loc, scale)
         density = self.law.log_prob(torch.where(high > low, 0.0, low), loc, scale)
         return torch.where(
@@ -220,6 +288,10 @@ class ClassLaws(_Calibrated):
     laws: tuple[ValueLaw, ...]
     of_row: Tensor
 
+    def fit_interval_kinds(self, loc: Tensor, scale: Tensor, values: Tensor) -> list[tuple[float, list[float]]]:
+        """One kind: scales of different axes do not compare."""
+        return [(0.0, list(self.fit_interval_levels(loc, scale, values)))]
+
     def _by_row(self, method: str, *columns: Tensor, **settings: Any) -> Tensor:
         """That method of each law for its own rows, in the order of all rows again."""
         rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
@@ -229,11 +301,9 @@ class ClassLaws(_Calibrated):
         ]
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
-    @property
-    def interval_levels(self) -> Tensor:
-        """Those of each row, float64 [n, 101]; the wanted levels themselves where none were fitted."""
-        levels = [law.interval_levels or tuple(WANTED_LEVELS.tolist()) for law in self.laws]
-        return torch.tensor(levels, dtype=torch.float64)[self.of_row]
+    def levels_at(self, scale: Tensor) -> Tensor:
+        """`ValueLaw.levels_at`."""
+        return self._by_row("levels_at", scale)
 
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
         """`ValueLaw.quantile`. p has as many axes as loc, and rows first too, or fewer, and is then the same for all rows."""

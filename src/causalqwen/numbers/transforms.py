@@ -1,20 +1,25 @@
 """Monotone maps between values in the data's units and the axis on which the value head is linear (theory 3.8).
 
-    x = t(v) = (s(v) - center) / width,   s(v) = v ("identity", "affine") or sign(v) ln(1 + |v|) ("symlog")
+    x = t(v) = (s(v) - center) / width,   s(v) = v ("identity", "affine"), sign(v) ln(1 + |v|) ("symlog") or ln v ("log")
 
 "quantile" is a broken line through knots instead: the training values at their own normal scores. A value that many rows
 share (a zero for "none") is an atom: it takes a whole piece of the axis, from knot to knot, and has the probability of that
 piece; the least or greatest value, where it is one, takes all that lies beyond (Tobin 1958).
 
+Where the values have a `Support`, a value is t^-1(x) brought into it: rounded to its grid, and held between its ends. Whatever
+the law says is then a value that there can be, a grid's values have exact probabilities, and so has an end (Tobin 1958).
+
 Quantiles go through t exactly, so medians and intervals are exact; densities carry the Jacobian t'(v).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
 
-TRANSFORMS = ("identity", "affine", "symlog", "quantile")
+from causalqwen.numbers.support import Support
+
+TRANSFORMS = ("identity", "affine", "symlog", "log", "quantile")
 _LARGEST_LOG = 709.0  # exp of more leaves float64
 _ATOM, _ATOM_ROWS = 0.05, 8  # an atom is a value of at least this share of the rows, and of so many of them
 _ROWS_PER_KNOT, _MOST_KNOTS = 8, 64
@@ -30,52 +35,68 @@ class ValueTransform:
     """t of the module's docstring. `identity` is the specification; `fit` sets the rest from training values.
 
     knots: of "quantile", (axis, value), both ascending; an atom stands twice, at both ends of its piece.
+    support: where the values lie; a dictionary of its fields, as a configuration holds it, is taken too. "log" needs a positive
+        least value, "identity" has none.
     """
 
     kind: str = "identity"
     center: float = 0.0
     width: float = 1.0
     knots: tuple[tuple[float, float], ...] = ()
+    support: Support = field(default_factory=Support)
 
     def __post_init__(self) -> None:
         if self.kind not in TRANSFORMS:
             raise ValueError(f"unknown value transform {self.kind!r}; use one of {', '.join(TRANSFORMS)}")
+        if isinstance(self.support, dict):
+            object.__setattr__(self, "support", Support(**self.support))
+        if self.kind == "log" and not (self.support.low is not None and self.support.low > 0):
+            raise ValueError(f"the transform 'log' needs a support above 0, got {self.support}")
         object.__setattr__(self, "knots", tuple((float(axis), float(value)) for axis, value in self.knots))
         if (self.kind == "quantile") != (len(self.knots) >= 2):
             raise ValueError("a quantile transform has two knots or more, and no other has any")
         if not self.width > 0:
             raise ValueError(f"the width of a value transform must be positive, got {self.width}")
-        if self.kind == "identity" and (self.center != 0.0 or self.width != 1.0):
-            raise ValueError("the identity transform has center 0 and width 1; use kind='affine' for others")
+        if self.kind == "identity" and (self.center != 0.0 or self.width != 1.0 or self.support != Support()):
+            raise ValueError(
+                "the identity transform has center 0, width 1 and no support; use kind='affine' for others"
+            )
 
     @classmethod
-    def fit(cls, kind: str, values: Tensor) -> "ValueTransform":
+    def fit(cls, kind: str, values: Tensor, support: Support | None = None) -> "ValueTransform":
         """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale); of "quantile", the
         knots, in the same units of the axis.
 
         Values that hardly vary fall back to their largest deviation, then to width 1; "quantile" falls back to "affine" where
-        there are fewer than two distinct values. ValueError on an empty tensor or one that holds NaN or infinities.
+        there are fewer than two distinct values. ValueError on an empty tensor, one that holds NaN or infinities, or, of "log",
+        a support that does not lie above 0.
         """
         if kind == "identity":
             return cls()
+        support = support or Support()
         if values.numel() == 0:
             raise ValueError("cannot fit a value transform: the training rows hold no number")
         if not bool(torch.isfinite(values).all()):
             raise ValueError("cannot fit a value transform to values that are not finite")
         if kind == "quantile":
             knots = _quantile_knots(values.double().flatten())
-            return cls(kind, knots=knots) if knots else cls.fit("affine", values)
-        axis = cls(kind)._shape(values.to(torch.float64)).flatten()
+            return cls(kind, knots=knots, support=support) if knots else cls.fit("affine", values, support)
+        axis = cls(kind, support=support)._shape(support.held(values.to(torch.float64))).flatten()
         low, center, high = torch.quantile(axis[:: 1 + len(axis) // 1_000_000], _QUARTILES).tolist()
         width = (high - low) / 2
         if width <= 0:
             width = float((axis - center).abs().max()) or 1.0
-        return cls(kind, center, width)
+        return cls(kind, center, width, support=support)
 
     @property
     def is_affine(self) -> bool:
         """Whether t is a straight line: then a stable law stays one in the data's units."""
-        return self.kind in ("identity", "affine")
+        return self.kind in ("identity", "affine") and self.support == Support()
+
+    @property
+    def has_atoms(self) -> bool:
+        """Whether some values have a probability of their own."""
+        return self.kind == "quantile" or self.support != Support()
 
     def _columns(self) -> tuple[Tensor, Tensor]:
         """Axis and values of the knots, float64 [k]."""
@@ -83,12 +104,19 @@ class ValueTransform:
         return axis, value
 
     def _shape(self, values: Tensor) -> Tensor:
+        if self.kind == "log":
+            return values.clamp(min=torch.finfo(torch.float64).tiny).log()
         return symlog(values) if self.kind == "symlog" else values
 
     def cell(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The piece of the axis that is each value, float64: its ends, which differ where the value is an atom. What lies
-        beyond an atom that is the least or the greatest value counts as that atom."""
-        values = values.to(torch.float64)
+        beyond an atom that is the least or the greatest value, or beyond the support, counts as that atom."""
+        below, above, least, greatest = self.support.cell(values.to(torch.float64))
+        low, high = self._cell(below)[0], self._cell(above)[1]
+        return low.masked_fill(least, -torch.inf), high.masked_fill(greatest, torch.inf)
+
+    def _cell(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """`cell` without a support."""
         if self.kind != "quantile":
             axis = (self._shape(values) - self.center) / self.width
             return axis, axis
@@ -101,25 +129,36 @@ class ValueTransform:
         return low, torch.where((values == at[-1]) & (high > low), torch.inf, high)
 
     def reached(self, values: Tensor) -> Tensor:
-        """The x with P(Y <= v) = P(t(Y) <= x), float64: the upper end of `cell`; -inf below a least value that is an atom,
-        where nothing lies."""
-        ends = self.cell(values)[1]
+        """The x with P(Y <= v) = P(t(Y) <= x), float64: the upper end of `cell` of the greatest value there can be up to v;
+        -inf below a least value that is an atom, where nothing lies."""
+        values = values.to(torch.float64)
+        ends = self.cell(self.support.floor(values))[1]
+        if self.support.low is not None:
+            ends = ends.masked_fill(values < self.support.low, -torch.inf)
         if self.kind != "quantile" or self.knots[0][1] != self.knots[1][1]:
             return ends
-        return ends.masked_fill(values.to(torch.float64) < self.knots[0][1], -torch.inf)
+        return ends.masked_fill(values < self.knots[0][1], -torch.inf)
+
+    def _end(self, value: float) -> tuple[float, float]:
+        low, high = self._cell(torch.tensor(value, dtype=torch.float64))
+        return low.item(), high.item()
 
     def forward(self, values: Tensor) -> Tensor:
-        """t(v), float64, elementwise; of an atom, the middle of its piece, which is what values that share an individual, or
-        that are evidence about one, are read as."""
-        low, high = self.cell(values)
+        """t(v), float64, elementwise; of an atom of "quantile", the middle of its piece, which is what values that share an
+        individual, or that are evidence about one, are read as."""
+        low, high = self._cell(self.support.held(values.to(torch.float64)))
         if self.kind != "quantile":
             return low
         first, last = self.knots[0][0], self.knots[-1][0]
         return torch.where(high > low, (low.clamp(min=first) + high.clamp(max=last)) / 2, low)
 
     def collapse(self, axis: Tensor) -> Tensor:
-        """The axis with the piece of every atom shrunk to one point, elementwise and nondecreasing: distances along it are
-        between values, not between ranks of one value."""
+        """The axis with the piece of every atom of "quantile", and all beyond the support, shrunk to one point, elementwise and
+        nondecreasing: distances along it are between values, not between ranks of one value."""
+        if self.support.low is not None:
+            axis = axis.clamp(min=self._end(self.support.low)[0])
+        if self.support.high is not None:
+            axis = axis.clamp(max=self._end(self.support.high)[1])
         if self.kind != "quantile":
             return axis
         at, values = self._columns()
@@ -132,31 +171,43 @@ class ValueTransform:
         return shrunk
 
     def inverse(self, axis: Tensor) -> Tensor:
-        """t^-1(x), float64, elementwise, clamped to what float64 can hold."""
+        """t^-1(x), float64, elementwise, in the support and clamped to what float64 can hold."""
+        most = torch.finfo(torch.float64).max
+        return self.support.nearest(self._inverse(axis.to(torch.float64)).clamp(-most, most))
+
+    def _inverse(self, axis: Tensor) -> Tensor:
         if self.kind == "quantile":
             at, values = (t.to(axis.device) for t in self._columns())
-            found = _on_line(axis.to(torch.float64).clamp(-1e150, 1e150), at, values, right=True)
-            return found.clamp(-torch.finfo(torch.float64).max, torch.finfo(torch.float64).max)
-        axis = axis.to(torch.float64) * self.width + self.center
-        if self.kind == "symlog":
-            return torch.sign(axis) * torch.expm1(axis.abs().clamp(max=_LARGEST_LOG))
-        return axis.clamp(-torch.finfo(torch.float64).max, torch.finfo(torch.float64).max)
+            return _on_line(axis.clamp(-1e150, 1e150), at, values, right=True)
+        axis = axis * self.width + self.center
+        if self.kind == "log":
+            return axis.clamp(max=_LARGEST_LOG).exp()
+        return torch.sign(axis) * torch.expm1(axis.abs().clamp(max=_LARGEST_LOG)) if self.kind == "symlog" else axis
 
     def log_jacobian(self, values: Tensor) -> Tensor:
         """log t'(v), float64: what a log density on the axis gains when it is stated in the data's units; of an atom 0."""
         values = values.to(torch.float64)
+        if not self.has_atoms:
+            return self._log_slope(values)
+        low, high = self.cell(values)
+        return torch.where(high > low, 0.0, self._log_slope(values))  # the slope of an atom at an end is infinite
+
+    def _log_slope(self, values: Tensor) -> Tensor:
         if self.kind == "quantile":
             axis, at = (t.to(values.device) for t in self._columns())
             piece = _piece(values, at, right=True)
-            slope = (axis[piece + 1] - axis[piece]) / (at[piece + 1] - at[piece])
-            low, high = self.cell(values)
-            return torch.where(high > low, 0.0, slope.log())  # the slope of an atom at an end is infinite
+            return ((axis[piece + 1] - axis[piece]) / (at[piece + 1] - at[piece])).log()
         slope = -torch.log1p(values.abs()) if self.kind == "symlog" else torch.zeros_like(values)
+        if self.kind == "log":
+            slope = -values.clamp(min=torch.finfo(torch.float64).tiny).log()
         return slope - torch.log(torch.tensor(self.width, dtype=torch.float64))
 
     def to_dict(self) -> dict:
         """Plain data for a configuration file."""
-        return asdict(self)
+        found = asdict(self)
+        if self.support == Support():
+            del found["support"]
+        return found
 
 
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)

@@ -41,19 +41,17 @@ class OneAxis:
         """value_transform, value_range and value_place of a class."""
         return {key: getattr(self.config, key) for key in ("value_transform", "value_range", "value_place")}
 
-    def levels(self, name: str | None) -> list[float] | None:
-        """The interval levels of a class; the model's own where it had too few rows."""
-        return (self.config.class_interval_levels or {}).get(self.check(name) or "") or self.config.interval_levels
-
     def law(self, name: str | None = None) -> ValueLaw:
-        """Of one class."""
-        levels, axis = self.levels(name), self.axis(name)
+        """Of one class; with the model's own levels where it had too few rows for others."""
+        own, axis = (self.config.class_interval_levels or {}).get(self.check(name) or ""), self.axis(name)
+        levels, kinds = (own, []) if own else (self.config.interval_levels, self.config.interval_kinds)
         span = axis["value_range"]
         return ValueLaw(
             ValueTransform(**(axis["value_transform"] or {})),
             self.config.value_family,
             (span[0], span[1]) if span else None,
             tuple(levels) if levels else None,
+            tuple((least, tuple(found)) for least, found in kinds or ()),
         )
 
     def laws(self, names: Sequence[str | None]) -> ValueLaw | ClassLaws:

@@ -3,9 +3,7 @@
 import dataclasses
 import importlib.util
 import json
-import math
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.numbers import ValueTransform, finest_place
-from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks
+from causalqwen.training.axes import LearnedNumbers, certain_contexts, fit_axes
+from causalqwen.training.choice import EVALUATIONS, FEWEST_HELD, Choice, apply, choosing, hold_out, set_levels
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.stages import TRAINERS, WORK, Run
@@ -32,9 +30,13 @@ def train(
     *,
     resume: bool = False,
     save: bool = True,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train `model` in place and save it to `output`, whose files appear by rename at the end; without `save`, what was learned
     is in `model` alone.
+
+    Where the settings leave it open (`values` "auto"), how values are read is chosen first, by the evaluation rows, or by a
+    fifth of the training rows where there are none; `say` gets a line for each fit.
 
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then gives the same curve.
@@ -54,6 +56,7 @@ def train(
     settings = settings or TrainSettings()
     output = Path(output)
     ranks.join(model.device)
+    say = say if ranks.rank() == 0 else lambda line: None
     _check_batches(settings)
     for name in settings.report_to:
         if importlib.util.find_spec(name) is None:
@@ -67,14 +70,30 @@ def train(
         for name in stages
         if getattr(getattr(settings, name), "anchor", 0) > 0
     }
-    values = _known_values(model, train_examples, needed=settings.values is not None)
-    class_values = _class_values(model, train_examples, eval_examples, values, settings)
+    num_id = model.config.num_token_id
+    certain = certain_contexts(train_examples, num_id)
+    numbers = LearnedNumbers.of(train_examples, num_id, certain)
+    if settings.values is not None and not len(numbers.values):
+        raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
+    _check_classes(model, train_examples, eval_examples, numbers, settings)
     _open_work(output, work, settings, resume)
-    model.config.interval_levels, model.config.class_interval_levels = None, {}
-    if settings.value_transform != "keep" and len(values):
-        for name, found in _axis(settings.value_transform, values).items():
-            setattr(model.config, name, found)
-    model.config.class_values = class_values
+    if choosing(model, train_examples, settings) and not len(eval_examples):
+        train_examples, eval_examples = hold_out(train_examples, settings.seed)
+        if len(eval_examples):
+            say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
+    if choosing(model, train_examples, settings) and len(eval_examples) >= FEWEST_HELD:
+        choice = Choice(model, train_examples, eval_examples, numbers, certain, settings, work, say)
+        chosen = choice.made()
+        apply(model, chosen.config, settings.seed)
+        settings = dataclasses.replace(
+            settings,
+            values=choice.stage,
+            value_transform=chosen.axis,
+            evaluations=max(settings.evaluations, EVALUATIONS),
+        )
+    settings = _as_it_was(settings, model)
+    set_levels(model, None)
+    fit_axes(model.config, numbers, settings.value_transform, settings)
     model.ovr_impl = settings.ovr_impl
     run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
     before = model.bf16, model.number_class
@@ -117,7 +136,7 @@ def _recalibrate(
     loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
     config, of_new = model.config, [name for name, one in zip(classes, new.tolist(), strict=True) if one]
     law = model.value_law_of(of_new if config.class_values else None)
-    config.interval_levels = list(law.fit_interval_levels(loc, scale, value))
+    set_levels(model, law.fit_interval_kinds(loc, scale, value))
     met = class_names(train_examples) | {name for name in classes if name is not None}
     config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
     config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
@@ -134,55 +153,41 @@ def _check_batches(settings: TrainSettings) -> None:
             )
 
 
-def _known_values(model: CausalQwenForCausalLM, examples: Sequence[Example], needed: bool) -> torch.Tensor:
-    num_id = model.config.num_token_id
-    # The first token is never predicted, so a number that stands there is no target.
-    values = [
-        value
-        for example in examples
-        for token, value in zip(example.input_ids[1:], example.numeric_labels[1:], strict=True)
-        if token == num_id and math.isfinite(value)
-    ]
-    if not values and needed:
-        raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
-    return torch.tensor(values, dtype=torch.float64)
+def _as_it_was(settings: TrainSettings, model: CausalQwenForCausalLM) -> TrainSettings:
+    """Settings where nothing is chosen: an affine axis, or that of values which were learned before."""
+    if settings.value_transform != "auto":
+        return settings
+    anew = model.config.value_range is None or settings.class_transforms
+    return dataclasses.replace(settings, value_transform="affine" if anew else "keep")
 
 
-def _axis(kind: str, values: torch.Tensor) -> dict[str, Any]:
-    """What a configuration says of these values, by its names."""
-    return {
-        "value_transform": ValueTransform.fit(kind, values).to_dict(),
-        "value_range": [values.min().item(), values.max().item()],
-        "value_place": finest_place(values),
-    }
-
-
-def _class_values(
+def _check_classes(
     model: CausalQwenForCausalLM,
     train_examples: Sequence[Example],
     eval_examples: Sequence[Example],
-    values: torch.Tensor,
+    numbers: LearnedNumbers,
     settings: TrainSettings,
-) -> dict[str, dict[str, Any]]:
-    """`config.class_values` as this run needs it; ValueError for a number of no class, or of one that has no axis."""
-    num_id = model.config.num_token_id
-    known: dict[str, dict[str, Any]] = {}
-    if settings.value_transform == "keep" or not (len(values) or settings.class_transforms):
-        known = model.config.class_values or {}
-    elif settings.class_transforms:
-        rows = rows_of_classes(number_classes(train_examples, num_id))
-        if not rows:
+) -> None:
+    """ValueError for a number of no class, or of one that will have no axis, where classes have axes of their own."""
+    if settings.class_transforms:
+        known = sorted({name for name in numbers.classes if name is not None})
+        if not known:
             raise ValueError("class_transforms: no row with a number names a class")
-        known = {name: _axis(settings.value_transform, values[of]) for name, of in rows.items()}
-    for name in dict.fromkeys(number_classes(chain(train_examples, eval_examples), num_id)) if known else ():
+    elif settings.value_transform in ("keep", "auto") or not len(numbers.values):
+        known = list(model.config.class_values or {})
+    else:
+        known = []
+    if not known:
+        return
+    num_id = model.config.num_token_id
+    for name in dict.fromkeys([*numbers.classes, *number_classes(eval_examples, num_id)]):
         if name not in known:
             found = (
                 "a row with a number names no class" if name is None else f"no training row is of the class {name!r}"
             )
             raise ValueError(f"class_transforms: {found}; an axis was fitted for {', '.join(known)}")
-    if known and any(example.individual is not None for example in train_examples):
+    if any(example.individual is not None for example in train_examples):
         raise ValueError("class_transforms: rows that name individuals have one axis for all")
-    return known
 
 
 def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import yaml
 from pydantic import Field
+from torch import Tensor
 
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.kernels import IMPLEMENTATIONS
+from causalqwen.numbers.support import Support
 from causalqwen.numbers.transforms import TRANSFORMS
 
 
@@ -55,6 +58,12 @@ class ValueStage(Stage):
     standardize: bool = True
     center: bool = False
     scalar_learning_rate: NotNegative = 0.03
+
+
+@dataclass(frozen=True)
+class ChosenStage(ValueStage):
+    """Stage 1 as nobody described it (`values: auto`): axis, law, loss, members, passes and copying are chosen by rows held out
+    (`causalqwen.training.choice`); where there is nothing to choose, it is a `ValueStage`."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +166,16 @@ class TrainSettings:
     """A run: what to fit before, which stages to train, what to report.
 
     Args:
-        value_transform: "affine", "symlog" or "quantile", fitted to the training values, or "identity"; "keep" for the model's
-            own. See `ValueTransform`.
+        value_transform: "affine", "symlog", "log" or "quantile", fitted to the training values, or "identity"; "keep" for the
+            model's own; "auto": chosen with `values`, else affine, or the model's own where it has learned values already. See
+            `ValueTransform`.
+        support: where values can lie: "auto" for what the training values show (`Support.seen_in`), [low, high] or
+            [low, high, step], null for an end that is open; null for anywhere.
         class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
             a number then names its `class`, and so does whoever asks for one.
-        values: stage 1, or None to leave it out. heads: the heads' stage after it, or None. lora: stage 2, or None.
-            backbone: the backbone's own weights, or None.
+        values: stage 1, or None to leave it out; "auto" for one that is chosen, see `ChosenStage`; what the graft was
+            made with other than by default stays. heads: the heads' stage after it, or None. lora: stage 2, or None. backbone:
+            the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
@@ -177,9 +190,10 @@ class TrainSettings:
     """
 
     seed: Seed = 0
-    value_transform: str = "affine"
+    value_transform: str = "auto"
+    support: str | list[float | None] | None = "auto"
     class_transforms: bool = False
-    values: ValueStage | None = field(default_factory=ValueStage)
+    values: ValueStage | None = field(default_factory=ChosenStage)
     heads: HeadStage | None = None
     lora: LoraStage | None = None
     backbone: BackboneStage | None = None
@@ -195,8 +209,10 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.value_transform not in (*TRANSFORMS, "keep"):
-            raise ValueError(f"value_transform {self.value_transform!r} is not one of {', '.join(TRANSFORMS)} and keep")
+        if self.value_transform not in (*TRANSFORMS, "keep", "auto"):
+            known = ", ".join((*TRANSFORMS, "keep"))
+            raise ValueError(f"value_transform {self.value_transform!r} is not one of {known} and auto")
+        self.support_of(torch.zeros(0))
         if self.class_transforms and self.value_transform == "keep":
             raise ValueError(
                 "class_transforms fits axes, and value_transform 'keep' keeps those that are there; choose one"
@@ -205,6 +221,14 @@ class TrainSettings:
             raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
         if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
+
+    def support_of(self, values: Tensor) -> Support:
+        """Where the values [n] of a training set can lie. ValueError for a `support` that is none."""
+        if self.support is None or self.support == "auto":
+            return Support() if self.support is None else Support.seen_in(values)
+        if isinstance(self.support, str) or len(self.support) not in (2, 3):
+            raise ValueError(f"support: expected auto, null, [low, high] or [low, high, step], got {self.support!r}")
+        return Support(*self.support)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "TrainSettings":
@@ -225,7 +249,9 @@ class TrainSettings:
         """Settings from nested dictionaries, as a YAML file holds them."""
         given = dict(given)
         for name, stage in STAGES.items():
-            if isinstance(given.get(name), dict):
+            if name == "values" and given.get(name) == "auto":
+                given[name] = ChosenStage()
+            elif isinstance(given.get(name), dict):
                 given[name] = _build(stage, given[name], f"{place}, {name}")
             elif given.get(name) is True:
                 given[name] = stage()

@@ -36,7 +36,8 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """What the stages of one run share. anchor_texts: of the stages that have one, by their name."""
+    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. facts: a folder of kept facts
+    beside the run's own."""
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
@@ -44,6 +45,7 @@ class Run:
     output: Path
     settings: TrainSettings
     anchor_texts: dict[str, str]
+    facts: Path | None = None
 
     @property
     def work(self) -> Path:
@@ -52,7 +54,7 @@ class Run:
 
     def train_facts(self) -> FactStore:
         """The facts of the training rows under the model as it is now."""
-        return FactStore.build(self.model, self.train_examples, self.work, title="training rows")
+        return FactStore.build(self.model, self.train_examples, self.facts or self.work, title="training rows")
 
     @property
     def class_names(self) -> list[str]:
@@ -68,7 +70,7 @@ class Run:
         """Those of the evaluation rows, if there are any."""
         if not self.eval_examples:
             return None
-        return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")
+        return FactStore.build(self.model, self.eval_examples, self.facts or self.work, title="evaluation rows")
 
 
 class ExampleRows(torch.utils.data.Dataset):

@@ -39,16 +39,11 @@ REGRESSIONS: dict[str, Rival] = {
     "ngboost-laplace": partial(fit_ngboost, law="Laplace"),
 }
 DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
-_BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5}
-_OURS = _BRANCH | {"value_loss": "crps", "value_branch_members": 4, "copy_numbers": True}
 JOINT = "causalqwen-joint"
-GRAFTS = {"gaussian": _BRANCH | {"value_family": "gaussian"}, "causalqwen": _OURS, JOINT: _OURS}
-TRAINING: dict[str, Any] = {"values": {"epochs": 12, "center": True}, "evaluations": 12}
-"""Of every graft: a few hundred rows are learned in a few passes, and the best of twelve evaluations is kept."""
-JOINT_TRAINING: dict[str, Any] = {"class_transforms": True, "values": {"epochs": 36, "learning_rate": 2e-4}}
-"""What the joint model has in place of that: an axis for each table, and several are learned more slowly than one."""
+GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: {"class_transforms": True}}
+"""What each has over the defaults of `train`: one model for all tables has an axis for each of them."""
 METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
-FORMAT = 1
+FORMAT = 2
 """Of results: a number more wherever a method, or what is kept of it, changes."""
 _TEXT_ALONE = ("constant", "boosting", *DIGITS)
 """Methods to which the kept features cost nothing."""
@@ -76,8 +71,8 @@ class Benchmark:
         output: folder for results and kept features. tables: their names; the joint model is one for all of these.
         backbone: its name, for the key of a result. make: a graft over it, see `graft`.
         table: unit and records of a name, see `real_table`.
-        config: of every graft (`CausalQwenConfig`). training: of its stage 1 (`TrainSettings`, as in a YAML file).
-        joint: what the joint model has in place of that.
+        config: of every graft (`CausalQwenConfig`). training: its settings over the defaults (`TrainSettings`, as in a YAML
+            file).
         digits: of every `DigitWriter`. bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
     """
 
@@ -87,8 +82,7 @@ class Benchmark:
     make: MakeModel
     table: Callable[[str], tuple[str, Records]] = real_table
     config: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=lambda: dict(TRAINING))
-    joint: dict[str, Any] = field(default_factory=lambda: dict(JOINT_TRAINING))
+    training: dict[str, Any] = field(default_factory=dict)
     digits: dict[str, Any] = field(default_factory=dict)
     bf16: bool = False
     say: Callable[[str], None] = lambda line: None
@@ -130,7 +124,7 @@ class Benchmark:
         made |= {"digits": self.digits} if method in DIGITS else {}
         made |= {"bf16": True} if self.bf16 else {}
         made |= {"training": self._training(method)} if method in GRAFTS else {}
-        made |= {"settings": (DIGITS | GRAFTS).get(method)}
+        made |= {"settings": DIGITS.get(method)}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True)
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
@@ -163,13 +157,10 @@ class Benchmark:
         return self._graft(parts.facts, method)
 
     def _graft(self, facts: Path, method: str) -> Graft:
-        return Graft(self.make, facts, self.config | GRAFTS[method], self._training(method) | {"bf16": self.bf16})
+        return Graft(self.make, facts, self.config, self._training(method) | {"bf16": self.bf16})
 
     def _training(self, method: str) -> dict[str, Any]:
-        if method != JOINT:
-            return self.training
-        values = self.training.get("values", {}) | self.joint.get("values", {})
-        return self.training | self.joint | {"values": values}
+        return self.training | GRAFTS[method]
 
     def _run_joint(self, seed: int) -> None:
         """One model for all tables; a result for each, with its share of the seconds by rows."""

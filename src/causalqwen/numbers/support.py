@@ -1,0 +1,106 @@
+"""Where values can lie: between ends, and on a grid (theory 3.8)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FEW = 12
+"""Up to so many distinct values, each met several times, are all that there are."""
+
+_TIMES = 5
+_FEWEST = 30
+_AT_END, _ROWS_AT_END = 0.05, 8  # an end that so large a share of the rows reaches, and so many of them, is one
+
+
+@dataclass(frozen=True)
+class Support:
+    """Values from low to high, both included, at multiples of step from low (from 0 where there is no low); None: no limit.
+
+    A value outside it is taken as its nearest value.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "step"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ValueError(f"support: {name} is a finite number or null, got {value!r}")
+        if self.step is not None and not self.step > 0:
+            raise ValueError(f"support: step must be positive, got {self.step}")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"support: low must be below high, got {self.low} and {self.high}")
+        if (count := self.values()) and abs(count[-1] - self.high) > 1e-9 * self.step:
+            raise ValueError(f"support: high {self.high} is no multiple of step {self.step} from low {self.low}")
+
+    @classmethod
+    def seen_in(cls, values: Tensor) -> "Support":
+        """What training values [n] show of it.
+
+        Few distinct values, each met often, are all there are, on the grid that holds them. Whole numbers stay whole. An end
+        that many rows reach is one. Values that are never negative stay so, and those between 0 and 1 stay there; where none is
+        0, none will be below half the least.
+        """
+        values = values.double().flatten()
+        if values.numel() < 2:
+            return cls()
+        low, high = values.min().item(), values.max().item()
+        distinct, counts = values.unique(return_counts=True)
+        if len(distinct) < 2 or values.numel() < _FEWEST:
+            return cls(low=_above_zero(low))
+        whole = bool((values == values.round()).all()) and values.abs().max().item() < 2**53
+        gap = distinct.diff().min().item()
+        places = (distinct - low) / gap
+        few = len(distinct) <= _FEW and values.numel() >= _TIMES * len(distinct)
+        if few and (whole or bool(((places - places.round()).abs() < 1e-9).all())):
+            return cls(low, high, 1.0 if whole else gap)
+        often = max(_AT_END * values.numel(), _ROWS_AT_END)
+        bottom = low if counts[0] >= often else _above_zero(low)
+        top = high if counts[-1] >= often else 1.0 if low >= 0 and high <= 1 else None
+        if whole and bottom is not None:
+            bottom = float(math.floor(bottom))
+        if whole and bottom == 0.0 and low > 0:
+            bottom = 1.0
+        return cls(bottom, top, 1.0 if whole else None)
+
+    def held(self, values: Tensor) -> Tensor:
+        """Values between the ends."""
+        return values if self.low is None and self.high is None else values.clamp(self.low, self.high)
+
+    def _on_grid(self, values: Tensor, rounded: object) -> Tensor:
+        if self.step is None:
+            return values
+        first = self.low or 0.0
+        return first + rounded((values - first) / self.step) * self.step  # type: ignore[operator]
+
+    def nearest(self, values: Tensor) -> Tensor:
+        """The value of the support that is nearest to each, float64."""
+        return self.held(self._on_grid(values, torch.round))
+
+    def floor(self, values: Tensor) -> Tensor:
+        """The greatest value of the grid up to each, but for rounding errors."""
+        return self._on_grid(values, lambda places: torch.floor(places + 1e-9))
+
+    def cell(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What becomes each value, float64 -> from where, up to where, and whether it is the least or the greatest there is: to
+        that belongs all beyond."""
+        held, half = self.nearest(values), (self.step or 0.0) / 2
+        none = torch.zeros_like(held, dtype=torch.bool)
+        least, greatest = (none if end is None else held == end for end in (self.low, self.high))
+        return held - half, held + half, least, greatest
+
+    def values(self) -> list[float] | None:
+        """All of them, where they are finitely many."""
+        if self.low is None or self.high is None or self.step is None:
+            return None
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        return [self.low + place * self.step for place in range(count)]
+
+
+def _above_zero(low: float) -> float | None:
+    """Half of a least value that is positive, 0 where it is 0."""
+    return None if low < 0 else low / 2

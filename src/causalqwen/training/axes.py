@@ -1,0 +1,85 @@
+"""The numbers that rows teach, and the axis that is fitted to them."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causalqwen.data import Example, number_classes
+from causalqwen.numbers import ValueTransform, finest_place
+from causalqwen.numbers.law import rows_of_classes
+from causalqwen.training.settings import TrainSettings
+
+_CERTAIN, _WORDS, _TIMES = 0.95, 4, 8
+
+
+def numbers_learned(examples: Iterable[Example], num_token_id: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The last tokens before every number that is learned, and its value, in the order of the examples. The first token is
+    never predicted, so a number that stands there is none of them."""
+    for example in examples:
+        labels = example.numeric_labels
+        for place in range(1, len(example)):
+            if example.input_ids[place] == num_token_id and math.isfinite(labels[place]):
+                yield tuple(example.input_ids[max(0, place - _WORDS) : place]), labels[place]
+
+
+def certain_contexts(examples: Iterable[Example], num_token_id: int) -> set[tuple[int, ...]]:
+    """Words behind which these rows have always the same number: it is certain from them, part of a template. None, where
+    nothing else is learned."""
+    found: defaultdict[tuple[int, ...], Counter[float]] = defaultdict(Counter)
+    for words, value in numbers_learned(examples, num_token_id):
+        found[words][value] += 1
+    certain = {
+        words
+        for words, values in found.items()
+        if values.total() >= _TIMES and max(values.values()) >= _CERTAIN * values.total()
+    }
+    return certain if len(certain) < len(found) else set()
+
+
+@dataclass(frozen=True)
+class LearnedNumbers:
+    """Numbers that rows teach: values float64 [n]; certain bool [n], part of a template; classes, one for each, or None."""
+
+    values: Tensor
+    certain: Tensor
+    classes: list[str | None]
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], num_token_id: int, certain: Set[tuple[int, ...]]) -> "LearnedNumbers":
+        """Those of examples; certain: `certain_contexts` of the training rows."""
+        found = [(value, words in certain) for words, value in numbers_learned(examples, num_token_id)]
+        values, of_template = zip(*found, strict=True) if found else ((), ())
+        classes = number_classes(examples, num_token_id)
+        return cls(torch.tensor(values, dtype=torch.float64), torch.tensor(of_template, dtype=torch.bool), classes)
+
+    def axis(self, kind: str, settings: TrainSettings) -> dict[str, Any]:
+        """What a configuration says of these values, by its names. The axis is fitted to those that are no part of a template;
+        a `Support` holds all of them."""
+        fitted = self.values[~self.certain]
+        fitted = fitted if len(fitted) else self.values
+        return {
+            "value_transform": ValueTransform.fit(kind, fitted, settings.support_of(self.values)).to_dict(),
+            "value_range": [fitted.min().item(), fitted.max().item()],
+            "value_place": finest_place(self.values),
+        }
+
+    def class_axes(self, kind: str, settings: TrainSettings) -> dict[str, dict[str, Any]]:
+        """`axis` of each class's numbers, by its name."""
+        return {
+            name: LearnedNumbers(self.values[of], self.certain[of], [name] * len(of)).axis(kind, settings)
+            for name, of in rows_of_classes(self.classes).items()
+        }
+
+
+def fit_axes(config: Any, numbers: LearnedNumbers, kind: str, settings: TrainSettings) -> None:
+    """Write the axis of a kind, and those of classes where they have axes of their own, into a configuration."""
+    if kind == "keep" or not len(numbers.values):
+        return
+    for name, found in numbers.axis(kind, settings).items():
+        setattr(config, name, found)
+    config.class_values = numbers.class_axes(kind, settings) if settings.class_transforms else {}

@@ -1,0 +1,338 @@
+"""How values are read, where nobody said so: axis, law, loss, members and copying, chosen by rows held out (theory 3.8).
+
+A handful of value branches are trained on kept features, in a fixed order, and the one whose held-out CRPS is lowest is taken.
+The choice is a matter of minutes beside the reading of the rows; `causalqwen train` says beforehand how many fits it may take.
+"""
+
+import copy
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from causalqwen.core import Chain
+from causalqwen.data import Example
+from causalqwen.losses import quantile_crps
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.grafting import renew_values
+from causalqwen.numbers import CRPS_LEVELS, symlog
+from causalqwen.numbers.copies import CopyLaw
+from causalqwen.numbers.law import rows_of_classes
+from causalqwen.parts.copying import Candidates
+from causalqwen.training import ranks
+from causalqwen.training.axes import LearnedNumbers, fit_axes
+from causalqwen.training.features import FactStore
+from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
+from causalqwen.training.stages import TRAINERS, Run
+
+FAMILIES = ("gaussian", "cauchy")
+BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_branch_members": 4, "value_loss": "crps"}
+"""Of every graft that is tried: what is not chosen between (experiments 13)."""
+
+STAGE = ValueStage(epochs=12, center=True)
+EVALUATIONS = 12
+CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
+"""Where classes have axes of their own: several are learned more slowly than one."""
+
+FEWEST_UPDATES = 156
+"""Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
+
+MOST_ROWS, MOST_HELD = 4096, 2048
+"""Rows that a choice is made on, and by; the chosen one is then trained on all."""
+
+FEWEST_HELD, HELD_SHARE = 20, 0.2
+"""Fewer rows than that choose nothing; what is held out of the training rows where none were given."""
+
+_SAID_AGAIN = 8
+"""So many training values have to stand in their contexts before copying is tried."""
+
+_LEVEL = 1e-4  # what two models of which neither is better may differ by, relative CRPS
+_DIVERGED = 1e9  # the score of a row without one, above all others
+
+
+def choosing(model: CausalQwenForCausalLM, examples: Sequence[Example], settings: TrainSettings) -> bool:
+    """Whether there is something to choose: a faithful graft whose values were never learned, on rows that name nobody."""
+    config = model.config
+    fresh = config.value_range is None and config.start == "faithful" and config.value_branch
+    return (
+        isinstance(settings.values, ChosenStage) and fresh and all(example.individual is None for example in examples)
+    )
+
+
+def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Rows to train on and rows to choose by, drawn from the same ones: rows of one text go together. None are held out of
+    too few."""
+    texts: dict[tuple[Any, ...], list[int]] = {}
+    for index, example in enumerate(examples):
+        texts.setdefault((*example.input_ids, *example.numeric_values[:-1]), []).append(index)
+    if len(texts) * HELD_SHARE < FEWEST_HELD:
+        return examples, []
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    groups, held = list(texts.values()), list[int]()
+    for place in order:
+        if len(held) >= HELD_SHARE * len(examples):
+            break
+        held += groups[place]
+    rest = sorted(set(range(len(examples))) - set(held))
+    return _some(examples, rest), _some(examples, sorted(held))
+
+
+def _some(examples: Sequence[Example], rows: Sequence[int]) -> Any:
+    return torch.utils.data.Subset(examples, list(rows))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class HeldNumbers:
+    """Numbers of one class to choose by: the features before each [n, H], its value float64 [n], and the numbers that it may be
+    a copy of; class_name None where all have one axis."""
+
+    features: Tensor
+    values: Tensor
+    candidates: Candidates | None = None
+    class_name: str | None = None
+
+    @torch.no_grad()
+    def located(self, model: CausalQwenForCausalLM) -> tuple[Any, Tensor, Tensor]:
+        """The law of the values under a model, and its loc and scale [n], float64."""
+        features = self.features.to(model.device, model.abduction.loc_net.weight.dtype)
+        loc, scale = Chain(model, features).value()
+        offered = self.candidates.to(model.device) if model.copies and self.candidates is not None else None
+        law = model.copy_law(features, offered, model.value_law_of(self.class_name)).to("cpu")
+        return law, loc.double().cpu(), scale.double().cpu()
+
+    def recalibrate(self, model: CausalQwenForCausalLM) -> None:
+        """Fit the levels of the model's intervals on these numbers alone; of a model that copies, on those that are none of the
+        context's, because the levels are a new number's."""
+        law, loc, scale = self.located(model)
+        new = ~law.stands(self.values) if isinstance(law, CopyLaw) else torch.ones_like(self.values, dtype=torch.bool)
+        set_levels(model, None)
+        if bool(new.any()):
+            of_new = model.value_law_of(self.class_name)
+            set_levels(model, of_new.fit_interval_kinds(loc[new], scale[new], self.values[new]))
+
+    def quantiles(self, model: CausalQwenForCausalLM, *, raw: bool = False) -> tuple[Any, Tensor]:
+        """The law, and the quantiles [n, 199] at `CRPS_LEVELS`, recalibrated unless `raw`."""
+        law, loc, scale = self.located(model)
+        return law, law.beside_levels().quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS, raw=raw)
+
+    def relative_crps(self, model: CausalQwenForCausalLM) -> np.ndarray:
+        """CRPS [n] of the model, recalibrated on these numbers, over the mean distance of the values from their median: in the
+        data's units and on the log scale, the mean of both."""
+        self.recalibrate(model)
+        quantiles = model.value_law_of(self.class_name).clip(self.quantiles(model)[1])
+        found = []
+        for shape in (torch.clone, torch.log if bool((self.values > 0).all()) else symlog):
+            values = shape(self.values)
+            spread = (values - values.median()).abs().mean().clamp(min=1e-300)
+            found.append(
+                quantile_crps(values, shape(quantiles.clamp(min=_floor(self.values, quantiles))), CRPS_LEVELS) / spread
+            )
+        return torch.stack(found).mean(0).numpy()
+
+
+def _floor(values: Tensor, quantiles: Tensor) -> float:
+    """Positive values are scored on their logarithm, and a quantile that is not positive as a tenth of the least."""
+    return values.min().item() / 10 if bool((values > 0).all()) else quantiles.min().item()
+
+
+def set_levels(model: CausalQwenForCausalLM, kinds: list[tuple[float, list[float]]] | None) -> None:
+    """Tell a model the levels of its intervals, of each kind of numbers, by ascending scale; None for none."""
+    config = model.config
+    config.interval_levels, config.interval_kinds, config.class_interval_levels = None, [], {}
+    if kinds:
+        config.interval_levels, config.interval_kinds = kinds[0][1], kinds[1:]
+
+
+def held_numbers(
+    model: CausalQwenForCausalLM,
+    examples: Sequence[Example],
+    store: FactStore,
+    certain: Set[tuple[int, ...]] = frozenset(),
+) -> list[HeldNumbers]:
+    """The numbers of examples that are no part of a template, of each class where classes have axes of their own."""
+    numbers = LearnedNumbers.of(examples, model.config.num_token_id, certain)
+    rows = np.flatnonzero(
+        (np.asarray(store.facts.targets) == model.config.num_token_id) & np.isfinite(store.facts.values)
+    )
+    keep, offered = ~numbers.certain, None
+    if store.facts.numbers is not None:
+        offered = Candidates(**store.facts.numbers.candidates())[torch.from_numpy(rows)]
+    groups: Any = rows_of_classes(numbers.classes) if model.config.class_values else {None: torch.arange(len(rows))}
+    made = []
+    for name, of in groups.items():
+        of = of[keep[of]]
+        if len(of):
+            at = rows[of.numpy()]
+            features, values = torch.from_numpy(store.facts.features[at]), torch.from_numpy(store.facts.values[at])
+            made.append(HeldNumbers(features, values, None if offered is None else offered[of], name))
+    return made
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One way to read values: fields of the configuration, and the axis. score: `relative_crps` of every number held out."""
+
+    config: dict[str, Any]
+    axis: str
+    scores: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        return float(self.scores.mean())
+
+
+def clearly_better(plain: Tried, other: Tried) -> Tried:
+    """The other of two where its mean score is lower by more than a standard error of the paired difference, else the plain
+    one: a few hundred rows say little about far tails."""
+    gain = plain.scores - other.scores
+    return other if gain.mean() > max(gain.std() / math.sqrt(len(gain)), _LEVEL) else plain
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a model on a run's rows. numbers: those of the training rows; certain: `certain_contexts` of them.
+    work: where features are kept, and each fit's scores, so that a killed run goes on."""
+
+    model: CausalQwenForCausalLM
+    train_examples: Sequence[Example]
+    eval_examples: Sequence[Example]
+    numbers: LearnedNumbers
+    certain: set[tuple[int, ...]]
+    settings: TrainSettings
+    work: Path
+    say: Callable[[str], None]
+
+    def made(self) -> Tried:
+        """The way to read values whose held-out score is best.
+
+        Of each family the best axis; Cauchy tails, copying, and the likelihood as the loss, where each is clearly better.
+        (Log scores do not compare: an atom has a probability, not a density.)
+        """
+        axes, families = self._axes(), self._open("value_family", FAMILIES)
+        copies, losses = self._copying(), self._open("value_loss", ("crps", "nll"))
+        fits = len(axes) * len(families) + (copies is None) + len(losses) - 1
+        self.say(
+            f"choosing how values are read: at most {fits} fits of {self.stage.epochs} passes over {len(self._rows[0]):,} of "
+            f"{len(self.train_examples):,} rows, by {len(self._rows[1]):,} rows held out"
+        )
+        base = {"value_loss": losses[0], "copy_numbers": bool(copies)}
+        of_families = []
+        for family in families:
+            tried = [self._tried(axis, base | {"value_family": family}) for axis in axes]
+            of_families.append(min(tried, key=lambda one: one.mean))
+        best = of_families[0]
+        for other in of_families[1:]:
+            best = clearly_better(best, other)
+        if copies is None:
+            best = clearly_better(best, self._tried(best.axis, best.config | {"copy_numbers": True}))
+        for loss in losses[1:]:
+            best = clearly_better(best, self._tried(best.axis, best.config | {"value_loss": loss}))
+        worst = max(self._known.values(), key=lambda one: one.mean)
+        self.say(
+            f"chosen: {described(best)}; held-out CRPS {best.mean:.3f} of the values' own spread, the worst tried "
+            f"({described(worst)}) {worst.mean:.3f}"
+        )
+        return best
+
+    @property
+    def stage(self) -> ValueStage:
+        """What is trained in every fit, and in the end."""
+        stage = CLASS_STAGE if self.settings.class_transforms else STAGE
+        updates = math.ceil(len(self.train_examples) / stage.batch_size)
+        return dataclasses.replace(stage, epochs=max(stage.epochs, math.ceil(FEWEST_UPDATES / updates)))
+
+    def _open(self, field: str, known: tuple[str, ...]) -> tuple[str, ...]:
+        """Those to choose from: all, unless the graft was made with another value than the field's default."""
+        own = getattr(self.model.config, field)
+        return known if own == getattr(CausalQwenConfig, field) else (own,)
+
+    def _axes(self) -> tuple[str, ...]:
+        if self.settings.value_transform != "auto":
+            return (self.settings.value_transform,)
+        return ("affine", "log" if self.numbers.values.min() > 0 else "symlog", "quantile")
+
+    def _copying(self) -> bool | None:
+        """Whether a number may be the context's: True where the graft says so, False where no value is, None to try."""
+        if self.model.config.copy_numbers:
+            return True
+        num_id, said = self.model.config.num_token_id, 0
+        for example in self._rows[0]:
+            places = [place for place, token in enumerate(example.input_ids) if token == num_id]
+            labels = example.numeric_labels
+            for at in places[1:]:
+                said += math.isfinite(labels[at]) and labels[at] in [
+                    example.numeric_values[p] for p in places if p < at
+                ]
+        return None if said >= _SAID_AGAIN else False
+
+    @cached_property
+    def _rows(self) -> tuple[Sequence[Example], Sequence[Example]]:
+        """Some rows to train on, and some to choose by."""
+        generator = np.random.default_rng(self.settings.seed)
+        found = []
+        for examples, most in ((self.train_examples, MOST_ROWS), (self.eval_examples, MOST_HELD)):
+            if len(examples) > most:
+                examples = _some(examples, sorted(generator.permutation(len(examples))[:most].tolist()))
+            found.append(examples)
+        return found[0], found[1]
+
+    @cached_property
+    def _known(self) -> dict[str, Tried]:
+        return {}
+
+    def _tried(self, axis: str, config: dict[str, Any]) -> Tried:
+        """The scores of one way, from an earlier run where it got so far."""
+        config = BRANCH | config
+        name = "-".join([axis, *(str(config[key]) for key in ("value_family", "value_loss", "copy_numbers"))])
+        file = self.work / "choice" / f"{name}.npy"
+        if not ranks.from_main(file.exists()):
+            scores = self._fit(axis, config, file.with_suffix(""))
+            if ranks.rank() == 0:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                part = file.with_name(f"{file.name}.part")
+                with part.open("wb") as target:
+                    np.save(target, scores)
+                part.replace(file)
+            ranks.barrier()
+        self._known[name] = Tried(config, axis, np.load(file))
+        self.say(f"  {described(self._known[name])}: {self._known[name].mean:.4f}")
+        return self._known[name]
+
+    def _fit(self, axis: str, config: dict[str, Any], folder: Path) -> np.ndarray:
+        train_rows, held_rows = self._rows
+        shared = (self.model.backbone, self.model.processor)
+        model = copy.deepcopy(self.model, {id(kept): kept for kept in shared})
+        apply(model, config, self.settings.seed)
+        fit_axes(model.config, self.numbers, axis, self.settings)
+        only: dict[str, Any] = {"values": self.stage, "heads": None, "lora": None, "backbone": None, "report_to": ()}
+        settings = dataclasses.replace(self.settings, **only | {"evaluations": EVALUATIONS})
+        try:
+            run = Run(model, train_rows, held_rows, folder, settings, {}, facts=self.work)
+            TRAINERS["values"](run)
+            held = held_numbers(model.eval(), held_rows, run.eval_facts(), self.certain)
+            scores = np.concatenate([one.relative_crps(model) for one in held])
+        finally:
+            if ranks.rank() == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+        return np.nan_to_num(scores, nan=_DIVERGED, posinf=_DIVERGED)
+
+
+def apply(model: CausalQwenForCausalLM, config: dict[str, Any], seed: int) -> None:
+    """Give a model the value parts of a choice, at their start."""
+    torch.manual_seed(seed)
+    renew_values(model, **config)
+
+
+def described(tried: Tried) -> str:
+    """In words."""
+    copies = ", copying" if tried.config["copy_numbers"] else ""
+    return f"{tried.axis} axis, {tried.config['value_family']} law, {tried.config['value_loss']} loss{copies}"

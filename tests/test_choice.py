@@ -1,0 +1,242 @@
+"""How values are read where nobody said so: supports, kinds of numbers, and what is chosen by rows held out."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from causalqwen.data import Row, encode_rows
+from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers.support import Support
+from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training.axes import LearnedNumbers, certain_contexts
+from causalqwen.training.choice import Tried, choosing, clearly_better, hold_out
+from conftest import graft_tiny
+
+# ---- supports --------------------------------------------------------------------------------------------------------
+
+SEEN = {
+    "rating": ([-4.0, -2.0, 0.0, 1.0, 4.0] * 20, Support(-4.0, 4.0, 1.0)),
+    "half steps": ([0.5, 1.0, 2.5] * 20, Support(0.5, 2.5, 0.5)),
+    "counts": ([*range(3, 60), 9_999], Support(1.0, None, 1.0)),
+    "counts with zeros": ([*range(60)], Support(0.0, None, 1.0)),
+    "share": (np.linspace(0.02, 0.9, 50).tolist(), Support(0.02 / 2, 1.0)),
+    "positive": ([0.4, *np.geomspace(0.5, 1e4, 50).tolist()], Support(0.2)),
+    "censored": ([0.0] * 10 + np.linspace(0.5, 7, 50).tolist(), Support(0.0)),
+    "capped": ([7.25] * 10 + np.linspace(-5, 7, 50).tolist(), Support(None, 7.25)),
+    "anything": (np.linspace(-5.5, 7, 50).tolist(), Support()),
+    "two rows": ([3.0, 4.0], Support(1.5)),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_the_values_show_where_they_lie(name):
+    values, expected = SEEN[name]
+    assert Support.seen_in(torch.tensor(values, dtype=torch.float64)) == expected
+
+
+KINDS = ("affine", "symlog", "log", "quantile")
+SUPPORTS = (Support(-4, 4, 1), Support(1, None, 1), Support(0.25), Support(0.25, 9.75), Support(0, 10, 2.5), Support())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    support=st.sampled_from(SUPPORTS),
+    family=st.sampled_from(("gaussian", "cauchy")),
+    loc=st.floats(-3, 3),
+    scale=st.floats(0.05, 4),
+)
+def test_what_a_law_says_lies_in_the_support_and_its_probabilities_are_those_of_draws(
+    kind, support, family, loc, scale
+):
+    generator = torch.Generator().manual_seed(0)
+    values = support.nearest(3 + 2 * torch.randn(200, generator=generator, dtype=torch.float64))
+    if kind == "log" and not (support.low or 0) > 0:
+        with pytest.raises(ValueError, match="support above 0"):
+            ValueTransform.fit(kind, values, support)
+        return
+    law = ValueLaw(ValueTransform.fit(kind, values, support), family)
+    loc, scale = torch.tensor([loc, scale], dtype=torch.float64)
+    levels = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    drawn = law.quantile(loc, scale, levels)
+    assert bool((drawn.diff() >= 0).all()) and torch.equal(drawn, support.nearest(drawn))
+    for point in values[::40].tolist():
+        told = law.cdf(loc, scale, torch.tensor(point, dtype=torch.float64)).item()
+        assert told == pytest.approx((drawn <= point + 1e-9).double().mean().item(), abs=2e-4)
+    if support.values() is not None:
+        each = law.log_prob(loc, scale, torch.tensor(support.values(), dtype=torch.float64)).exp()
+        assert each.sum().item() == pytest.approx(1, abs=1e-9)
+        counted = torch.stack([(drawn == value).double().mean() for value in support.values()])
+        torch.testing.assert_close(each, counted, atol=2e-4, rtol=0)
+    target = values[:1].requires_grad_(False)
+    at = torch.tensor([loc.item(), scale.item()], requires_grad=True)
+    for loss in ("nll", "crps"):
+        (gradient,) = torch.autograd.grad(law.axis_losses(at[:1], at[1:], target, loss).sum(), at)
+        assert bool(gradient.isfinite().all())
+
+
+def test_a_support_that_is_none_is_refused():
+    for fields, message in (
+        ({"low": 4, "high": 4}, "low must be below high"),
+        ({"low": 0, "high": 1, "step": 0.4}, "no multiple"),
+        ({"step": 0}, "step must be positive"),
+        ({"low": math.nan}, "finite number or null"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Support(**fields)
+    for given_support in ("wide", [1], [1, 2, 3, 4]):
+        with pytest.raises(ValueError, match="support: expected auto"):
+            TrainSettings.from_dict({"support": given_support})
+    assert TrainSettings.from_dict({"support": [0, 10]}).support_of(torch.zeros(0)) == Support(0, 10)
+    assert TrainSettings.from_dict({"support": None}).support_of(torch.arange(40)) == Support()
+
+
+def test_a_support_survives_a_configuration_file():
+    made = ValueTransform.fit("log", torch.tensor([1.0, 2.0, 9.0]), Support(0.5, 10))
+    assert ValueTransform(**json.loads(json.dumps(made.to_dict()))) == made
+    assert "support" not in ValueTransform.fit("affine", torch.tensor([1.0, 2.0, 9.0])).to_dict()
+
+
+# ---- kinds of numbers ------------------------------------------------------------------------------------------------
+
+
+def test_levels_are_those_of_numbers_of_a_like_kind():
+    generator = torch.Generator().manual_seed(0)
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
+
+    def numbers(count):
+        """Half are certain, their scale far too wide; half are not, their scale far too narrow."""
+        scale = torch.where(torch.arange(count) % 2 == 0, 0.01, 1.0).double()
+        scale = scale * (1 + 0.2 * torch.rand(count, generator=generator, dtype=torch.float64))
+        error = torch.where(torch.arange(count) % 2 == 0, 0.2, 3.0) * torch.randn(count, generator=generator)
+        return torch.zeros(count, dtype=torch.float64), scale, scale * error.double()
+
+    loc, scale, values = numbers(6000)
+    kinds = law.fit_interval_kinds(loc, scale, values)
+    assert len(kinds) == 2 and kinds[0][0] == 0 and 0.01 < kinds[1][0] - 0.99 < 0.04
+    fitted = ValueLaw(law.transform, law.family, None, tuple(kinds[0][1]), tuple((a, tuple(b)) for a, b in kinds[1:]))
+    loc, scale, values = numbers(4000)
+    for level in (0.5, 0.8, 0.9):
+        low, high = fitted.interval(loc, scale, level)
+        inside = ((low <= values) & (values <= high)).double()
+        assert inside[::2].mean().item() == pytest.approx(level, abs=0.03)
+        assert inside[1::2].mean().item() == pytest.approx(level, abs=0.03)
+    one = law.fit_interval_kinds(loc, torch.rand(4000).double() + 0.5, torch.randn(4000, generator=generator).double())
+    assert len(one) == 1 or len(law.fit_interval_kinds(loc[:150], scale[:150], values[:150])) == 1
+
+
+def rows_of(model, texts):
+    return encode_rows([Row("text", f"row {i}", {"text": text}) for i, text in enumerate(texts, 1)], model.processor)
+
+
+def test_a_number_that_its_words_always_bring_is_part_of_a_template(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    texts = [f"From 1 to 7 the one is {2 + i % 5}" for i in range(30)]
+    examples, num_id = rows_of(model, texts), model.config.num_token_id
+    certain = certain_contexts(examples, num_id)
+    numbers = LearnedNumbers.of(examples, num_id, certain)
+    assert numbers.certain.tolist() == [True, True, False] * 30
+    said = numbers.axis("affine", TrainSettings())
+    assert said["value_range"] == [2.0, 6.0]  # of what the rows teach
+    assert said["value_transform"]["support"] == {"low": 1.0, "high": 7.0, "step": 1.0}  # what all can be
+    assert (
+        certain_contexts(rows_of(model, ["It is 5 long"] * 30), num_id) == set()
+    )  # else nothing would be left to learn
+
+
+# ---- the choice ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_less_plain_is_taken_only_where_it_is_clearly_better():
+    rng = np.random.default_rng(0)
+    base, noise = rng.exponential(size=200), rng.normal(size=200)
+    plain, level, better = (Tried({}, "affine", s) for s in (base + 0.3 * noise, base - 0.01, base - 0.5))
+    assert clearly_better(plain, level) is plain and clearly_better(plain, better) is better
+    diverged = Tried({}, "affine", np.full(200, 1e9))
+    assert clearly_better(diverged, level) is level and clearly_better(plain, diverged) is plain
+    assert clearly_better(diverged, diverged) is diverged
+
+
+def skewed(model, count, seed):
+    """Short ones are about 5, long ones about 20,000."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        long = bool(rng.integers(2))
+        value = float(np.exp((9.9 if long else 1.6) + 0.3 * rng.normal()))
+        rows.append({"prompt": f"The {'long' if long else 'short'} one is", "value": value})
+    return encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(rows, 1)], model.processor)
+
+
+def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so(tiny_tokenizer, tmp_path):
+    model, said = graft_tiny("llama", tiny_tokenizer), []
+    learned, held = skewed(model, 96, 0), skewed(model, 48, 1)
+    train(model, learned, held, tmp_path / "run", say=said.append)
+    assert said[0].startswith("choosing how values are read: at most 7 fits of 78 passes over 96 of 96 rows, by 48")
+    assert len([line for line in said if line.startswith("  ")]) == 7 and said[-1].startswith("chosen: ")
+    config = model.config
+    assert config.value_transform["kind"] in ("log", "quantile") and config.value_branch_members == 4
+    short, long = model.predict_number(["The short one is", "The long one is"])
+    assert 3 < short.median < 9 and 1e4 < long.median < 4e4
+    assert short.quantile(0.001) > 0  # nothing that is never there
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["fitted"]["values"]["value_transform"]
+    assert kept["support"]["low"] > 0
+
+
+def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer, tmp_path, monkeypatch):
+    from causalqwen.training import choice
+
+    def fresh():
+        return graft_tiny("llama", tiny_tokenizer)
+
+    model = fresh()
+    learned, held = skewed(model, 64, 0), skewed(model, 32, 1)
+    whole = tmp_path / "whole"
+    expected = train(model, learned, held, whole, say=lambda line: None)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fits, fit = [], choice.Choice._fit
+
+    def stopping(self, axis, config, folder):
+        if len(fits) == 3:
+            raise KeyboardInterrupt
+        fits.append(axis)
+        return fit(self, axis, config, folder)
+
+    monkeypatch.setattr(choice.Choice, "_fit", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(fresh(), learned, held, tmp_path / "cut")
+    monkeypatch.setattr(choice.Choice, "_fit", lambda self, *rest: (fits.append(rest[0]), fit(self, *rest))[1])
+    again = fresh()
+    assert train(again, learned, held, tmp_path / "cut", resume=True) == expected
+    assert len(fits) == 7  # none of them twice
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
+    shutil.rmtree(tmp_path / "cut")
+
+
+def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path):
+    model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
+    learned, held = skewed(model, 48, 0), skewed(model, 24, 1)
+    train(model, learned, held, tmp_path, TrainSettings(value_transform="symlog"), say=said.append, save=False)
+    assert said[0].startswith("choosing how values are read: at most 1 fits")
+    assert (model.config.value_family, model.config.value_transform["kind"]) == ("gaussian", "symlog")
+    plain = graft_tiny("llama", tiny_tokenizer)
+    assert not choosing(plain, learned, TrainSettings(values=ValueStage()))
+    assert not choosing(graft_tiny("llama", tiny_tokenizer, start="documents"), learned, TrainSettings())
+    assert choosing(plain, learned, TrainSettings.from_dict({"values": "auto"}))
+    assert not choosing(model, learned, TrainSettings())  # its values were learned: their axis stays
+
+
+def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    texts = [f"The {i % 50} one is {i % 7}" for i in range(200)]
+    rest, held = hold_out(rows_of(model, texts), seed=0)
+    assert len(rest) + len(held) == 200 and 40 <= len(held) <= 60
+    first = ({tuple(e.numeric_values[:-1]) for e in part} for part in (rest, held))
+    assert not set.intersection(*first)
+    assert len(hold_out(rows_of(model, texts[:30]), seed=0)[1]) == 0  # too few to choose by
