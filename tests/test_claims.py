@@ -93,12 +93,13 @@ def test_scores_that_share_an_individual_are_dependent():
 
 def test_one_world_does_not_tell_what_two_worlds_share():
     """Overview 1. Same law in each world, three different joint laws: nothing shared, the individual, or the noise."""
-    scale, noise = 2.0, 0.5
-    same_individual = passes(scale * QUANTILES, noise)  # fresh noise in each world
-    same_noise = passes(noise * QUANTILES, scale)  # an individual drawn anew in each world
+    scale, noise, threshold = 2.0, 0.5, 1.0
+    whole = passes(number(0.0), scale + noise, threshold).item()
+    same_individual = passes(scale * QUANTILES, noise, threshold)  # fresh noise in each world
+    same_noise = passes(noise * QUANTILES, scale, threshold)  # an individual drawn anew in each world
     for given in (same_individual, same_noise):
-        assert given.mean().item() == pytest.approx(0.5, abs=1e-6)
-    both = [0.25, (same_noise**2).mean().item(), (same_individual**2).mean().item()]
+        assert given.mean().item() == pytest.approx(whole, abs=1e-5)
+    both = [whole**2, (same_noise**2).mean().item(), (same_individual**2).mean().item()]
     assert both[0] + 0.02 < both[1] < both[2] - 0.05
 
 
