@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from filelock import FileLock
+from transformers import AutoModelForCausalLM
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, read_rows
@@ -13,6 +14,7 @@ from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation import compare_with_backbone
+from causalqwen.modeling.backbones import default_backbone_path
 from causalqwen.training import TrainSettings, ValueStage, train
 
 pytestmark = pytest.mark.backbone
@@ -47,6 +49,9 @@ def trained(tmp_path_factory) -> CausalQwenForCausalLM:
 
 def test_two_thousand_tokens_of_text_are_untouched_before_and_after_stage_one(smollm2, trained):
     paragraphs = speech_paragraphs(numbers=False)[:24]
+    fresh = AutoModelForCausalLM.from_pretrained(default_backbone_path()).state_dict()
+    for model in (smollm2, trained):
+        assert all(torch.equal(tensor, fresh[name]) for name, tensor in model.backbone.state_dict().items())
     for model, tokens in ((smollm2, 500), (trained, 2000)):
         compared = compare_with_backbone(model, paragraphs if model is trained else paragraphs[:8])
         assert compared["tokens"] > tokens

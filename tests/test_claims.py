@@ -5,23 +5,30 @@ import re
 
 import pytest
 import torch
+from scipy import stats
 from torch.nn import functional as F
 
 from causalqwen import (
     AbductionNetwork,
     ActionNetwork,
     CausalDecoding,
+    CausalQwenConfig,
+    CausalQwenForCausalLM,
     Individual,
     cauchy_nll,
     ovr_loss,
 )
 from causalqwen.core import Chain, Scores
+from causalqwen.data import Row, encode_rows
 from causalqwen.decoding import BoundDecoding, QuantileReader, draws
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, SCALE_FLOOR, get_family
+from causalqwen.distributions.stable import FAMILIES
 from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
 from causalqwen.modeling import NumericEmbedding, ValueBranch
-from causalqwen.numbers import ValueLaw, find_numbers, symlog
-from causalqwen.training.scores import score_values
+from causalqwen.numbers import find_numbers, symlog
+from causalqwen.training import score_tokens
+from causalqwen.training.features import stream_facts
+from causalqwen.training.scores import individual_prob_sums
 from conftest import graft_tiny, make_backbone
 
 CAUCHY = get_family("cauchy")
@@ -86,12 +93,13 @@ def test_scores_that_share_an_individual_are_dependent():
 
 def test_one_world_does_not_tell_what_two_worlds_share():
     """Overview 1. Same law in each world, three different joint laws: nothing shared, the individual, or the noise."""
-    scale, noise = 2.0, 0.5
-    same_individual = passes(scale * QUANTILES, noise)  # fresh noise in each world
-    same_noise = passes(noise * QUANTILES, scale)  # an individual drawn anew in each world
+    scale, noise, threshold = 2.0, 0.5, 1.0
+    whole = passes(number(0.0), scale + noise, threshold).item()
+    same_individual = passes(scale * QUANTILES, noise, threshold)  # fresh noise in each world
+    same_noise = passes(noise * QUANTILES, scale, threshold)  # an individual drawn anew in each world
     for given in (same_individual, same_noise):
-        assert given.mean().item() == pytest.approx(0.5, abs=1e-6)
-    both = [0.25, (same_noise**2).mean().item(), (same_individual**2).mean().item()]
+        assert given.mean().item() == pytest.approx(whole, abs=1e-5)
+    both = [whole**2, (same_noise**2).mean().item(), (same_individual**2).mean().item()]
     assert both[0] + 0.02 < both[1] < both[2] - 0.05
 
 
@@ -140,16 +148,70 @@ def test_a_normalised_direction_does_not_know_its_spread(tiny_tokenizer):
     torch.testing.assert_close(one / 0.02, other / 5.0)
 
 
-def test_resizing_to_the_tokenizer_drops_rows_of_the_backbone(tiny_tokenizer):
-    """Architecture 4.2.2 adds `<NUM>` and resizes: on a matrix with spare rows, as Qwen's, that takes rows away."""
-    backbone = make_backbone("qwen2", tiny_tokenizer)
-    before = backbone.get_output_embeddings().weight.shape[0]
-    backbone.resize_token_embeddings(len(tiny_tokenizer) + 1)
-    assert backbone.get_output_embeddings().weight.shape[0] == before - 7
-    model = graft_tiny("qwen2", tiny_tokenizer)
-    with pytest.raises(ValueError, match="never resizes its vocabulary matrix"):
-        model.resize_token_embeddings(len(tiny_tokenizer) + 1)
-    assert model.get_output_embeddings().weight.shape[0] == before
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_resizing_to_the_tokenizer_changes_the_backbone_and_a_graft_does_not(tiny_tokenizer, family):
+    """Architecture 4.2.2 adds `<NUM>` and resizes: that takes spare rows away, as Qwen's, or adds one that is drawn."""
+    backbone, ids = make_backbone(family, tiny_tokenizer), torch.arange(5, 40).view(1, -1)
+    rows = backbone.get_output_embeddings().weight.shape[0]
+    with torch.no_grad():
+        theirs = backbone(ids).logits
+        model = graft_tiny(family, tiny_tokenizer)
+        ours = model(ids).logits
+        others = torch.arange(rows) != model.config.num_token_id
+        assert model.get_output_embeddings().weight is model.backbone.get_output_embeddings().weight
+        assert model.get_output_embeddings().weight.shape[0] == rows
+        assert torch.equal(ours[..., :rows][..., others], theirs[..., others])
+        backbone.resize_token_embeddings(len(tiny_tokenizer) + 1)
+        resized = backbone(ids).logits
+    assert resized.shape[-1] == len(tiny_tokenizer) + 1 == (rows - 7 if family == "qwen2" else rows + 1)
+    assert not torch.allclose(resized.logsumexp(-1), theirs.logsumexp(-1))
+    for size in (len(tiny_tokenizer) + 1, rows):
+        with pytest.raises(ValueError, match="never resizes its vocabulary matrix"):
+            model.resize_token_embeddings(size)
+
+
+def test_the_shape_of_larger_qwens_is_grafted_as_it_is(tiny_tokenizer):
+    """Architecture 4.5. From 7B on Qwen2.5 has an lm_head of its own and 152,064 rows; the first Qwen is no model here."""
+    settings = {"tie_word_embeddings": False, "vocab_size": 152_064}
+    backbone, size = make_backbone("qwen2", tiny_tokenizer, **settings), len(tiny_tokenizer)
+    model, ids = (
+        CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer),
+        torch.arange(5, 30).view(1, -1),
+    )
+    assert model.config.num_token_id == size and model.config.free_token_ids == list(range(size + 1, 152_064))
+    with torch.no_grad():
+        theirs, ours = backbone(ids).logits, model(ids, output_ovr=True)
+    assert torch.equal(ours.logits, theirs)
+    assert torch.equal(ours.decisions, theirs[..., : size + 1].argmax(-1)) and (theirs.argmax(-1) > size).any()
+    with pytest.raises(ValueError, match="'qwen' is no model of transformers"):
+        CausalQwenConfig(text_config={"model_type": "qwen"})
+
+
+def test_by_default_a_number_is_read_as_its_digits_and_said_as_a_value(tiny_tokenizer):
+    """Overview 7.1: nothing that is read depends on the value at a hidden `<NUM>`; what is said lies on a real axis."""
+    text = "It is 5 and 500 of them"
+    for context in ("digits", "value"):
+        model = graft_tiny("llama", tiny_tokenizer, number_context=context)
+        inputs = model.processor(text, return_tensors="pt")
+        with torch.no_grad():
+            one, other = model(**inputs), model(**inputs | {"numeric_values": 100 * inputs["numeric_values"]})
+        seen = inputs["input_ids"] != model.config.num_token_id  # at `<NUM>` itself nothing is asked
+        same = [torch.equal(one[name][seen], other[name][seen]) for name in ("logits", "loc_U", "loc_Y")]
+        assert same == [context == "digits"] * 3
+    assert graft_tiny("llama", tiny_tokenizer).config.number_context == "digits"
+    model = graft_tiny("llama", tiny_tokenizer)
+    inputs = model.processor(text, return_tensors="pt")
+    ids = inputs["input_ids"]
+    seen = ids[0] != model.config.num_token_id
+    plain = torch.tensor([model.processor.tokenizer(text)["input_ids"]])
+    assert torch.equal(ids[:, seen], plain)
+    with torch.no_grad():
+        theirs = model.backbone(plain).logits
+        torch.testing.assert_close(model(**inputs).logits[:, seen, :-1], theirs, rtol=1e-4, atol=1e-4)
+        losses = [model(**inputs, labels=ids, numeric_labels=scale * inputs["numeric_values"]) for scale in (1, 100)]
+    assert losses[0].loss_cls == losses[1].loss_cls and losses[0].loss_reg < losses[1].loss_reg - 1
+    (said,) = model.predict_number("It is")
+    assert said.cdf(said.median) == pytest.approx(0.5) and 0 < said.cdf(-100.0) < 0.5 < said.cdf(100.0) < 1
 
 
 # ---- start values ----------------------------------------------------------------------------------------------------
@@ -168,7 +230,7 @@ def test_a_scale_is_positive_because_it_is_floored(activation):
     torch.nn.init.constant_(abduction.scale_net.bias, -200.0)
     loc, scale = abduction(torch.randn(3, 4))
     assert (scale == 0).all()
-    for score_scale in ("equal", "documents"):
+    for score_scale in ("common", "documents"):
         action = ActionNetwork(4, 5, score_scale=score_scale)
         assert (action(loc, scale)[1] >= SCALE_FLOOR).all() and (action.value(loc, scale)[1] >= SCALE_FLOOR).all()
 
@@ -195,21 +257,21 @@ def test_noise_that_starts_at_zero_never_learns():
         assert bool(action.b_noise.grad.any()) is moves
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
-def test_the_loss_sees_the_sum_of_individual_and_noise_alone(score_scale):
+@pytest.mark.parametrize("settings", [{}, {"start": "minimal"}], ids=["default", "documents"])
+def test_the_loss_sees_the_sum_of_individual_and_noise_alone(tiny_tokenizer, settings):
     """Overview 4: which of the two a text is due to cannot be learned from one-position losses, so neither need shrink."""
-    torch.manual_seed(0)
-    z, targets = torch.randn(6, 4).double(), torch.arange(6) % 5
-    abduction = AbductionNetwork(4, scale_activation="exp", initial_scale=1.0).double()
-    action = ActionNetwork(4, 5, score_scale=score_scale, initial_noise=0.2).double()
-    losses = []
+    model = graft_tiny("llama", tiny_tokenizer, scale_activation="exp", **settings)
+    ids, alpha, losses = torch.arange(5, 40).view(1, -1), model.action.law.alpha, []
     for _ in range(2):
-        loc, scale = abduction(z)
-        losses.append(ovr_loss(*action(loc, scale), targets))
-        with torch.no_grad():  # half of the individual's spread becomes noise
-            abduction.scale_net.bias += math.log(0.5)
-            action.b_noise += 0.5
-    torch.testing.assert_close(losses[0], losses[1])
+        losses.append(model(ids, labels=ids).loss_cls.item())
+        with torch.no_grad():  # half of scale_U^a becomes noise
+            moved = model.abduction(torch.zeros(1, 32))[1][0] ** alpha / 2
+            model.abduction.scale_net.bias += math.log(0.5) / alpha
+            model.action.b_noise.copy_((model.action.noise**alpha + moved) ** (1 / alpha))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    with torch.no_grad():
+        model.action.b_noise *= 2
+    assert model(ids, labels=ids).loss_cls.item() != pytest.approx(losses[0], rel=1e-3)
 
 
 def test_no_recommended_threshold_is_sparse_under_a_wide_individual():
@@ -287,16 +349,24 @@ def test_thresholds_that_minimise_the_loss_follow_the_frequencies_and_sum_to_one
     ].exp().sum().item() == pytest.approx(1)
 
 
-def test_the_sum_for_one_individual_strays_from_one_more_than_the_marginal_sum():
-    """Overview 5.4, the author's question: its mean over individuals is the marginal sum, so its distance to 1 is larger."""
-    weights, loc, scale, noise, threshold = (2.0, -1.0, 0.5), 0.3, 1.0, 0.4, 0.8
-    individuals = loc + scale * QUANTILES
-    own = sum(passes(w * individuals, abs(w) * noise, threshold) for w in weights)
-    marginal = sum(passes(number(w * loc), abs(w) * (scale + noise), threshold) for w in weights).item()
-    assert own.mean().item() == pytest.approx(marginal, abs=1e-5)
-    assert (own - 1).abs().mean().item() > abs(marginal - 1) + 0.2
-    without_noise = sum(passes(w * individuals, 1e-9, threshold) for w in weights)
-    assert (without_noise - without_noise.round()).abs().mean() < 1e-6  # how many tokens pass, a whole number
+def test_the_sum_for_one_individual_strays_from_one_more_than_the_marginal_sum(tiny_tokenizer):
+    """Overview 5.4, the author's question: its mean over individuals is the marginal sum, and its distance to 1 no smaller."""
+    for settings in ({}, {"vocabulary_family": "cauchy"}):
+        model, count = graft_tiny("llama", tiny_tokenizer, **settings), 4000
+        with torch.no_grad():
+            z = model.features(torch.arange(5, 9).view(1, -1)).last_hidden_state[0, -1:]
+            for offset in (0.0, 3.0):
+                model.action.threshold += offset
+                own = individual_prob_sums(model, z.expand(count, -1), seed=1).double()
+                marginal = Chain(model, z).scores.p().sum().item()
+                assert own.mean().item() == pytest.approx(marginal, abs=5 * own.std().item() / count**0.5)
+                assert own.std() > 0.01 * marginal and (own - 1).abs().mean() > abs(marginal - 1) - 0.01
+    model = graft_tiny("llama", tiny_tokenizer, start="architecture", score_scale="documents")  # no noise
+    with torch.no_grad():
+        model.action.threshold += 0.7  # off the scores of rows that are 0
+        z = model.features(torch.arange(5, 9).view(1, -1)).last_hidden_state[0, -1:]
+        own = individual_prob_sums(model, z.expand(50, -1), seed=1)
+    assert (own - own.round()).abs().max() < 1e-2 and own.std() > 0  # how many tokens pass, a whole number
 
 
 def test_a_cauchy_link_hardly_pushes_a_target_that_is_far_off():
@@ -395,22 +465,39 @@ def test_the_value_loss_overflows_only_where_a_square_is_formed():
         assert cauchy_nll(value, zero, one).item() == pytest.approx(math.log(math.pi) + 2 * far * math.log(10))
 
 
-def test_the_median_is_the_best_point_by_absolute_error():
-    """Overview 3.1. E|Y - a| is infinite for every a; what it exceeds that of the median by is positive."""
-    draws_of_y = 3.0 + 2.0 * QUANTILES
-    for point in (2.0, 2.9, 3.1, 5.0):
-        assert ((draws_of_y - point).abs() - (draws_of_y - 3.0).abs()).mean() > 0
+@pytest.mark.parametrize("transform", [None, {"kind": "symlog", "center": 1.0, "width": 2.0}], ids=["plain", "symlog"])
+def test_the_median_is_the_best_point_by_absolute_error(tiny_llama, transform):
+    """Overview 3.1. E|Y - a| is infinite for every a; what it exceeds that of the median by, the integral of 2 F - 1 from
+    the median to a, is positive. By squared error no point is best: the second moment has no end."""
+    tiny_llama.config.value_transform = transform
+    (said,) = tiny_llama.predict_number("It is so")
+    width = said.interval(0.5)[1] - said.interval(0.5)[0]
+    for step in (-2.0, -0.1, 0.1, 2.0):
+        points = torch.linspace(said.median, said.median + step * width, 201, dtype=torch.float64)
+        passed = torch.tensor([2 * said.cdf(point) - 1 for point in points.tolist()], dtype=torch.float64)
+        assert torch.trapezoid(passed, points).item() > 0
+    assert said.median == tiny_llama.value_transform.inverse(torch.tensor(said.loc, dtype=torch.float64)).item()
+    tails = [1 - said.cdf(said.median + 10.0**power * width) for power in (3, 6)]
+    assert tails[1] * 10**12 > 100 * tails[0] * 10**6  # y^2 P(Y > y) grows
 
 
-def test_mean_errors_follow_outliers_and_median_errors_do_not():
-    """Overview 5.3."""
-    values = torch.linspace(-1, 1, 101, dtype=torch.float64)
-    zeros, ones = torch.zeros_like(values), torch.ones_like(values)
-    law = ValueLaw(value_range=(-1.0, 1e6))
-    clean = score_values(law, zeros, ones, values)
-    values[0] = 1e6
-    wild = score_values(law, zeros, ones, values)
-    assert wild["mae"] > 1000 * clean["mae"] and wild["median_error"] == pytest.approx(clean["median_error"])
+def test_mean_errors_follow_outliers_and_median_errors_do_not(tiny_llama):
+    """Overview 5.3, on what `evaluate` scores; both also part where most values are met exactly, without any outlier."""
+    prompts = [f"The long one, of {index}, is" for index in range(21)]
+    tiny_llama.config.value_range = [-100.0, 100.0]
+    medians = [said.median for said in tiny_llama.predict_number(prompts)]
+
+    def errors(*added: float) -> dict[str, float]:
+        values = [median + more for median, more in zip(medians, added, strict=True)]
+        rows = [Row("prompt", p, {"prompt": p, "value": v}) for p, v in zip(prompts, values, strict=True)]
+        examples = encode_rows(rows, tiny_llama.processor)
+        return score_tokens(tiny_llama, [facts for _, facts in stream_facts(tiny_llama, examples)])["metrics"]
+
+    clean, wild = errors(*[1.0] * 21), errors(*[1.0] * 20, 1e6)
+    assert clean["mae"] == pytest.approx(1.0, rel=1e-3) and clean["median_error"] == pytest.approx(1.0, rel=1e-3)
+    assert wild["mae"] > 1e4 and wild["median_error"] == pytest.approx(1.0, rel=1e-3)
+    many_exact = errors(*[0.0] * 11, *[1.0] * 10)
+    assert many_exact["mae"] > 100 * many_exact["median_error"]
 
 
 def test_a_small_divergence_under_a_wide_individual_still_turns_decisions():
@@ -466,9 +553,137 @@ def test_a_held_source_is_the_only_draw(monkeypatch, preset, stream):
     assert drawn == [stream] and torch.equal(loc[:, 0], loc[:, 1])
 
 
-def test_noise_of_size_zero_makes_no_sample():
-    """Inference 3 with overview 4, step 5 (b_noise = 0): V2's draws then move nothing."""
+def test_noise_makes_texts_vary_by_its_size_and_its_temperature(tiny_llama):
+    """Inference 3, with overview 4, step 5 (b_noise = 0): V2's draws then move nothing; by default they do."""
+    inputs = tiny_llama.processor("It is so", return_tensors="pt")
+    tiny_llama.generation_config.eos_token_id = None
+
+    def texts(preset: str, temperature: float) -> list[list[int]]:
+        plans = [CausalDecoding.preset(preset, seed=seed, temperature=temperature) for seed in range(6)]
+        made = [tiny_llama.generate(**inputs, max_new_tokens=8, causal_decoding=plan).sequences[0] for plan in plans]
+        return [ids.tolist()[-8:] for ids in made]
+
+    hot = tiny_llama.config.text_temperature
+    assert hot > 1
+    (certain, *_), law, named = texts("standard", 1.0), texts("noise", 1.0), texts("noise", hot)
+    first = [sum(text[0] != certain[0] for text in made) for made in (law, named)]
+    assert len(set(map(tuple, named))) == 6 and first[0] < first[1]
+    with torch.no_grad():
+        tiny_llama.action.b_noise.zero_()
+    assert texts("noise", hot) == [certain] * 6
     assert torch.equal(situated("noise", noise=0.0, seed=1)[0], torch.zeros(1, 2, 4))
+
+
+def test_words_and_values_share_draws_and_not_their_law_by_default(tiny_tokenizer):
+    """Architecture 1.6. A branch says what law of U the value head reads, and a value is Cauchy where scores are Gaussian."""
+    ids = torch.arange(5, 30).view(1, -1)
+    model = graft_tiny("llama", tiny_tokenizer)
+    assert (model.action.law.alpha, model.action.value_law.alpha) == (2, 1)
+    with torch.no_grad():
+        before = model(ids, output_ovr=True)
+        model.value_branch.residual.last.bias += 0.3
+        model.value_branch.log_noise += 0.3
+        after = model(ids, output_ovr=True)
+    for name in ("logits", "scale_S", "ovr_probs", "scale_U"):
+        assert torch.equal(before[name], after[name]), name
+    assert (after.scale_Y > 1.3 * before.scale_Y).all() and not torch.allclose(after.loc_Y, before.loc_Y)
+    one = graft_tiny("llama", tiny_tokenizer, value_branch=False, value_family="gaussian")
+    with torch.no_grad():
+        out = one(ids)
+        whole = one.action.law.add(out.scale_U, one.action.noise.expand_as(out.scale_U))
+        of_values = one.action.law.linear_scale(whole, one.action.value_linear[0]).squeeze(-1)
+    torch.testing.assert_close(out.scale_Y, of_values)
+
+
+def test_under_a_draw_loc_and_p_decide_differently(tiny_llama):
+    """Overview 3.2 takes them for one: they are where nothing is drawn; what is drawn is taken off each token's own scale."""
+    z = tiny_llama.features(torch.arange(5, 200).view(1, -1)).last_hidden_state
+
+    def decisions(preset: str, by: str) -> torch.Tensor:
+        plan = CausalDecoding.preset(preset, seed=1, decision=by)
+        bound = BoundDecoding.bind(plan, 1, z.shape[-1], z.device).at(torch.arange(z.shape[1]).view(1, -1))
+        with torch.no_grad():
+            return Chain(tiny_llama, z, bound).ranked().argmax(-1)
+
+    assert torch.equal(decisions("standard", "loc"), decisions("standard", "ovr"))
+    assert 0.02 < (decisions("causal", "loc") != decisions("causal", "ovr")).double().mean() < 0.5
+
+
+def test_a_held_individual_is_the_same_point_of_every_context_and_has_no_course(tiny_llama):
+    """Architecture 5.4.2: what moves U from token to token is the context alone, and nothing of it comes from what follows."""
+    one, other = torch.arange(5, 45).view(1, -1), torch.arange(5, 45).view(1, -1)
+    other[0, 20:] += 100
+    bound = BoundDecoding.bind(CausalDecoding.preset("shared-individual", seed=3), 1, 32, one.device)
+    found = []
+    with torch.no_grad():
+        for ids in (one, other):
+            z = tiny_llama.features(ids).last_hidden_state
+            chain = Chain(tiny_llama, z, bound.at(torch.arange(40).view(1, -1)))
+            found.append((chain.loc_U, (chain.loc - chain.loc_U) / chain.scale_U))
+    (loc, who), (loc_of_other, who_of_other) = found
+    torch.testing.assert_close(loc[:, :20], loc_of_other[:, :20])
+    assert not torch.allclose(loc[:, 20:], loc_of_other[:, 20:], atol=0.1)
+    torch.testing.assert_close(who, who[:, :1].expand_as(who), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(who, who_of_other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_a_graft_holds_its_backbone_and_takes_its_place(tiny_tokenizer, family):
+    """Overview 3.3 and 7: no subclass of Qwen but a model around one; `generate` without a plan is the backbone's own."""
+    model = graft_tiny(family, tiny_tokenizer)
+    backbone, theirs = model.backbone, make_backbone(family, tiny_tokenizer).state_dict()
+    assert not isinstance(model, type(backbone)) and backbone.state_dict().keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in backbone.state_dict().items())
+    model.generation_config.eos_token_id = backbone.generation_config.eos_token_id = None
+    with torch.no_grad():
+        model.action.num_bias -= 1e4  # words alone
+    unused = [model.config.num_token_id, *model.config.free_token_ids] if family == "qwen2" else None
+    plain = model.processor.tokenizer("It is 5 and so", return_tensors="pt")
+    inputs = model.processor("It is 5 and so", return_tensors="pt")
+    for search in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}, {"do_sample": True, "top_p": 0.9}):
+        made = []
+        for speaker, given, more in ((model, inputs, {}), (backbone, plain, {"suppress_tokens": unused})):
+            torch.manual_seed(5)
+            ids = speaker.generate(**given, max_new_tokens=10, **search, **(more if unused else {}))
+            made.append(ids[0, -10:])
+        assert torch.equal(*made), search
+    for refused in ({"assistant_model": backbone}, {"prefill_chunk_size": 2}):
+        with pytest.raises(ValueError, match="assistant model|prefill_chunk_size"):
+            model.generate(**inputs, max_new_tokens=4, do_sample=False, **refused)
+
+
+def width_of_a_sum(log_density, quantile) -> float:
+    """How much more the 95% quantile of X_1 + X_2 is than that of X, over the same of the 75% quantile: 1 for a stable law."""
+    x = torch.linspace(-4000, 4000, 400_001, dtype=torch.float64)
+    density = log_density(x).exp()
+    density = density / density.sum()
+    power = torch.fft.rfft(density, n=2 * len(x)).square()
+    cdf = torch.fft.irfft(power, n=2 * len(x)).cumsum(0)
+    grid = torch.arange(2 * len(x), dtype=torch.float64) * (x[1] - x[0]) + 2 * x[0]
+    found = [grid[torch.searchsorted(cdf, torch.tensor(p, dtype=torch.float64))].item() for p in (0.75, 0.95)]
+    return (found[1] / quantile(0.95)) / (found[0] / quantile(0.75))
+
+
+def test_sums_of_students_are_no_students_and_stay_in_the_families_here(tiny_tokenizer):
+    """Architecture 5.4.3: |W| scale is the scale of W U for stable laws alone; a Student-t is none, and none is built."""
+    zero, one = number(0.0), number(1.0)
+    for name in FAMILIES:
+        law = get_family(name)
+        ratio = width_of_a_sum(
+            lambda x, law=law: law.log_prob(x, zero, one), lambda p, law=law: law.quantile(number(p)).item()
+        )
+        assert ratio == pytest.approx(1.0, abs=0.01), name
+    student = stats.t(3)
+    ratio = width_of_a_sum(lambda x: torch.from_numpy(student.logpdf(x.numpy())), student.ppf)
+    assert ratio < 0.97
+    assert sorted(FAMILIES) == ["cauchy", "gaussian"]
+    for setting in ("vocabulary_family", "value_family"):
+        with pytest.raises(ValueError, match="'student-t'"):
+            graft_tiny("llama", tiny_tokenizer, **{setting: "student-t"})
+    model = graft_tiny("llama", tiny_tokenizer)
+    far = number(10.0)
+    of_scores, of_value = (law.log_sf(far, zero, one).exp() for law in (model.action.law, model.action.value_law))
+    assert of_scores < 1e-20 and of_value > 0.03  # by default the scores have no heavy tail
 
 
 def test_a_held_source_leaves_no_other_randomness(tiny_tokenizer):
@@ -499,13 +714,27 @@ def test_a_text_without_sampling_is_the_same_under_every_seed(tiny_llama):
 # ---- training and deployment -----------------------------------------------------------------------------------------
 
 
-def test_training_draws_nothing(tiny_tokenizer):
-    """Foundations 2.6.1: the loss is closed form; a forward and a backward pass leave torch's generator alone."""
-    model = graft_tiny("llama", tiny_tokenizer, value_branch_dropout=0.0).train()
+def test_training_draws_no_individual_and_no_noise_but_dropout(tiny_tokenizer, monkeypatch):
+    """Foundations 2.6.1: the losses are closed form. By default the value branch drops units, and nothing else is drawn."""
+    model = graft_tiny("llama", tiny_tokenizer).train()
+    assert model.config.value_branch_dropout > 0
     inputs = model.processor("It is 5 and so on", return_tensors="pt")
-    state = torch.get_rng_state()
-    model(**inputs, labels=inputs["input_ids"]).loss.backward()
-    assert torch.equal(torch.get_rng_state(), state)
+    monkeypatch.setattr(draws, "uniform_draws", lambda *key: pytest.fail("an individual or a noise was drawn"))
+
+    def losses() -> tuple[float, float, bool]:
+        state = torch.get_rng_state()
+        out = model(**inputs, labels=inputs["input_ids"])
+        out.loss.backward()
+        return out.loss_cls.item(), out.loss_reg.item(), torch.equal(torch.get_rng_state(), state)
+
+    torch.nn.init.normal_(model.value_branch.residual.last.weight)
+    one, other = losses(), losses()
+    assert one[0] == other[0] and one[1] != other[1] and not one[2]
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    one, other = losses(), losses()
+    assert one == other and one[2]
 
 
 def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tiny_tokenizer, monkeypatch):

@@ -1,6 +1,7 @@
 """Rows of files, examples, batches, and the boiling points."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -157,6 +158,7 @@ def test_made_up_rows_have_the_truth_that_they_claim(processor):
     rows = [parse_row(json.dumps(row), "x") for row in statements(2000, seed=3)]
     values = torch.tensor([row.value for row in rows], dtype=torch.float64)
     assert len({row.fields["prompt"] for row in rows}) == 5 and values.min() >= 0 and values.max() <= 100
+    assert values.mean().item() == pytest.approx(50, abs=2) and values.max() > 99
     levels = torch.arange(1, 200, dtype=torch.float64) / 200
     best = quantile_crps(values, (100 * levels).expand(2000, -1), levels).mean()
     assert best.item() == pytest.approx(BEST_CRPS, abs=0.5)
@@ -212,6 +214,9 @@ def test_each_kind_of_row_becomes_an_example(processor):
     assert processor.decode(text.input_ids, text.numeric_values) == "It is 5."
     assert prompt.input_ids == text.input_ids[: len(prompt)] and prompt.numeric_values[-1] == 5.0
     assert processor.num_token_id in chat.input_ids
+    (asked,) = encode_rows([parse_row('{"prompt": "Of 3, it is ", "value": 5}', "d")], processor)
+    assert [value for value in asked.numeric_values if value] == [3.0, 5.0]  # one is read, the other learned
+    assert [value for value in asked.numeric_labels if value and math.isfinite(value)] == [5.0]
     assert rows[0].fields["id"] == 3
     batch = collate([text, prompt], pad_token_id=2)
     assert batch["labels"][:, 0].tolist() == [-100, -100]

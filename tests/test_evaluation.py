@@ -62,7 +62,11 @@ def test_evaluate_scores_the_model_beside_its_rivals(trained, tmp_path):
     }  # fmt: skip
     assert keys <= metrics.keys() and set(metrics["coverage"]) == {"0.5", "0.8", "0.9"}
     assert {"constant", "ridge", "gradient_boosting"} <= metrics["rivals"].keys()
-    assert len(result["values"]["value"]) == 20
+    values = [result["values"][name] for name in ("loc", "scale", "value")]
+    assert len(values[2]) == 20 and metrics["crps"] == pytest.approx(result["law"].crps(*values).mean().item())
+    error = (result["law"].quantile(*values[:2], 0.5) - values[2]).abs()
+    assert metrics["mae"] == pytest.approx(error.mean().item())
+    assert metrics["rivals"]["constant"]["mae"] > 0 and metrics["num_f1"] <= 1
     write_metrics(tmp_path / "metrics.json", metrics)
     assert json.loads((tmp_path / "metrics.json").read_text())["crps"] == metrics["crps"]
     assert "rivals" not in evaluate(model, examples[40:], tmp_path)["metrics"]

@@ -199,7 +199,7 @@ def test_training_num_moves_neither_the_common_scale_nor_other_scores(tiny):
     assert not torch.equal(before.num_prob, after.num_prob)
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize("score_scale", ["common", "equal", "documents"])
 def test_ovr_outputs_agree_with_the_formula(tiny_tokenizer, score_scale):
     model = graft_tiny("qwen2", tiny_tokenizer, start="minimal", score_scale=score_scale)
     with torch.no_grad():
@@ -266,7 +266,7 @@ def test_scales_stay_below_their_limit(tiny_tokenizer):
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize("score_scale", ["common", "equal", "documents"])
 @pytest.mark.parametrize("family_name", ["qwen2", "llama"])
 def test_the_loss_is_the_same_with_and_without_scores(tiny_tokenizer, score_scale, family_name):
     """In values and in the gradient of every parameter; float64, because log_ndtr's own gradient is 0.4% off in float32."""
@@ -345,8 +345,9 @@ def test_bfloat16_backbones_keep_their_logits_and_their_heads_in_float32(tiny_to
     model.save_pretrained(tmp_path / "model")
     loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "model")
     for one in (model, loaded):
-        assert one.action.value_head.weight.dtype == one.numeric_embedding.row.dtype == torch.float32
-        assert one.abduction.loc_net.weight.dtype == torch.bfloat16
+        for name, tensor in one.named_parameters():
+            half = name.startswith(("backbone.", "abduction.loc_net."))
+            assert tensor.dtype == (torch.bfloat16 if half else torch.float32), name
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).logits, ours.logits)
 

@@ -134,7 +134,7 @@ def test_a_temperature_of_nothing_decides_as_nobody_in_particular(tiny_tokenizer
 @pytest.mark.parametrize("value_family", ["gaussian", "cauchy"])
 def test_token_and_value_of_one_draw_move_together(tiny_tokenizer, value_family):
     """The rank correlation that W_k, W_reg and scale_U predict, from one e1 read by both heads."""
-    model = graft_tiny("qwen2", tiny_tokenizer, value_family=value_family)
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer, value_family=value_family))
     z, count = law_of(model), 20_000
     with torch.no_grad():
         chain = drawn(model, z, CausalDecoding.preset("causal", seed=2), count)

@@ -48,8 +48,10 @@ def test_decoding_gives_the_text_back(processor, text):
     assert processor.decode(encoded["input_ids"], encoded["numeric_values"], encoded.number_texts[0]) == text
 
 
+@pytest.mark.parametrize("context", ["value", "digits"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_values_stay_aligned_in_padded_batches_on_both_sides(processor, side):
+def test_values_stay_aligned_in_padded_batches_on_both_sides(tiny_tokenizer, side, context):
+    processor = CausalQwenProcessor(tiny_tokenizer, number_context=context)
     batch = processor(TEXTS, padding=True, padding_side=side, return_tensors="pt")
     assert batch["numeric_values"].dtype == torch.float64
     assert batch["input_ids"].shape == batch["attention_mask"].shape == batch["numeric_values"].shape

@@ -51,6 +51,24 @@ def test_on_a_line_proportional_loadings_are_exact():
     )
 
 
+def test_on_a_line_loadings_that_are_no_multiples_are_another_law():
+    """Two values and two coordinates of e1, integrated over the square: the line is the same where loadings are multiples."""
+    residuals, scale = torch.ones(2, dtype=torch.float64), torch.full((2,), 0.3, dtype=torch.float64)
+    reach = CAUCHY.quantile((torch.arange(1500, dtype=torch.float64) + 0.5) / 1500)
+    found = []
+    for loadings in ([[1.0, 0.5], [2.0, 1.0]], [[1.0, 0.1], [0.1, 1.0]]):
+        rows = torch.tensor(loadings, dtype=torch.float64)
+        told = [row[0] * reach[:, None] + row[1] * reach for row in rows]
+        density = sum(CAUCHY.log_prob(r, at, s) for r, at, s in zip(residuals, told, scale, strict=True)).exp().mean()
+        found.append((value_marginal(CAUCHY, residuals, rows, scale).item(), density.log().item()))
+    assert found[0] == pytest.approx((-3.585, -3.585), abs=2e-3)
+    assert found[1] == pytest.approx((-2.460, -3.632), abs=5e-3)
+    rows = torch.tensor([[1.0, 0.1], [0.1, 1.0]], dtype=torch.float64)  # under a Gaussian nothing is lost
+    covariance = (rows @ rows.T + torch.diag(scale**2)).numpy()
+    exact = stats.multivariate_normal(cov=covariance).logpdf(residuals.numpy())
+    assert value_marginal(GAUSSIAN, residuals, rows, scale).item() == pytest.approx(exact, rel=1e-10)
+
+
 @pytest.mark.parametrize("far", [0.0, 40.0])
 def test_the_cauchy_marginal_is_its_integral(far):
     residuals = torch.tensor([0.4, 0.7, 0.5 + far], dtype=torch.float64)

@@ -66,7 +66,7 @@ def values_alone(tiny_tokenizer):
 # ---- kept facts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize("score_scale", ["common", "equal", "documents"])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path, family, score_scale):
     """Total, both parts, decisions, and the gradient of everything that stage 1 trains."""
@@ -308,7 +308,7 @@ def questions(model):
     return encode_rows([parse_row(json.dumps(row), "x") for row in rows], model.processor)
 
 
-@pytest.mark.parametrize("score_scale", ["equal", "documents"])
+@pytest.mark.parametrize("score_scale", ["common", "equal", "documents"])
 def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, tmp_path, score_scale):
     """From tokens, from kept facts and by the heads on them, whatever the batches; evaluation counts any right token."""
     model = graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale)

@@ -157,7 +157,7 @@ def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[l
 def choice_diversity(
     model: CausalQwenForCausalLM, text: str, *, positions: int = 300, draws: int = 400, seed: int = 0
 ) -> dict[str, float]:
-    """How `causal` at T = 1 chooses, against softmax sampling at temperature 1.
+    """How `causal` at the temperature of texts chooses, against softmax sampling at temperature 1.
 
     Returns:
         total_variation: between the choices of `draws` individuals and the softmax, mean over `positions` places of the text;

@@ -22,8 +22,8 @@ class Negatives:
 def inclusion_probabilities(importance: Tensor, size: int) -> Tensor:
     """pi [V] = min(1, c q), c such that they sum to `size`; float64.
 
-    importance q: [V], the order of magnitude of what each token adds to the gradient, such as its mean probability plus a
-    floor; tokens of importance 0 are never taken and never count.
+    importance q: [V], the order of magnitude of what each token adds to the gradient, such as the root mean square of its
+    probability plus a floor; tokens of importance 0 are never taken and never count.
 
     Raises:
         ValueError: a size that is not within 1 to the number of tokens of positive importance.

@@ -103,8 +103,8 @@ class TokenStage(Stage):
     input row and direction.
 
     Args:
-        whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone, because L_cls pulls a
-            pretrained language towards its frequent words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
+        whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone: words are nothing that rows with
+            numbers should teach (theory 4). negatives: wrong tokens per step, see `HeadStage`.
         anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
             move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
             anchor_tokens: of it per step.
