@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from causalqwen.training import (
     stream_facts,
     train,
 )
+from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import collate_facts
 from causalqwen.training.features import COLUMNS, batches_by_length, facts_keys
@@ -572,10 +574,35 @@ def test_metrics_reach_tensorboard(model, tmp_path):
     assert {"train/total_loss", "eval/num_f1", "dist/U_scale_median", "dist/ovr_prob_sum_median"} <= set(tags)
 
 
-def test_a_tracker_that_is_not_installed_stops_a_run_before_it_begins(model, tmp_path):
-    settings = dataclasses.replace(SMALL, report_to=("tensorboard", "nowhere_to_be_found"))
-    with pytest.raises(ValueError, match="nowhere_to_be_found is not installed"):
-        train(model, examples(model, 4), [], tmp_path / "out", settings)
+def test_a_tracker_that_is_not_installed_stops_a_run_before_it_begins(monkeypatch):
+    with pytest.raises(ValueError, match="report_to: 'tensorbord' is no tracker; did you mean tensorboard"):
+        dataclasses.replace(SMALL, report_to=("tensorbord",))
+    monkeypatch.setattr(settings_module, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    dataclasses.replace(SMALL, report_to=("tensorboard",))
+    with pytest.raises(ValueError, match="report_to: wandb is not installed; pip install wandb"):
+        dataclasses.replace(SMALL, report_to=("tensorboard", "wandb"))
+
+
+def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins(model, tmp_path, monkeypatch):
+    rows = examples(model, 4)
+    people = encode_rows([parse_row('{"prompt": "It is", "value": 1.5, "individual": "Ann"}', "x")], model.processor)
+    unread = graft_tiny("llama", model.processor.tokenizer)
+    bare = graft_tiny("llama", model.processor.tokenizer, value_branch=False, number_context="value")
+    late = {"values": ValueStage(epochs=1)}
+    for given, examined, message, settings in (
+        (model, rows, "values: patience does nothing without evaluation rows", {"values": ValueStage(patience=2)}),
+        (bare, rows, "values: center needs value_branch=True", {"values": ValueStage(center=True)}),
+        (bare, people, "training on rows that name individuals needs value_branch=True", late),
+        (unread, rows, "direction: false needs number_context=", {**late, "lora": LoraStage(direction=False)}),
+        (bare, rows, "backbone: 3 layers are to be trained", {**late, "backbone": BackboneStage(layers=3)}),
+        (bare, rows, "an adapter of lm_head would", {**late, "lora": LoraStage(target_modules=("lm_head",))}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(given, examined, [], tmp_path / "out", TrainSettings(**settings))
+    monkeypatch.setitem(sys.modules, "causalqwen.kernels.triton_ovr", None)
+    absent = TrainSettings(values=None, heads=HeadStage(), ovr_impl="triton")
+    with pytest.raises(ValueError, match="ovr_impl: triton does not run here: import of causalqwen.kernels.triton_ovr"):
+        train(model, rows, [], tmp_path / "out", absent)
     assert not (tmp_path / "out").exists()
 
 
@@ -606,6 +633,8 @@ def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, who
     )
     metrics = train(model, rows, held_out, tmp_path / "out", settings)
     assert metrics["reg_loss"] == pytest.approx(metrics["reg_loss"])
+    of_all, of_number = (curve(tmp_path / "out", f"train/{name}") for name in ("cls_loss_mean", "num_cls_loss_mean"))
+    assert of_all and bool(of_number) != whole_vocabulary  # L_cls of all tokens, in stage 1 always
     now = dict(model.backbone.named_parameters())
     assert now.keys() == start.keys(), "adapters are merged into plain layers"
     moved = {n for n, p in now.items() if not torch.equal(p, start[n])}
@@ -665,7 +694,8 @@ def test_the_anchor_holds_the_language(tiny_tokenizer, tmp_path):
     for weight in (0.0, 100.0):
         model = graft_tiny("llama", tiny_tokenizer)
         anchor = TextAnchor(model, speeches((1941,)), tokens=16, count=8)
-        stage = LoraStage(epochs=3, batch_size=8, learning_rate=5e-3, anchor=weight, anchor_tokens=16)
+        held = {"anchor": weight, "anchor_tokens": 16} if weight else {}
+        stage = LoraStage(epochs=3, batch_size=8, learning_rate=5e-3, **held)
         train(model, examples(model, 48), [], tmp_path / str(weight), TrainSettings(values=None, lora=stage))
         with torch.no_grad():
             drift[weight] = sum(anchor.loss(model, index).item() for index in range(len(anchor)))
@@ -693,12 +723,14 @@ def test_runs_that_cannot_be_are_refused(model, tmp_path):
 def test_settings_come_from_yaml(tmp_path):
     path = tmp_path / "s.yaml"
     path.write_text(
-        "value_transform: symlog\nvalues: {epochs: 3, learning_rate: 2e-4}\nlora: true\nreport_to: trackio\n"
+        "value_transform: symlog\nvalues: {epochs: 3, learning_rate: 2e-4}\nlora: true\nreport_to: tensorboard\n"
     )
     settings = TrainSettings.from_yaml(path)
     assert settings.values == ValueStage(epochs=3, learning_rate=2e-4)
     assert LoraStage(target_modules=["q_proj"]) == LoraStage(target_modules=("q_proj",))
-    assert settings.lora == LoraStage() and settings.report_to == ("trackio",) and settings.value_transform == "symlog"
+    assert (
+        settings.lora == LoraStage() and settings.report_to == ("tensorboard",) and settings.value_transform == "symlog"
+    )
 
 
 @pytest.mark.parametrize(
@@ -726,6 +758,12 @@ def test_settings_come_from_yaml(tmp_path):
         ("[1]", "expected keys and values"),
         ("a: [", "is not YAML"),
         ("values: false", "nothing to train"),
+        ("heads: {closeness: 1.0}", "s.yaml, heads: closeness does nothing without domain"),
+        ("heads: {domain_limit: null}", "domain_limit does nothing without domain"),
+        ("lora: {negatives: 8}", "s.yaml, lora: negatives does nothing without whole_vocabulary"),
+        ("lora: {anchor_text: a.txt}", "anchor_text does nothing without anchor"),
+        ("backbone: {anchor_tokens: 8}", "anchor_tokens does nothing without anchor"),
+        ("ovr_impl: chunked", "ovr_impl does nothing without a stage on L_cls"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, text, message):

@@ -1,7 +1,6 @@
 """A training run: fit what is fitted, train the stages, recalibrate, save."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from causalqwen.numbers.law import rows_of_classes
 from causalqwen.training import ranks
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import STAGES, TrainSettings
-from causalqwen.training.stages import TRAINERS, WORK, Run
+from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 
 
 def train(
@@ -47,7 +46,7 @@ def train(
 
     Raises:
         FileNotFoundError: an anchor text that is not there.
-        ValueError: a tracker that is not installed; training rows without a number; a number of no class, or of one without an
+        ValueError: what `check_stages` refuses; training rows without a number; a number of no class, or of one without an
             axis, where classes have axes of their own; an output that already holds a model or an unfinished run (without
             `resume`), or another run's work (with it).
     """
@@ -55,9 +54,7 @@ def train(
     output = Path(output)
     ranks.join(model.device)
     _check_batches(settings)
-    for name in settings.report_to:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
+    check_stages(model, settings, train_examples, eval_examples)
     if ranks.world_size() > 1:
         ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
     work = output / WORK

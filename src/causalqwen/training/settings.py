@@ -4,10 +4,11 @@ import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from pydantic import Field
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.kernels import IMPLEMENTATIONS
@@ -34,8 +35,15 @@ class Stage:
     warmup: Share = 0.1
     patience: Whole = 0
 
+    needs: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """By the name of a setting, those that do nothing without it."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        for needed, names in self.needs.items():
+            for one in dataclasses.fields(self):
+                if one.name in names and getattr(self, one.name) != one.default and not getattr(self, needed):
+                    raise ValueError(f"{one.name} does nothing without {needed}")
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,8 @@ class HeadStage(Stage):
     domain_limit: Positive | None = 0.1
     closeness: NotNegative = 0.0
 
+    needs = {"domain": ("domain_layers", "domain_limit", "closeness")}  # noqa: RUF012
+
     @property
     def domain_settings(self) -> dict[str, Any]:
         """Of a domain's network that has to be made."""
@@ -113,6 +123,8 @@ class TokenStage(Stage):
     anchor_text: str | None = None
     anchor_tokens: Count = 128
     direction: bool = True
+
+    needs = {"whole_vocabulary": ("negatives",), "anchor": ("anchor_text", "anchor_tokens")}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,14 @@ class TrainSettings:
             )
         if self.ovr_impl not in IMPLEMENTATIONS:
             raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
+        of_words = self.heads or any(stage and stage.whole_vocabulary for stage in (self.lora, self.backbone))
+        if self.ovr_impl != "auto" and not of_words:
+            raise ValueError("ovr_impl does nothing without a stage on L_cls of the whole vocabulary")
+        for name in self.report_to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                raise ValueError(f"report_to: {name!r} is no tracker; {nearest(name, INTEGRATION_TO_CALLBACK)}")
+            if name not in get_available_reporting_integrations():
+                raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
         if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
 
