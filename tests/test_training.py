@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from causalqwen import CausalDecoding
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.core import Chain
 from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
+from causalqwen.modeling.loading import load_model
 from causalqwen.training import (
     BackboneStage,
     FactStore,
@@ -620,6 +621,57 @@ def test_metrics_reach_weights_and_biases(model, tmp_path, monkeypatch):
     assert all(name.encode() in record.read_bytes() for name in names)
 
 
+@pytest.mark.parametrize(("family", "matrix"), [("llama", "own"), ("llama", "shared"), ("mistral", "shared")])
+def test_the_documents_whole_stage_one_trains_the_score_matrix(tiny_tokenizer, tmp_path, family, matrix):
+    """Abduction, W_cls, b_cls, W_reg; own beside a backbone that stays, or lm_head, with the embedding where they are one."""
+    model = graft_tiny(family, tiny_tokenizer)
+    inputs = model.processor("The one of two is", return_tensors="pt")
+    with torch.no_grad():
+        untouched = model(**inputs, output_ovr=True)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows, held_out = examples(model, 24), examples(model, 8, seed=1)
+    before = score_tokens(model, (facts for _, facts in stream_facts(model, held_out)))["metrics"]
+    stage = HeadStage(epochs=6, batch_size=8, learning_rate=3e-3, score_matrix=matrix)
+    settings = TrainSettings(values=None, heads=stage, logging_steps=1, evaluations=2, recalibrate=False)
+    metrics = train(model, rows, held_out, tmp_path / "out", settings)
+    assert metrics["cls_loss"] < 0.9 * before["cls_loss"]
+    now = dict(model.named_parameters())
+    moved = {name for name, p in now.items() if name not in start or not torch.equal(p, start[name])}
+    tied = family == "llama"
+    of_matrix = {"score_head.weight", "score_head.bias"}
+    if matrix == "shared":
+        of_matrix = {"backbone.model.embed_tokens.weight" if tied else "backbone.lm_head.weight"}
+    assert {name for name in moved if name.startswith(("backbone.", "score_head."))} == of_matrix
+    assert {"abduction.loc_net.weight", "abduction.scale_net.weight", "action.value_head.weight"} <= moved
+    loaded = load_model(tmp_path / "out", "cpu")
+    with torch.no_grad():
+        mine, theirs = model(**inputs), loaded(**inputs)
+        assert torch.equal(mine.logits, theirs.logits) and torch.equal(mine.loc_Y, theirs.loc_Y)
+        same = torch.equal(loaded.backbone(inputs["input_ids"]).logits, untouched.logits[..., : loaded.action.rows])
+    assert not torch.equal(mine.logits, untouched.logits) and same == (matrix == "own")
+    table, head = loaded.get_input_embeddings().weight, loaded.backbone.get_output_embeddings().weight
+    assert (head is table) == tied and loaded.config.own_scores == (matrix == "own")
+    if matrix == "own":  # what has its own is trained on, and no other can be shared
+        shared = TrainSettings(values=None, heads=HeadStage(score_matrix="shared"))
+        with pytest.raises(ValueError, match="score_matrix 'shared' is the backbone's lm_head"):
+            train(loaded, rows, [], tmp_path / "again", shared)
+
+
+def test_a_score_matrix_of_its_own_starts_as_the_backbones(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, own_scores=True)
+    plain = graft_tiny("llama", tiny_tokenizer)
+    inputs = model.processor("The one of two is 5 and", return_tensors="pt")
+    with torch.no_grad():
+        ours, theirs = (one(**inputs, output_ovr=True) for one in (model, plain))
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours.decisions, theirs.decisions) and model.config.own_scores
+    with torch.no_grad():
+        model.score_head.bias[7] += 3.0
+        model.save_pretrained(tmp_path)
+        moved = CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits - ours.logits
+    assert torch.allclose(moved[..., 7], torch.tensor(3.0), atol=1e-5) and moved[..., 8:].abs().max() == 0
+
+
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
 def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, whole_vocabulary):
     model = graft_tiny("llama", tiny_tokenizer)
@@ -758,6 +810,8 @@ def test_settings_come_from_yaml(tmp_path):
         ("[1]", "expected keys and values"),
         ("a: [", "is not YAML"),
         ("values: false", "nothing to train"),
+        ("heads: {domain: law, score_matrix: own}", "a domain is trained alone: leave score_matrix out"),
+        ("heads: {score_matrix: mine}", "score_matrix: input should be 'kept', 'own' or 'shared', got 'mine'"),
         ("heads: {closeness: 1.0}", "s.yaml, heads: closeness does nothing without domain"),
         ("heads: {domain_limit: null}", "domain_limit does nothing without domain"),
         ("lora: {negatives: 8}", "s.yaml, lora: negatives does nothing without whole_vocabulary"),

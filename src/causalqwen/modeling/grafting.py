@@ -11,6 +11,7 @@ from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.narrowing import narrow_head
+from causalqwen.modeling.own_scores import own_scores
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.parts import PARTS
 from causalqwen.parts.limits import NEEDS
@@ -101,6 +102,7 @@ def from_backbone(
     for name, value in config.items():  # what is asked for, and would do nothing
         if value != STARTS[start].get(name, getattr(CausalQwenConfig, name)) and f"the setting {name}" in NEEDS:
             grafted.require(f"the setting {name}")
+    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
     grafted._attn_implementation = attention  # a new configuration resets that of its parts
     grafted.dtype = backbone.dtype
     grafted.name_or_path = name
@@ -108,6 +110,8 @@ def from_backbone(
     model.abduction.loc_net.to(backbone.dtype)
     if narrow is not None:
         narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
+    elif with_own:
+        own_scores(model)
     model.to(backbone.device)
     model.generation_config = backbone.generation_config
     model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)

@@ -4,7 +4,7 @@ import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field
@@ -69,10 +69,14 @@ class ValueStage(Stage):
 class HeadStage(Stage):
     """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
 
-    Trained are abduction, noise, threshold and its shift beside all that stage 1 trains. It moves the language, and not for
-    the better (experiments 5): calibrate and train values instead, unless it is what you study.
+    Trained are abduction, noise, threshold and its shift beside all that stage 1 trains, and by choice W_cls and b_cls: then it
+    is the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5):
+    calibrate and train values instead, unless it is what you study.
 
     Args:
+        score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
+            gets W_cls and b_cls of its own, see `own_scores`, and the backbone stays bit for bit; "shared": lm_head itself is
+            trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
         negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
             expectation (theory 3.7); 0 for all.
         domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
@@ -84,6 +88,7 @@ class HeadStage(Stage):
     batch_size: Count = 16
     learning_rate: NotNegative = 1e-4
     weight_decay: NotNegative = 0.0
+    score_matrix: Literal["kept", "own", "shared"] = "kept"
     negatives: Whole = 0
     domain: str | None = None
     domain_layers: Whole = 0
@@ -91,6 +96,11 @@ class HeadStage(Stage):
     closeness: NotNegative = 0.0
 
     needs = {"domain": ("domain_layers", "domain_limit", "closeness")}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.domain is not None and self.score_matrix != "kept":
+            raise ValueError("a domain is trained alone: leave score_matrix out")
 
     @property
     def domain_settings(self) -> dict[str, Any]:

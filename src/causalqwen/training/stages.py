@@ -17,6 +17,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
+from causalqwen.modeling.own_scores import own_scores
 from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.training import ranks, sharding
@@ -112,6 +113,10 @@ def check_stages(
         raise ValueError(
             f"backbone: {settings.backbone.layers} layers are to be trained, and there are {len(_layers(model))}"
         )
+    if settings.heads is not None and settings.heads.score_matrix == "shared" and model.score_head is not None:
+        raise ValueError(
+            "heads: score_matrix 'shared' is the backbone's lm_head, and this model's scores have their own"
+        )
     if settings.ovr_impl != "auto":
         _try_loss(settings.ovr_impl, model.device)
 
@@ -180,7 +185,8 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
 
 def _train_heads(run: Run) -> None:
     model, stage = run.model, run.settings.heads
-    train_store, eval_store = run.train_facts(), run.eval_facts()
+    if stage.score_matrix == "own" and model.score_head is None:
+        own_scores(model)
     if stage.domain is not None:
         model.requires_grad_(False)
         domain.ask(model, stage.domain, **stage.domain_settings).requires_grad_(True)
@@ -198,6 +204,17 @@ def _train_heads(run: Run) -> None:
         for part in parts:
             if part is not None:
                 part.requires_grad_(True)
+    lm_head, moves = model.backbone.get_output_embeddings(), False
+    if stage.score_matrix == "shared":
+        lm_head.requires_grad_(True)
+        moves = lm_head.weight is model.backbone.get_input_embeddings().weight
+    if moves:
+        sampled = None
+        if stage.negatives:
+            sampled = sampling_of_negatives(model, next(stream_facts(model, run.train_examples))[1], stage.negatives)
+        _run_on_tokens(run, "heads", TrainedForCausalLM(model, heads=True, negatives=sampled), best="eval_cls_loss")
+        return
+    train_store, eval_store = run.train_facts(), run.eval_facts()
     sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
     trained = TrainedForCausalLM(model, heads=True, negatives=sampled, closeness=stage.closeness)
     _run_stage(
@@ -238,7 +255,7 @@ def _train_backbone(run: Run) -> None:
         module.requires_grad_(True)
     own = (name for name, parameter in trained.named_parameters() if parameter.requires_grad)
     rates = {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
-    _run_on_tokens(run, "backbone", trained, rates)
+    _run_on_tokens(run, "backbone", trained, rates=rates)
 
 
 def _layers(model: CausalQwenForCausalLM) -> list[torch.nn.Module]:
@@ -259,7 +276,7 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)
 
 
-def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict[str, float] | None = None) -> None:
+def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, **settings: Any) -> None:
     pad, names = run.model.processor.tokenizer.pad_token_id, run.class_names
     _run_stage(
         run,
@@ -268,7 +285,7 @@ def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict
         ExampleRows(run.train_examples),
         lambda examples: collate_tokens(examples, pad, names),
         lambda model: (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True)),
-        rates=rates,
+        **settings,
     )
 
 
