@@ -1,12 +1,14 @@
-"""Numbers added to or multiplied into the embedding: which can be read? (10 minutes)
+"""Numbers added to or multiplied into the embedding, or into the features behind the backbone: which can be read? (30 minutes)
 
-The molar mass stands in the prompt, the boiling point is asked: "Molar mass 92.14, boiling point". Stage 1 alone, so that the
-frozen backbone reads `<NUM>` as it starts; 320 compounds to learn from, 160 held out, three seeds of the direction w. Beside it
-the median of the training values, for whom the mass does not count.
+The molar mass stands in the prompt, the boiling point is asked: "Molar mass 92.14, boiling point", or, where the number comes
+last, "Boiling point behind the molar mass: 92.14". Stage 1 alone, so that the frozen backbone reads `<NUM>` as it starts; 320
+compounds to learn from, 160 held out, three seeds of the direction w. Beside it the median of the training values, for whom the
+mass does not count.
 
     .venv/bin/python experiments/number_embedding.py
 """
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,13 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.training import TrainSettings, ValueStage, train
 
 SEEDS = (0, 1, 2)
+PROMPTS = {"before": "Molar mass {:.2f}, boiling point", "last": "Boiling point behind the molar mass: {:.2f}"}
+"""By where the number stands."""
 
 
-def rows(records: list[dict[str, Any]]) -> list[Row]:
+def rows(records: list[dict[str, Any]], prompt: str) -> list[Row]:
     """A prompt per compound."""
-    prompts = [f"Molar mass {search_chemical(record['name']).MW:.2f}, boiling point" for record in records]
+    prompts = [prompt.format(search_chemical(record["name"]).MW) for record in records]
     made = zip(prompts, records, strict=True)
     return [Row("prompt", "x", {"prompt": prompt, "value": record["kelvin"]}) for prompt, record in made]
 
@@ -36,22 +40,22 @@ def main() -> None:
     kelvins = {name: torch.tensor([record["kelvin"] for record in part]) for name, part in parts.items()}
     constant = (kelvins["test"] - kelvins["train"].median()).abs().median().item()
     print(f"the median of all: median error {constant:.1f} K", flush=True)
-    print(f"{'form':12}   median error, K (seeds)        CRPS, K (seeds)")
-    for form in ("added", "multiplied"):
+    print(f"{'form, number':20}   median error, K (seeds)        CRPS, K (seeds)")
+    for form, place in itertools.product(("added", "multiplied", "features"), PROMPTS):
         errors, scores = [], []
         for seed in SEEDS:
             torch.manual_seed(seed)
             model = CausalQwenForCausalLM.from_backbone(
                 "smollm2-135m", dtype=torch.float32, number_embedding=form, number_context="value"
             )
-            examples = {name: encode_rows(rows(part), model.processor) for name, part in parts.items()}
+            examples = {name: encode_rows(rows(part, PROMPTS[place]), model.processor) for name, part in parts.items()}
             settings = TrainSettings(seed=seed, values=ValueStage(epochs=60), recalibrate=False, evaluations=1)
             with tempfile.TemporaryDirectory() as folder:
                 found = train(model, examples["train"], examples["test"], Path(folder) / "run", settings)
             errors.append(found["median_error"])
             scores.append(found["quantile_crps"])
         shown = ["  ".join(f"{x:6.1f}" for x in column) for column in (errors, scores)]
-        print(f"{form:12}   {shown[0]:30} {shown[1]}", flush=True)
+        print(f"{form + ', ' + place:20}   {shown[0]:30} {shown[1]}", flush=True)
 
 
 if __name__ == "__main__":

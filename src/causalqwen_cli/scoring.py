@@ -28,8 +28,10 @@ def predict(
     """Predict numbers as distributions, row by row; the file may be larger than memory."""
     from causalqwen.data import stream_rows
     from causalqwen.evaluation import predict_file
+    from causalqwen.evaluation.predict import check_output
     from causalqwen.modeling.loading import load_model
 
+    check_output(output)
     total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
     count = predict_file(loaded, input, output, batch_size=batch_size, raw=raw, resume=resume, total=total)
@@ -53,7 +55,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a model on rows, beside rivals fitted on the training rows, or its language on a text; with a report."""
-    from causalqwen.data import encode_rows, read_rows
+    from causalqwen.data import encode_rows, stream_rows
     from causalqwen.data.texts import read_text
     from causalqwen.evaluation import figures
     from causalqwen.evaluation.evaluate import evaluate as score
@@ -70,7 +72,7 @@ def evaluate(
     if train is not None and data is None:
         raise ValueError("rivals need --data")
     files = [path for path in (data, train, validation) if path is not None]
-    rows = [read_rows(path, values_required=True) for path in files]
+    rows = [list(part) for part in [stream_rows(path, values_required=True) for path in files]]
     words = read_text(language) if language is not None else ""
     loaded = load_model(model, device)
     limit = loaded.config.context_length

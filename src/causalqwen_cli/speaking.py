@@ -50,6 +50,15 @@ def generate(
     if individual is not None:
         settings["individual"] = Individual.load(individual)
     plan = CausalDecoding.preset(preset, **settings)
+    of_noise = plan.noise_mode in ("token", "sequence")
+    drawn = of_noise or plan.individual_mode != "marginal"
+    for option, value, used in (
+        ("--temperature", temperature, drawn or plan.decision == "softmax"),
+        ("--noise-temperature", noise_temperature, of_noise),
+        ("--central-mass", central_mass, drawn),
+    ):
+        if value is not None and not used:
+            raise ValueError(f"{option} does nothing with the preset {preset}, which draws nothing that it is of")
     given = {"top_k": top_k, "top_p": top_p}
     samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     loaded = load_model(model, device)

@@ -127,6 +127,8 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
+    if path.suffix == ".parquet":
+        arrow_for(path)  # a missing library is told now, not with the first row
     return _stream(path, values_required)
 
 

@@ -1,5 +1,6 @@
 """Laws and draws: the mathematics that everything else stands on. Imports nothing of this package."""
 
+from causalqwen.distributions.between import VALUE_FAMILIES, get_value_family
 from causalqwen.distributions.draws import (
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
@@ -15,10 +16,12 @@ __all__ = [
     "INDIVIDUAL_STREAM",
     "NOISE_STREAM",
     "SCALE_FLOOR",
+    "VALUE_FAMILIES",
     "WHOLE_TEXT",
     "StableFamily",
     "check_seed",
     "get_family",
+    "get_value_family",
     "philox",
     "uniform_draws",
     "upcast",

@@ -4,7 +4,8 @@ A symmetric stable law of index a is closed under linear maps of independent coo
 
     X_j ~ S(loc_j, scale_j) independent  =>  sum_j w_j X_j + b ~ S(sum_j w_j loc_j + b, (sum_j |w_j|^a scale_j^a)^(1/a))
 
-a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation.
+a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation. Those between
+are laws of values: `between`.
 
 Everything is a pure function of tensors. Arithmetic runs in float32, or in float64 where an argument is float64; half
 precision is raised first, because 1/2 + atan(x)/pi is already 0 at x = -1e4 in bfloat16 (theory 3.6).
@@ -61,6 +62,8 @@ class StableFamily(ABC):
 
     name: str
     alpha: float
+    information: float
+    """Fisher's, of a location at scale 1."""
 
     def add(self, *scales: Tensor) -> Tensor:
         """Scale of a sum of independent variables: (sum_i scale_i^a)^(1/a) (theory 1.2)."""
@@ -206,6 +209,7 @@ class Cauchy(StableFamily):
 
     name = "cauchy"
     alpha = 1.0
+    information = 0.5
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """log(atan2(scale, loc - x) / pi): the angle is exact in both tails and nothing is divided (theory 3.6)."""
@@ -260,6 +264,7 @@ class Gaussian(StableFamily):
 
     name = "gaussian"
     alpha = 2.0
+    information = 1.0
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """log Phi((x - loc)/scale), exact in the lower tail."""

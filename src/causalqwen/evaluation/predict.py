@@ -123,7 +123,8 @@ def predict_file(
 
     Raises:
         RowError: a row that cannot be used; those before it stay kept.
-        ValueError: an unfinished run beside `output` (without `resume`), or one of another model, of other options or rows.
+        ValueError: a file of another kind (.csv); an unfinished run beside `output` (without `resume`), or one of another
+            model, of other options or rows.
         ImportError: a Parquet file where pyarrow is not installed.
     """
     output = Path(output)
@@ -133,8 +134,7 @@ def predict_file(
         raise ValueError(f"{part} holds an unfinished run; resume it, or remove that file")
     if part.exists() and note.read_text(encoding="utf-8") != options:
         raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
-    if output.suffix == ".parquet":
-        arrow_for(output)  # a missing library stops the run here
+    check_output(output)
     rows = stream_rows(source)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, options)
@@ -163,6 +163,14 @@ def predict_file(
         part.replace(output)
     note.unlink()
     return count
+
+
+def check_output(output: Path) -> None:
+    """ValueError for a file of a kind that is not written, ImportError for a Parquet file where pyarrow is not installed."""
+    if output.suffix == ".csv":
+        raise ValueError(f"{output}: predictions are nested; name it .jsonl or .parquet")
+    if output.suffix == ".parquet":
+        arrow_for(output)
 
 
 def fingerprint(model: CausalQwenForCausalLM) -> str:

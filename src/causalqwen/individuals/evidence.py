@@ -161,7 +161,7 @@ class ValueEvidence:
         return len(self.values)
 
     def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
-        """See `Evidence`; the Fisher information of a location is 1/(2 scale^2) for Cauchy, 1/scale^2 for Gaussian noise."""
+        """See `Evidence`; the Fisher information of a location is the law's own over scale^2."""
         q, slope = read_factor(self.reader, g)
         law, row = self.reader.law, self.row.double()
         loadings = self.reach.double() * row * slope  # [n, C]: d(location)/dg
@@ -171,7 +171,7 @@ class ValueEvidence:
             (by_location,) = torch.autograd.grad(total, location)
         if not curvature:
             return total.item(), loadings.T @ by_location, None
-        weights = (0.5 if law.alpha == 1 else 1.0) / self.scale.double().square()
+        weights = law.information / self.scale.double().square()
         return total.item(), loadings.T @ by_location, (loadings * weights.unsqueeze(-1)).T @ loadings
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
+from causalqwen.distributions import SCALE_FLOOR, get_family, get_value_family, upcast
 from causalqwen.modeling.vocabulary import Vocabulary, effective_linear
 from causalqwen.parts import PARTS, number_row
 
@@ -119,7 +119,7 @@ class ActionNetwork(nn.Module):
         self.score_noise = score_noise
         self.score_slope = score_slope
         self.law = get_family(family)
-        self.value_law = get_family(value_family)
+        self.value_law = get_value_family(value_family)
         self.initial_noise = initial_noise
         self.initial_threshold = initial_threshold
         self.initial_perturbation = token_thresholds

@@ -9,7 +9,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import CONFIG_MAPPING
 
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
-from causalqwen.distributions.stable import FAMILIES
+from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
 from causalqwen.parts import PARTS
@@ -78,7 +78,9 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "numbers_in": (
             "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
         ),
-        "scores": ("score_scale", "threshold_shift", "token_thresholds", "vocabulary_family", "central_mass"),
+        "scores": (
+            "score_scale", "threshold_shift", "token_thresholds", "vocabulary_family", "central_mass", "own_scores",
+        ),
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
             "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
@@ -121,11 +123,15 @@ class CausalQwenConfig(PreTrainedConfig):
             sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
         token_thresholds: give every token a threshold of its own, C + eps_k, learned by the stage `heads`: the standard
             deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
-        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
+        own_scores: W_cls and b_cls of the scores are the model's own, not the backbone's lm_head, and can be trained while that
+            and the embedding stay; a causal size below H has them anyway. See `own_scores`.
+        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian"; of the value
+            also "stable-1.25", "stable-1.5" and "stable-1.75", whose tails lie between.
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
             backbone does not see, and the number as it is written; "both". See `parts.contexts`.
-        number_embedding: "added", embed(x) + phi(v), or "multiplied", embed(x) sigmoid(v w + b): see `NumericEmbedding`.
+        number_embedding: "added", embed(x) + phi(v), "multiplied", embed(x) sigmoid(v w + b) (`NumericEmbedding`), or
+            "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
         number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see
             `fourier_features`.
         initial_direction: length of the direction w of numbers at the start, on average, and of each column of B: coordinates
@@ -179,12 +185,13 @@ class CausalQwenConfig(PreTrainedConfig):
     anchor_tokens: Annotated[int, Field(ge=0)] = 0
     token_thresholds: NotNegative | None = None
     vocabulary_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
-    value_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
+    value_family: Annotated[str, one_of(VALUE_FAMILIES)] = "cauchy"
+    own_scores: bool = False
     initial_scale: Positive = 1.0
     initial_noise: NotNegative = 1.0
     initial_threshold: Finite = 0.0
     number_context: Annotated[str, one_of(PARTS["number_context"])] = "value"
-    number_embedding: Literal["added", "multiplied"] = "added"
+    number_embedding: Literal["added", "multiplied", "features"] = "added"
     number_encoding: Literal["log", "fourier"] = "log"
     initial_direction: NotNegative = 1.0
     normalize_direction: bool = False

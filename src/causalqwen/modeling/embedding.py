@@ -66,6 +66,10 @@ class NumericEmbedding(nn.Module):
         """Along what a value moves the embedding: w, and B where there is one. `direction: false` of a stage keeps them."""
         return [self.direction] if self.fourier is None else [self.direction, self.fourier.weight]
 
+    def gate(self, features: Tensor, input_ids: Tensor, numeric_values: Tensor | None) -> Tensor:
+        """What the heads read, z [B, S, H], of what comes out of the backbone: the same. See `GatedFeatures`."""
+        return features
+
     def forward(self, input_ids: Tensor, numeric_values: Tensor | None, embed_tokens: nn.Module) -> Tensor:
         """Embeddings [B, S, H] in the dtype of `embed_tokens`.
 

@@ -7,13 +7,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.checking import nearest
-from causalqwen.distributions import get_family
+from causalqwen.distributions import get_family, get_value_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.heads import make_heads
 from causalqwen.modeling.narrowing import narrow_head
+from causalqwen.modeling.own_scores import own_scores
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.parts import PARTS
+from causalqwen.parts.limits import NEEDS
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -61,8 +63,8 @@ def from_backbone(
         config: any field of `CausalQwenConfig`, over those of the start.
 
     Raises:
-        ValueError: an unknown start or field; a model that is no decoder (encoder-only, encoder-decoder), or whose
-            logits are not a linear map of its last hidden state.
+        ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.limits`); a model that is
+            no decoder (encoder-only, encoder-decoder), or whose logits are not a linear map of its last hidden state.
     """
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
@@ -87,6 +89,8 @@ def from_backbone(
     head, narrow = backbone.get_output_embeddings(), None
     if config.get("causal_size") not in (None, head.weight.shape[1]):
         narrow = narrow_head(head, _features(backbone, tokenizer, text or _PROBE), config["causal_size"])
+    elif text is not None and config.get("causal_size") is None:
+        raise ValueError("text is what a causal size below the hidden size is fitted to: give causal_size too")
     if start == "faithful":
         weight = head.weight if narrow is None else narrow.weight
         settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"], weight)
@@ -96,9 +100,10 @@ def from_backbone(
     grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
     if grafted.context.writes and "value_digits" not in config:
         grafted.value_digits = 4
-    for how in ("number_encoding", "number_embedding"):
-        if getattr(grafted, how) != getattr(CausalQwenConfig, how):
-            grafted.require(f"{how}={getattr(grafted, how)!r}, which says how a value is seen,")
+    for name, value in config.items():  # what is asked for, and would do nothing
+        if value != STARTS[start].get(name, getattr(CausalQwenConfig, name)) and f"the setting {name}" in NEEDS:
+            grafted.require(f"the setting {name}")
+    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
     grafted._attn_implementation = attention  # a new configuration resets that of its parts
     grafted.dtype = backbone.dtype
     grafted.name_or_path = name
@@ -106,11 +111,13 @@ def from_backbone(
     model.abduction.loc_net.to(backbone.dtype)
     if narrow is not None:
         narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
+    elif with_own:
+        own_scores(model)
     model.to(backbone.device)
     model.generation_config = backbone.generation_config
     model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)
     start_number_rows(model, tokenizer)
-    if start == "faithful":
+    if start == "faithful" and "text_temperature" not in config:
         start_temperature(model)
     return model.eval()
 
@@ -192,7 +199,7 @@ def renew_values(model: Any, **config: Any) -> None:
     for name in ("value_branch", "copy_head"):
         part = made[name]
         setattr(model, name, None if part is None else part.to(model.device))
-    model.action.value_law = get_family(model.config.value_family)
+    model.action.value_law = get_value_family(model.config.value_family)
 
 
 @torch.no_grad()

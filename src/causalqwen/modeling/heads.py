@@ -16,6 +16,7 @@ from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
 from causalqwen.modeling.embedding import NumericEmbedding
+from causalqwen.modeling.gated_features import GatedFeatures
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.numbers import ValueLaw
@@ -37,11 +38,11 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     """Everything that a grafted model adds to its backbone, at its start values, by the names of its modules."""
     size = config.causal_size
     made: dict[str, nn.Module | None] = {}
-    made["numeric_embedding"] = NumericEmbedding(
+    made["numeric_embedding"] = (GatedFeatures if config.number_embedding == "features" else NumericEmbedding)(
         config.hidden_size,
         config.num_token_id,
         config.num_token_appended,
-        multiplied=config.number_embedding == "multiplied",
+        multiplied=config.number_embedding != "added",
         fourier=config.number_encoding == "fourier",
     )
     abduction = AbductionNetwork(
@@ -82,7 +83,8 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
         token_thresholds=config.token_thresholds,
     )
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
-    made["score_head"] = nn.Linear(size, config.text_config.vocab_size) if size < config.hidden_size else None
+    has_own = size < config.hidden_size or config.own_scores
+    made["score_head"] = nn.Linear(size, config.text_config.vocab_size) if has_own else None
     with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
         made["copy_head"] = CopyHead(config.hidden_size, config.copy_size) if config.copy_numbers else None
     return made

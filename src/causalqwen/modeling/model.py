@@ -147,7 +147,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> Any:
-        """The layer whose rows are W_cls of the action law: the backbone's lm_head, or `score_head` below H."""
+        """The layer whose rows are W_cls of the action law: the backbone's lm_head, or `score_head` of its own."""
         return self.backbone.get_output_embeddings() if self.score_head is None else self.score_head
 
     def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
@@ -180,11 +180,12 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
-        if not self.bf16:
-            return self.backbone.base_model(**given)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             found = self.backbone.base_model(**given)
-        found.last_hidden_state = found.last_hidden_state.to(self.dtype)
+        hidden = found.last_hidden_state.to(self.dtype) if self.bf16 else found.last_hidden_state
+        if input_ids is not None:
+            hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
+        found.last_hidden_state = hidden
         return found
 
     def seen(

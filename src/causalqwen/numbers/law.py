@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from causalqwen.distributions import StableFamily, get_family
+from causalqwen.distributions import StableFamily, get_value_family
 from causalqwen.losses import quantile_crps
 from causalqwen.numbers.transforms import ValueTransform
 
@@ -155,7 +155,7 @@ class ValueLaw(_Calibrated):
 
     @property
     def law(self) -> StableFamily:
-        return get_family(self.family)
+        return get_value_family(self.family)
 
     def _raw_quantile(self, loc: Tensor, scale: Tensor, p: Tensor) -> Tensor:
         return self.transform.inverse(loc.double() + scale.double() * self.law.quantile(p.double()))

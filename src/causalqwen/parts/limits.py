@@ -2,10 +2,22 @@
 
 from typing import Any
 
+_SEEN = ("value", "both")
+
 NEEDS: dict[str, dict[str, Any]] = {
     "number_encoding='fourier'": {"number_embedding": "added"},
-    "number_encoding='fourier', which says how a value is seen,": {"number_context": ("value", "both")},
-    "number_embedding='multiplied', which says how a value is seen,": {"number_context": ("value", "both")},
+    "the setting number_embedding": {"number_context": _SEEN},
+    "the setting number_encoding": {"number_context": _SEEN},
+    "the setting initial_direction": {"number_context": _SEEN},
+    "the setting normalize_direction": {"number_context": _SEEN},
+    "the setting abduction_hidden_size": {"deep_abduction": True},
+    "the setting value_branch_hidden_size": {"value_branch": True},
+    "the setting value_branch_members": {"value_branch": True},
+    "the setting value_branch_layers": {"value_branch": True},
+    "the setting value_branch_dropout": {"value_branch": True},
+    "the setting copy_size": {"copy_numbers": True},
+    "values: center": {"value_branch": True},
+    "direction: false": {"number_context": _SEEN},
     "generating from inputs_embeds": {"number_context": "value"},
     "training on rows that name individuals": {
         "copy_numbers": False,
@@ -20,7 +32,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
     "the number that an individual says": {"copy_numbers": False},
     "the server": {"copy_numbers": False},
-    "vLLM": {"copy_numbers": False, "class_values": {}},
+    "vLLM": {"copy_numbers": False, "class_values": {}, "number_embedding": ("added", "multiplied")},
     "calibration": {"score_scale": ("common", "equal")},
     "the likelihood 'ovr' of words": {"score_scale": ("common", "equal")},
 }

@@ -1,7 +1,6 @@
 """A training run: fit what is fitted, train the stages, recalibrate, save."""
 
 import dataclasses
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from causalqwen.training.axes import LearnedNumbers, certain_contexts, fit_axes
 from causalqwen.training.choice import EVALUATIONS, FEWEST_HELD, Choice, apply, choosing, hold_out, set_levels
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import STAGES, TrainSettings
-from causalqwen.training.stages import TRAINERS, WORK, Run
+from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 
 
 def train(
@@ -49,7 +48,7 @@ def train(
 
     Raises:
         FileNotFoundError: an anchor text that is not there.
-        ValueError: a tracker that is not installed; training rows without a number; a number of no class, or of one without an
+        ValueError: what `check_stages` refuses; training rows without a number; a number of no class, or of one without an
             axis, where classes have axes of their own; an output that already holds a model or an unfinished run (without
             `resume`), or another run's work (with it).
     """
@@ -58,9 +57,7 @@ def train(
     ranks.join(model.device)
     say = say if ranks.rank() == 0 else lambda line: None
     _check_batches(settings)
-    for name in settings.report_to:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
+    check_stages(model, settings, train_examples, eval_examples)
     if ranks.world_size() > 1:
         ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
     work = output / WORK
@@ -71,34 +68,31 @@ def train(
         if getattr(getattr(settings, name), "anchor", 0) > 0
     }
     num_id = model.config.num_token_id
-    certain = certain_contexts(train_examples, num_id)
-    numbers = LearnedNumbers.of(train_examples, num_id, certain)
+    numbers = LearnedNumbers.of(train_examples, num_id, set())
     if settings.values is not None and not len(numbers.values):
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     _check_classes(model, train_examples, eval_examples, numbers, settings)
     _open_work(output, work, settings, resume)
-    if choosing(model, train_examples, settings) and not len(eval_examples):
-        train_examples, eval_examples = hold_out(train_examples, settings.seed)
-        if len(eval_examples):
-            say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
-    if choosing(model, train_examples, settings) and len(eval_examples) >= FEWEST_HELD:
-        choice = Choice(model, train_examples, eval_examples, numbers, certain, settings, work, say)
-        chosen = choice.made()
-        apply(model, chosen.config, settings.seed)
-        settings = dataclasses.replace(
-            settings,
-            values=choice.stage,
-            value_transform=chosen.axis,
-            evaluations=max(settings.evaluations, EVALUATIONS),
-        )
-    settings = _as_it_was(settings, model)
-    set_levels(model, None)
-    fit_axes(model.config, numbers, settings.value_transform, settings)
-    model.ovr_impl = settings.ovr_impl
-    run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.bf16, None
     try:
+        if choosing(model, train_examples, settings) and not len(eval_examples):
+            train_examples, eval_examples = hold_out(train_examples, settings.seed)
+            if len(eval_examples):
+                say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
+        certain = certain_contexts(train_examples, num_id)
+        numbers = LearnedNumbers.of(train_examples, num_id, certain)
+        if choosing(model, train_examples, settings) and len(eval_examples) >= FEWEST_HELD:
+            choice = Choice(model, train_examples, eval_examples, numbers, certain, settings, work, say)
+            chosen = choice.made()
+            apply(model, chosen.config, settings.seed)
+            most = max(settings.evaluations, EVALUATIONS)
+            settings = dataclasses.replace(settings, values=choice.stage, value_transform=chosen.axis, evaluations=most)
+        settings = _as_it_was(settings, model)
+        set_levels(model, None)
+        fit_axes(model.config, numbers, settings.value_transform, settings)
+        model.ovr_impl = settings.ovr_impl
+        run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
         for name in stages:
             TRAINERS[name](run)
         model.requires_grad_(True).eval()

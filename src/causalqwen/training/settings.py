@@ -4,12 +4,13 @@ import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import yaml
 from pydantic import Field
 from torch import Tensor
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.kernels import IMPLEMENTATIONS
@@ -37,8 +38,15 @@ class Stage:
     warmup: Share = 0.1
     patience: Whole = 0
 
+    needs: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """By the name of a setting, those that do nothing without it."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        for needed, names in self.needs.items():
+            for one in dataclasses.fields(self):
+                if one.name in names and getattr(self, one.name) != one.default and not getattr(self, needed):
+                    raise ValueError(f"{one.name} does nothing without {needed}")
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,14 @@ class ChosenStage(ValueStage):
 class HeadStage(Stage):
     """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
 
-    Trained are abduction, noise, threshold and its shift beside all that stage 1 trains. It moves the language, and not for
-    the better (experiments 5): calibrate and train values instead, unless it is what you study.
+    Trained are abduction, noise, threshold and its shift beside all that stage 1 trains, and by choice W_cls and b_cls: then it
+    is the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5):
+    calibrate and train values instead, unless it is what you study.
 
     Args:
+        score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
+            gets W_cls and b_cls of its own, see `own_scores`, and the backbone stays bit for bit; "shared": lm_head itself is
+            trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
         negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
             expectation (theory 3.7); 0 for all.
         domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
@@ -85,11 +97,19 @@ class HeadStage(Stage):
     batch_size: Count = 16
     learning_rate: NotNegative = 1e-4
     weight_decay: NotNegative = 0.0
+    score_matrix: Literal["kept", "own", "shared"] = "kept"
     negatives: Whole = 0
     domain: str | None = None
     domain_layers: Whole = 0
     domain_limit: Positive | None = 0.1
     closeness: NotNegative = 0.0
+
+    needs = {"domain": ("domain_layers", "domain_limit", "closeness")}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.domain is not None and self.score_matrix != "kept":
+            raise ValueError("a domain is trained alone: leave score_matrix out")
 
     @property
     def domain_settings(self) -> dict[str, Any]:
@@ -122,6 +142,8 @@ class TokenStage(Stage):
     anchor_text: str | None = None
     anchor_tokens: Count = 128
     direction: bool = True
+
+    needs = {"whole_vocabulary": ("negatives",), "anchor": ("anchor_text", "anchor_tokens")}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -219,6 +241,14 @@ class TrainSettings:
             )
         if self.ovr_impl not in IMPLEMENTATIONS:
             raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
+        of_words = self.heads or any(stage and stage.whole_vocabulary for stage in (self.lora, self.backbone))
+        if self.ovr_impl != "auto" and not of_words:
+            raise ValueError("ovr_impl does nothing without a stage on L_cls of the whole vocabulary")
+        for name in self.report_to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                raise ValueError(f"report_to: {name!r} is no tracker; {nearest(name, INTEGRATION_TO_CALLBACK)}")
+            if name not in get_available_reporting_integrations():
+                raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
         if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
 

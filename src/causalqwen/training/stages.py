@@ -14,8 +14,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.data import Example, number_classes
+from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
+from causalqwen.modeling.own_scores import own_scores
 from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.training import ranks, sharding
@@ -86,6 +88,51 @@ class ExampleRows(torch.utils.data.Dataset):
         return self.examples[index]
 
 
+def check_stages(
+    model: CausalQwenForCausalLM, settings: TrainSettings, train_examples: Iterable[Example], eval_examples: Sequence
+) -> None:
+    """Whatever the stages could only refuse, or pass over, hours later. ValueError for what does not go with this model, these
+    rows or this machine."""
+    stages = {name: getattr(settings, name) for name in TRAINERS if getattr(settings, name) is not None}
+    for name, stage in stages.items():
+        if stage.patience and not len(eval_examples):
+            raise ValueError(f"{name}: patience does nothing without evaluation rows")
+        if not getattr(stage, "direction", True):
+            model.config.require("direction: false")
+    if settings.values is not None and any(example.individual is not None for example in train_examples):
+        model.config.require("training on rows that name individuals")
+    if settings.values is not None and settings.values.center:
+        model.config.require("values: center")
+    table, head = model.backbone.get_input_embeddings(), model.backbone.get_output_embeddings()
+    for name, part in model.backbone.named_modules() if settings.lora is not None else ():
+        targets = settings.lora.target_modules
+        if part in (table, head) and table.weight is head.weight and name.split(".")[-1] in targets:
+            raise ValueError(
+                f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
+                "out of target_modules"
+            )
+    if settings.backbone is not None and settings.backbone.layers > len(_layers(model)):
+        raise ValueError(
+            f"backbone: {settings.backbone.layers} layers are to be trained, and there are {len(_layers(model))}"
+        )
+    if settings.heads is not None and settings.heads.score_matrix == "shared" and model.score_head is not None:
+        raise ValueError(
+            "heads: score_matrix 'shared' is the backbone's lm_head, and this model's scores have their own"
+        )
+    if settings.ovr_impl != "auto":
+        _try_loss(settings.ovr_impl, model.device)
+
+
+def _try_loss(impl: str, device: torch.device) -> None:
+    loc, weight = torch.zeros(2, 4, device=device), torch.zeros(3, 4, device=device, requires_grad=True)
+    targets = torch.zeros(2, dtype=torch.int64, device=device)
+    try:
+        linear_ovr_loss(loc, torch.ones(2, device=device), weight, None, 0.0, targets, impl=impl).backward()
+    except Exception as error:  # whatever a compiler has to say
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"ovr_impl: {impl} does not run here: {told[0]}") from error
+
+
 # ---- stage 1 ---------------------------------------------------------------------------------------------------------
 
 
@@ -98,11 +145,10 @@ def _train_values(run: Run) -> None:
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
-        model.config.require("training on rows that name individuals")
         _center(model, model.value_branch, noise=1.0)
         model.value_branch.log_noise.requires_grad_(True)
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
-    elif stage.center and model.value_branch is not None:
+    elif stage.center:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
     trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
@@ -141,7 +187,8 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
 
 def _train_heads(run: Run) -> None:
     model, stage = run.model, run.settings.heads
-    train_store, eval_store = run.train_facts(), run.eval_facts()
+    if stage.score_matrix == "own" and model.score_head is None:
+        own_scores(model)
     if stage.domain is not None:
         model.requires_grad_(False)
         domain.ask(model, stage.domain, **stage.domain_settings).requires_grad_(True)
@@ -159,6 +206,17 @@ def _train_heads(run: Run) -> None:
         for part in parts:
             if part is not None:
                 part.requires_grad_(True)
+    lm_head, moves = model.backbone.get_output_embeddings(), False
+    if stage.score_matrix == "shared":
+        lm_head.requires_grad_(True)
+        moves = lm_head.weight is model.backbone.get_input_embeddings().weight
+    if moves:
+        sampled = None
+        if stage.negatives:
+            sampled = sampling_of_negatives(model, next(stream_facts(model, run.train_examples))[1], stage.negatives)
+        _run_on_tokens(run, "heads", TrainedForCausalLM(model, heads=True, negatives=sampled), best="eval_cls_loss")
+        return
+    train_store, eval_store = run.train_facts(), run.eval_facts()
     sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
     trained = TrainedForCausalLM(model, heads=True, negatives=sampled, closeness=stage.closeness)
     _run_stage(
@@ -177,13 +235,6 @@ def _train_heads(run: Run) -> None:
 
 def _train_lora(run: Run) -> None:
     model, stage = run.model, run.settings.lora
-    table, head = model.backbone.get_input_embeddings(), model.backbone.get_output_embeddings()
-    for name, part in model.backbone.named_modules():
-        if part in (table, head) and table.weight is head.weight and name.split(".")[-1] in stage.target_modules:
-            raise ValueError(
-                f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
-                "out of target_modules"
-            )
     _train_numbers_only(model)
     trained = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
@@ -202,15 +253,16 @@ def _train_backbone(run: Run) -> None:
     model, stage = run.model, run.settings.backbone
     _train_numbers_only(model)
     trained = _reading_tokens(run, "backbone")
-    names = model.backbone._no_split_modules or ()
-    layers = [module for module in model.backbone.modules() if type(module).__name__ in names]
-    if stage.layers > len(layers):
-        raise ValueError(f"backbone: {stage.layers} layers are to be trained, and there are {len(layers)}")
-    for module in layers[-stage.layers :] if stage.layers else [model.backbone]:
+    for module in _layers(model)[-stage.layers :] if stage.layers else [model.backbone]:
         module.requires_grad_(True)
     own = (name for name, parameter in trained.named_parameters() if parameter.requires_grad)
     rates = {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
-    _run_on_tokens(run, "backbone", trained, rates)
+    _run_on_tokens(run, "backbone", trained, rates=rates)
+
+
+def _layers(model: CausalQwenForCausalLM) -> list[torch.nn.Module]:
+    names = model.backbone._no_split_modules or ()
+    return [module for module in model.backbone.modules() if type(module).__name__ in names]
 
 
 def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
@@ -226,7 +278,7 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)
 
 
-def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict[str, float] | None = None) -> None:
+def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, **settings: Any) -> None:
     pad, names = run.model.processor.tokenizer.pad_token_id, run.class_names
     _run_stage(
         run,
@@ -235,7 +287,7 @@ def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, rates: dict
         ExampleRows(run.train_examples),
         lambda examples: collate_tokens(examples, pad, names),
         lambda model: (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True)),
-        rates=rates,
+        **settings,
     )
 
 

@@ -26,7 +26,7 @@ from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import known_of_number
 
 WEIGHTS = "model.safetensors"
-_WINDOW = ("cls_loss_mean", "reg_loss_effective", "right", "counted")  # what is summed between two records
+_WINDOW = ("cls_loss", "reg_loss_effective", "right", "counted")  # what is summed between two records
 
 
 class TrainedForCausalLM(nn.Module):
@@ -257,9 +257,10 @@ class CausalTrainer(Trainer):
             steps, self._updates = self._updates, 0
             window = dict(zip(_WINDOW, ranks.summed(self._window).tolist(), strict=True))
             self._window.zero_()
+            of_all = self.trained.whole_vocabulary  # else it is `<NUM>`'s own term, and no more
             logs = logs | {
                 "total_loss": logs["loss"],
-                "cls_loss_mean": window["cls_loss_mean"] / steps,
+                "cls_loss_mean" if of_all else "num_cls_loss_mean": window["cls_loss"] / steps,
                 "reg_loss_effective": window["reg_loss_effective"] / steps,
             }
             if window["counted"]:
