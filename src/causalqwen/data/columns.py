@@ -1,0 +1,240 @@
+"""Rows of a table as texts and as numbers: text, category, number, date and missing columns (docs/tables.md).
+
+A row's text is "column: value; column: value; target:", missing values left out. Its numbers are: of each number, the distance
+from the column's median in quartile distances, clipped to 4, and its asinh, unclipped; of each date the same, and its place in
+the year and in the week; of each category, indicators; and a flag for what is missing. Both follow from a `TableReader`, which
+is fitted once and is plain data.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+
+KINDS = ("number", "date", "category", "text")
+MOST_LEVELS = 24
+"""Of a category column, indicators are made of its most frequent values, so many at most."""
+FEWEST_OF_LEVEL = 5
+"""Rows in which a value stands, at least, for an indicator of its own."""
+_DISTINCT = 0.2
+"""Strings of a column that are fewer than this share of its rows are a category."""
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
+
+Columns = dict[str, list[Any]]
+"""Values by column name: str, int, float, bool, datetime, or None for a missing one."""
+
+
+class ColumnError(ValueError):
+    """A column that cannot be used; the message names it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of one column. center, width: of a number, or of days since 1970. levels: values with an indicator."""
+
+    name: str
+    kind: str
+    center: float = 0.0
+    width: float = 1.0
+    missing: bool = False
+    levels: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many numbers it gives."""
+        return {"number": 2, "date": 6, "category": len(self.levels), "text": 0}[self.kind] + self.missing
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """How rows are read: the columns, what is asked for, and how many characters of a row are taken.
+
+    target: None where the only column is a text that is taken as it is.
+    """
+
+    columns: tuple[Column, ...]
+    target: str | None
+    characters: int = field(default=2000)
+
+    @classmethod
+    def fit(cls, table: Columns, target: str | None, text: Sequence[str] = (), characters: int = 2000) -> "TableReader":
+        """From the training rows. text: columns that are texts, whatever they look like.
+
+        Raises ColumnError for a name in `text` that is no column, or a column of values that are neither of `KINDS`.
+        """
+        for name in text:
+            if name not in table:
+                raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
+        return cls(tuple(_column(name, cells, name in text) for name, cells in table.items()), target, characters)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
+        """What `to_dict` gave."""
+        columns = (Column(**column | {"levels": tuple(column["levels"])}) for column in kept["columns"])
+        return cls(tuple(columns), kept["target"], kept["characters"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    def check(self, table: Mapping[str, Sequence[Any]]) -> None:
+        """ColumnError for a column that is missing, that the training rows did not have, or of another kind."""
+        known = {column.name: column for column in self.columns}
+        for name in known:
+            if name not in table:
+                raise ColumnError(f"column {name!r} is missing; it was there when the model was fitted")
+        for name in table:
+            if name not in known:
+                raise ColumnError(f"column {name!r} was not there when the model was fitted; leave it out")
+        for name, column in known.items():
+            for row, cell in enumerate(table[name]):
+                if cell is not None and not _fits(cell, column.kind):
+                    raise ColumnError(
+                        f"column {name!r}, row {row}: expected a {column.kind}, as it was when the model was fitted, found "
+                        f"{str(cell)[:40]!r}"
+                    )
+
+    def texts(self, table: Columns, *, words: bool = False) -> list[str]:
+        """The text of each row, cut behind `characters`; `words`: of text and category columns alone, without a question."""
+        named = [column for column in self.columns if not words or column.kind in ("text", "category")]
+        if self.target is None:
+            (column,) = self.columns
+            return [written(cell)[: self.characters] if cell is not None else "" for cell in table[column.name]]
+        found = []
+        for row in range(len(next(iter(table.values()), []))):
+            cells = ((column.name, table[column.name][row]) for column in named)
+            told = "; ".join(f"{name}: {written(cell)}" for name, cell in cells if cell is not None)[: self.characters]
+            found.append(told if words else f"{told}; {self.target}:" if told else f"{self.target}:")
+        return found
+
+    @property
+    def has_words(self) -> bool:
+        """Whether some column is text or category."""
+        return any(column.kind in ("text", "category") for column in self.columns)
+
+    def numbers(self, table: Columns) -> np.ndarray:
+        """Float32 [n, K] of n rows."""
+        rows = len(next(iter(table.values()), []))
+        parts = [_numbers(column, table[column.name]) for column in self.columns]
+        return np.concatenate([np.zeros((rows, 0)), *parts], axis=1).astype(np.float32)
+
+
+def table_of(X: Any) -> Columns:
+    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...).
+
+    NaN, NaT, None, pandas' NA and empty strings are missing.
+    """
+    if isinstance(X, dict):
+        return {str(name): [_cell(cell) for cell in cells] for name, cells in X.items()}
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        return {str(name): [_cell(cell) for cell in X[name].tolist()] for name in X.columns}
+    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    if array.ndim == 1:
+        return {"text": [_cell(cell) for cell in array.tolist()]}
+    return {f"x{place}": [_cell(cell) for cell in array[:, place].tolist()] for place in range(array.shape[1])}
+
+
+def written(cell: Any) -> str:
+    """A value as a text holds it: numbers to six digits, dates as ISO, white space as one space."""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int | float):
+        return str(int(cell)) if cell == int(cell) and abs(cell) < 1e15 else format(cell, ".6g")
+    if isinstance(cell, date):
+        text = cell.isoformat()
+        return text.removesuffix("T00:00:00")
+    return " ".join(str(cell).split())
+
+
+def _cell(cell: Any) -> Any:
+    """A value as Python has it; None where it is missing."""
+    if isinstance(cell, np.generic):
+        cell = cell.item()
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)) or type(cell).__name__ in ("NaTType", "NAType"):
+        return None
+    if isinstance(cell, str):
+        return cell if cell.strip() else None
+    if isinstance(cell, float) and math.isinf(cell):
+        raise ColumnError("a number is infinite; missing values are NaN")
+    return cell
+
+
+def _fits(cell: Any, kind: str) -> bool:
+    if kind == "number":
+        return isinstance(cell, int | float)
+    if kind == "date":
+        return _days(cell) is not None
+    return isinstance(cell, str | int | float | date)
+
+
+def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
+    there = [cell for cell in cells if cell is not None]
+    missing = len(there) < len(cells)
+    for row, cell in enumerate(cells):
+        if cell is not None and not isinstance(cell, str | int | float | date):
+            found = f"{type(cell).__name__} {str(cell)[:40]!r}"
+            raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {found}")
+    if is_text:
+        return Column(name, "text", missing=missing)
+    if all(isinstance(cell, int | float) for cell in there):
+        return Column(name, "number", *_spread([float(cell) for cell in there]), missing)
+    days = [_days(cell) for cell in there]
+    if all(day is not None for day in days):
+        return Column(name, "date", *_spread(days), missing)
+    counts = Counter(written(cell) for cell in there)
+    if len(counts) > max(_DISTINCT * len(there), 2):
+        return Column(name, "text", missing=missing)
+    frequent = [level for level, count in counts.most_common(MOST_LEVELS) if count >= FEWEST_OF_LEVEL]
+    return Column(name, "category", missing=missing, levels=tuple(frequent))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and the distance of the quartiles, or the standard deviation where that is 0, or 1."""
+    if not values:
+        return 0.0, 1.0
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    width = high - low or float(np.std(values))
+    return middle, width if math.isfinite(width) and width > 0 else 1.0
+
+
+def _days(cell: Any) -> float | None:
+    """Days since 1970, UTC where no zone is said; None for what is no date."""
+    if isinstance(cell, str):
+        if not _DATE.fullmatch(cell.strip()):
+            return None
+        try:
+            cell = datetime.fromisoformat(cell.strip())
+        except ValueError:
+            return None
+    if isinstance(cell, datetime):
+        moment = cell if cell.tzinfo else cell.replace(tzinfo=UTC)
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
+    return float((cell - date(1970, 1, 1)).days) if isinstance(cell, date) else None
+
+
+def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
+    """[n, column.size], the flag for what is missing last."""
+    gone = np.array([cell is None for cell in cells], dtype=float)
+    parts: list[np.ndarray] = []
+    if column.kind == "category":
+        place = {level: index for index, level in enumerate(column.levels)}
+        indicators = np.zeros((len(cells), len(column.levels)))
+        for row, cell in enumerate(cells):
+            if cell is not None and (at := place.get(written(cell))) is not None:
+                indicators[row, at] = 1.0
+        parts = list(indicators.T)
+    elif column.kind != "text":
+        raw = [column.center if c is None else float(c) if column.kind == "number" else _days(c) for c in cells]
+        values = np.array(raw, dtype=float)
+        away = (values - column.center) / column.width
+        parts = [away.clip(-4, 4), np.arcsinh(away)]
+        if column.kind == "date":
+            year, week = 2 * np.pi * values / 365.2425, 2 * np.pi * values / 7
+            parts += [np.sin(year), np.cos(year), np.sin(week), np.cos(week)]
+    parts += [gone] if column.missing else []
+    return np.stack(parts, axis=1) if parts else np.zeros((len(cells), 0))
