@@ -52,6 +52,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     Args:
         backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
+        target: what the number is called in a row's text; the name of y, or else "value", by default.
         text_columns: columns that are texts, whatever they look like.
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
         experts: whether two regressions are asked beside the columns.
@@ -70,6 +71,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self,
         backbone: str = "smollm2-135m",
         *,
+        target: str | None = None,
         text_columns: Sequence[str] | None = None,
         config: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
@@ -81,6 +83,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         random_state: Any = None,
     ) -> None:
         self.backbone = backbone
+        self.target = target
         self.text_columns = text_columns
         self.config = config
         self.settings = settings
@@ -103,12 +106,14 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         Raises:
             ValueError: too few rows or groups, values that are not finite numbers, or a column that cannot be used.
         """
+        if y is None:
+            raise ValueError("this regressor requires y to be passed, but the target y is None")
         table, values = self._table(X, y)
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
         fold = _folds(len(values), groups, random)
         times = _times(sample_weight, values, random)
-        target = None if _is_strings(X) else str(getattr(y, "name", None) or "value")
+        target = None if _is_strings(X) else str(self.target or getattr(y, "name", None) or "value")
         self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
         if self.experts:
@@ -149,6 +154,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             how: dict[str, Any] = (
                 {"skip_check_array": True} if frame else {"dtype": None, "ensure_all_finite": "allow-nan"}
             )
+            if not frame and np.ndim(X) == 1:
+                raise ValueError(
+                    "Expected 2D array, or texts, got 1D array instead. Reshape your data: a row for each number"
+                )
             X = validate_data(self, X, reset=reset, **how)
         table = table_of(X)
         if reset:
@@ -248,14 +257,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path) -> "NumberRegressor":
-        """What `save` wrote. ValueError where the folder holds no such thing, or where the backbone is another one."""
+    def load(cls, folder: str | Path, device: str | None = None) -> "NumberRegressor":
+        """What `save` wrote; device: another than it was fitted on. ValueError where the folder holds no such thing, or where
+        the backbone is another one."""
         folder = Path(folder)
         if not (folder / ABOUT).is_file():
             raise ValueError(f"{folder} holds no regressor of tables (no {ABOUT}); make one with `causalqwen fit`")
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            made = cls(**about.pop("params"))
+            made = cls(**about.pop("params") | ({} if device is None else {"device": device}))
             weights = (folder / STATE).read_bytes()
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"the regressor in {folder} is damaged: {error}") from None

@@ -6,15 +6,21 @@ the year and in the week; of each category, indicators; and a flag for what is m
 is fitted once and is plain data.
 """
 
+import csv
+import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from causalqwen.data.rows import arrow_for
 
 KINDS = ("number", "date", "category", "text")
 MOST_LEVELS = 24
@@ -23,6 +29,7 @@ FEWEST_OF_LEVEL = 5
 """Rows in which a value stands, at least, for an indicator of its own."""
 _DISTINCT = 0.2
 """Strings of a column that are fewer than this share of its rows are a category."""
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
 
 Columns = dict[str, list[Any]]
@@ -137,6 +144,88 @@ def table_of(X: Any) -> Columns:
     if array.ndim == 1:
         return {"text": [_cell(cell) for cell in array.tolist()]}
     return {f"x{place}": [_cell(cell) for cell in array[:, place].tolist()] for place in range(array.shape[1])}
+
+
+def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Columns:
+    """The columns of a CSV, Parquet (`.parquet`) or JSON lines (`.jsonl`) file. An empty cell of a CSV is missing; its column
+    is one of numbers where all cells are, and a cell is a number where `reader` expects numbers.
+
+    Raises:
+        FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column.
+        ImportError: a Parquet file where pyarrow is not installed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    if path.suffix == ".parquet":
+        arrow = arrow_for(path)
+        try:
+            found = arrow.parquet.read_table(path).to_pydict()
+        except arrow.ArrowException as error:
+            raise ColumnError(f"{path.name}: {error}") from None
+    elif path.suffix == ".jsonl":
+        found = _read_objects(path)
+    else:
+        found = _read_cells(path, {c.name for c in reader.columns if c.kind == "number"} if reader else set())
+    if not found or not next(iter(found.values())):
+        raise ColumnError(f"{path.name} holds no rows")
+    return table_of(found)
+
+
+def taken_from(table: Columns, name: str) -> list[Any]:
+    """The column `name`, which the table then has no more. ColumnError where it is not there."""
+    if name not in table:
+        raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
+    return table.pop(name)
+
+
+def numbers_of(table: Columns, name: str) -> list[float]:
+    """`taken_from` a column of numbers, none missing. ColumnError for a cell that is none, by row."""
+    found = taken_from(table, name)
+    for row, cell in enumerate(found, start=1):
+        if isinstance(cell, bool) or not isinstance(cell, int | float):
+            shown = "nothing" if cell is None else repr(str(cell)[:40])
+            raise ColumnError(f"column {name!r}, row {row}: expected a number to learn, found {shown}")
+    return [float(cell) for cell in found]
+
+
+def _read_objects(path: Path) -> Columns:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ColumnError(f"{path.name}, row {number}: not JSON ({error})") from None
+            if not isinstance(rows[-1], dict):
+                raise ColumnError(f"{path.name}, row {number}: expected an object of columns")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _read_cells(path: Path, expected: set[str]) -> Columns:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = list(csv.reader(file, strict=True))
+    head, rows = (lines[0], lines[1:]) if lines else ([], [])
+    rows = [row for row in rows if row]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(head):
+            raise ColumnError(f"{path.name}, row {number}: {len(row)} cells, and the header has {len(head)}")
+    if len(set(head)) < len(head):
+        raise ColumnError(f"{path.name}: column {Counter(head).most_common(1)[0][0]!r} is there twice")
+    columns: Columns = {}
+    for place, name in enumerate(head):
+        cells = [row[place] if row[place].strip() else None for row in rows]
+        numbers = [None if cell is None else _number(cell) for cell in cells]
+        every = all(cell is None or number is not None for cell, number in zip(cells, numbers, strict=True))
+        take = every or name in expected
+        columns[name] = [c if n is None or not take else n for c, n in zip(cells, numbers, strict=True)]
+    return columns
+
+
+def _number(cell: str) -> float | None:
+    """What a cell says as a number; None for what is none, and for a code with zeros before it (01234)."""
+    return float(cell) if _NUMBER.fullmatch(cell.strip()) else None
 
 
 def written(cell: Any) -> str:
