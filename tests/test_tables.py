@@ -37,6 +37,14 @@ def folder(tiny_tokenizer, tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_trees():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "_TREES", 10)
+        patch.setattr(experts, "_PENALTIES", (0.1, 10.0))
+        yield
+
+
 @pytest.fixture
 def brief(folder):
     return lambda **given: NumberRegressor(folder, **({"settings": BRIEF, "config": SMALL, "random_state": 0} | given))
@@ -229,7 +237,7 @@ def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved(
     x = found._narrow(found._counts(rows[0]), rows[1])
     wanted = np.stack([values, np.log1p(np.abs(values)) * np.sign(values)], axis=1)
     wanted = (wanted - wanted.mean(0)) / wanted.std(0)
-    forest = ExtraTreesRegressor(100, min_samples_leaf=2, max_features=0.3, random_state=0).fit(x, wanted)
+    forest = ExtraTreesRegressor(10, min_samples_leaf=2, max_features=0.3, random_state=0).fit(x, wanted)
     np.testing.assert_allclose(answers[:, 2:], forest.predict(x), atol=1e-5)
     assert np.corrcoef(answers[:, 0], values)[0, 1] > 0.8
     tensors, about = found.state("experts.")

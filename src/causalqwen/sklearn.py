@@ -335,8 +335,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.string = tags.input_tags.one_d_array = tags.input_tags.categorical = True
-        tags.input_tags.allow_nan = tags.input_tags.dict = True
+        tags.input_tags.string = tags.input_tags.categorical = tags.input_tags.allow_nan = True
         return tags
 
 
