@@ -212,7 +212,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             return asked[output_type]()
         found = {name: ask() for name, ask in asked.items()}
         columns = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), prob.tolist(), strict=True)
-        return found | {"predictions": [NumberPrediction(*row, law) for row in columns]}
+        own = self.model_.value_law
+        return found | {"predictions": [NumberPrediction(*row, own) for row in columns]}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -241,7 +242,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
                 chain = Chain(model, rows.to(model.device))
                 found.append([column.double().cpu() for column in (*chain.value(), chain.number.log_p()[0].exp())])
         loc, scale, prob = (torch.cat(column) for column in zip(*found, strict=True))
-        return model.value_law, loc.unsqueeze(-1), scale.unsqueeze(-1), prob
+        return model.value_law.beside_levels(), loc.unsqueeze(-1), scale.unsqueeze(-1), prob
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
