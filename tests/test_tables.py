@@ -331,6 +331,16 @@ def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fi
         NumberRegressor.load(tmp_path)
 
 
+def test_rows_longer_than_the_context_are_cut_before_the_question(brief):
+    frame, price = products(20)
+    long = frame.assign(name=["1 2 3 4 5 6 7 8 9 " * 60] * 20)
+    regressor = brief(text_columns=["name"]).fit(long, price)
+    made = regressor._examples(table_of(long), np.zeros((20, 1)), np.zeros(20))
+    assert max(len(one) for one in made) <= 256
+    told = regressor.model_.processor.decode(made[0].input_ids[:-1], made[0].numeric_values[:-1])
+    assert told.endswith("; price:") and told.count("price") == 1
+
+
 def test_groups_are_never_on_both_sides_and_weights_draw_rows(brief, monkeypatch):
     import causalqwen.sklearn as module
 

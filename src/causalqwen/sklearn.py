@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -38,8 +39,9 @@ QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
 STATE, ABOUT = "estimator.safetensors", "estimator.json"
 FORMAT = 1
 _FEWEST = 2 * FOLDS
+_ROWS_AT_ONCE = 256
 _CONFIG: dict[str, Any] = {"value_loss": "crps", "value_branch_members": 4, "value_branch_dropout": 0.5}
-_SETTINGS: dict[str, Any] = {"values": {"epochs": 12, "center": True}, "evaluations": 12}
+_SETTINGS: dict[str, Any] = {"values": {"epochs": 12, "center": True, "learning_rate": 3e-4}, "evaluations": 12}
 
 
 class NumberRegressor(RegressorMixin, BaseEstimator):
@@ -154,10 +156,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             how: dict[str, Any] = (
                 {"skip_check_array": True} if frame else {"dtype": None, "ensure_all_finite": "allow-nan"}
             )
-            if not frame and np.ndim(X) == 1:
-                raise ValueError(
-                    "Expected 2D array, or texts, got 1D array instead. Reshape your data: a row for each number"
-                )
             X = validate_data(self, X, reset=reset, **how)
         table = table_of(X)
         if reset:
@@ -178,7 +176,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
         model, found = self.model_, []
-        pairs = zip(self.reader_.texts(table), values.tolist(), strict=True)
+        texts, limit = self.reader_.texts(table), model.config.context_length or math.inf
+        for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
+            told = text.removesuffix(self.reader_.asked("..")[2:])
+            while (
+                2 * len(text) >= limit and (tokens := len(model.processor(text, prompt=True)["input_ids"]) + 1) > limit
+            ):
+                told = told[: min(len(told) - 1, int(len(told) * limit / tokens))]
+                text = texts[row] = self.reader_.asked(told)
+        pairs = zip(texts, values.tolist(), strict=True)
         rows = [
             Row("prompt", f"row {row}", {"prompt": text, "value": value}) for row, (text, value) in enumerate(pairs)
         ]
@@ -238,9 +244,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         z = self._kept().features(self._examples(table, columns, np.zeros(len(columns))))
         model, found = self.model_, []
         with model.standing():
-            for rows in torch.from_numpy(np.concatenate([z, columns], axis=1)).split(4096):
-                chain = Chain(model, rows.to(model.device))
-                found.append([column.double().cpu() for column in (*chain.value(), chain.number.log_p()[0].exp())])
+            for rows in torch.from_numpy(np.concatenate([z, columns], axis=1)).split(_ROWS_AT_ONCE):
+                # Products of one shape: a row's figures do not depend on how many others there are.
+                whole = torch.nn.functional.pad(rows, (0, 0, 0, _ROWS_AT_ONCE - len(rows)))
+                chain = Chain(model, whole.to(model.device))
+                asked = (*chain.value(), chain.number.log_p()[0].exp())
+                found.append([column[: len(rows)].double().cpu() for column in asked])
         loc, scale, prob = (torch.cat(column) for column in zip(*found, strict=True))
         return model.value_law.beside_levels(), loc.unsqueeze(-1), scale.unsqueeze(-1), prob
 

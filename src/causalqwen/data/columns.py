@@ -116,8 +116,12 @@ class TableReader:
         for row in range(len(next(iter(table.values()), []))):
             cells = ((column.name, table[column.name][row]) for column in named)
             told = "; ".join(f"{name}: {written(cell)}" for name, cell in cells if cell is not None)[: self.characters]
-            found.append(told if words else f"{told}; {self.target}:" if told else f"{self.target}:")
+            found.append(told if words else self.asked(told))
         return found
+
+    def asked(self, told: str) -> str:
+        """What is told of a row, with the question for its number."""
+        return told if self.target is None else f"{told}; {self.target}:" if told else f"{self.target}:"
 
     @property
     def has_words(self) -> bool:
