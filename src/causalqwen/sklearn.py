@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
-from scipy import stats
+from scipy import sparse, stats
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
@@ -149,7 +149,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         reset = y is not None
         if reset:
             y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
-        if not (isinstance(X, dict) or _is_strings(X)):
+        if not (_is_columns(X) or _is_strings(X)):
             frame = hasattr(X, "columns") and hasattr(X, "dtypes")
             if frame and len(X) == 0:
                 raise ValueError("Found array with 0 sample(s) (0 rows) while a minimum of 1 is required.")
@@ -159,7 +159,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             X = validate_data(self, X, reset=reset, **how)
         table = table_of(X)
         if reset:
-            if isinstance(X, dict) or _is_strings(X):
+            if _is_columns(X) or _is_strings(X):
                 self.n_features_in_ = len(table)
             check_consistent_length(next(iter(table.values()), []), y)
         else:
@@ -411,9 +411,13 @@ def _times(weight: Any, values: np.ndarray, random: np.random.RandomState) -> np
     return np.floor(wanted + random.uniform(size=len(wanted))).astype(np.int64)
 
 
+def _is_columns(X: Any) -> bool:
+    return isinstance(X, dict) and not sparse.issparse(X)  # one kind of sparse matrix is a dict
+
+
 def _is_strings(X: Any) -> bool:
     """Whether X is a flat list or array of texts."""
-    if hasattr(X, "dtypes") or isinstance(X, dict):
+    if hasattr(X, "dtypes") or _is_columns(X):
         return False
     if isinstance(X, np.ndarray) or (hasattr(X, "tolist") and hasattr(X, "ndim")):
         X = np.asarray(X)

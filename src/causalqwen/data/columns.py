@@ -136,14 +136,16 @@ class TableReader:
 
 
 def table_of(X: Any) -> Columns:
-    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...).
+    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are those
+    of a DataFrame that are called 0, 1, ...).
 
     NaN, NaT, None, pandas' NA and empty strings are missing.
     """
     if isinstance(X, dict):
         return {str(name): [_cell(cell) for cell in cells] for name, cells in X.items()}
     if hasattr(X, "columns") and hasattr(X, "dtypes"):
-        return {str(name): [_cell(cell) for cell in X[name].tolist()] for name in X.columns}
+        named = {name: f"x{name}" if isinstance(name, int) else str(name) for name in X.columns}
+        return {named[name]: [_cell(cell) for cell in X[name].tolist()] for name in X.columns}
     array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
     if array.ndim == 1:
         return {"text": [_cell(cell) for cell in array.tolist()]}
