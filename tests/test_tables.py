@@ -398,8 +398,6 @@ def test_mapie_wraps_it(brief):
 
 
 def test_scikit_learns_own_checks_pass(folder):
-    weights = "weights draw whole rows, so that a row of weight 2 is not two rows of weight 1 to the last bit"
-    check_estimator(
-        NumberRegressor(folder, settings={"values": {"epochs": 1}, "evaluations": 1}, config=SMALL, random_state=0),
-        expected_failed_checks={"check_sample_weight_equivalence_on_dense_data": weights},
-    )
+    settings = {"values": {"epochs": 1}, "evaluations": 1}
+    found = check_estimator(NumberRegressor(folder, settings=settings, config=SMALL, random_state=0), on_skip=None)
+    assert {one["check_name"] for one in found if one["status"] != "passed"} <= {"check_array_api_input"}

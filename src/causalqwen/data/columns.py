@@ -136,8 +136,8 @@ class TableReader:
 
 
 def table_of(X: Any) -> Columns:
-    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are those
-    of a DataFrame that are called 0, 1, ...).
+    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are
+    those of a DataFrame that are called 0, 1, ...).
 
     NaN, NaT, None, pandas' NA and empty strings are missing.
     """
