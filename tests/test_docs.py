@@ -208,7 +208,7 @@ def test_every_public_name_has_a_row_and_every_row_a_name():
     listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
     assert known <= set(listed), known - set(listed)
     assert listed == re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.zh.md").read_text(encoding="utf-8"), re.M)
-    others = [importlib.import_module(f"causalqwen.{room}") for room in ("distributions", "core")]
+    others = [importlib.import_module(f"causalqwen.{room}") for room in ("distributions", "core", "sklearn")]
     for name in listed:
         first, *rest = name.split(".")
         found = next(getattr(room, first) for room in (*rooms, *others) if hasattr(room, first))

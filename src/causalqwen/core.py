@@ -137,13 +137,15 @@ class Chain:
     """One pass through the chain at the features z [..., H] of some positions.
 
     draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
-    `chain.threshold = ...`.
+    `chain.threshold = ...`. features may be [..., H + K], with the K columns of a table's row behind z: the value branch alone
+    reads them (`config.value_columns`).
     """
 
     def __init__(
         self, model: Grafted, features: Tensor, draws: Draws | None = None, words: "Vocabulary | None" = None
     ) -> None:
-        self.model, self.features, self.draws = model, features, draws or Integrated()
+        self.model, self.with_columns, self.draws = model, features, draws or Integrated()
+        self.features = features[..., : model.config.hidden_size]
         self.action, self.words = model.action, words or model.vocabulary()
 
     def __getitem__(self, places: Any) -> "Chain":
@@ -151,7 +153,7 @@ class Chain:
         return self._each(lambda step: step[places])
 
     def _each(self, taken: Callable[[Tensor], Tensor]) -> "Chain":
-        part = Chain(self.model, taken(self.features), words=self.words)
+        part = Chain(self.model, taken(self.with_columns), words=self.words)
         for step in _SITUATED:
             setattr(part, step, taken(getattr(self, step)))
         if self.drawn is not None:
@@ -229,7 +231,7 @@ class Chain:
         """The chain of the same individual with nothing drawn."""
         if self.drawn is None:
             return self
-        whole = Chain(self.model, self.features, words=self.words)
+        whole = Chain(self.model, self.with_columns, words=self.words)
         whole.of_U, whole.threshold = self.of_U, self.threshold
         return whole
 
@@ -332,7 +334,7 @@ class Chain:
 
     def read_by_values(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """The law of U as the value head reads it, [..., C]; `each`: of each member that reads it, [members, ..., C]."""
-        return self.model.value_reader(self.features, self.loc_U, self.scale_U, each=each)
+        return self.model.value_reader(self.with_columns, self.loc_U, self.scale_U, each=each)
 
     @property
     def value_noise(self) -> Tensor:

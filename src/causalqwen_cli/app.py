@@ -1,10 +1,10 @@
-"""`causalqwen`: graft, calibrate, train, predict, generate, abduct, counterfactual, evaluate, benchmark, serve,
+"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, counterfactual, evaluate, benchmark, serve,
 demo, doctor."""
 
-from causalqwen_cli import making, scoring, serving, speaking
+from causalqwen_cli import making, scoring, serving, speaking, tables
 from causalqwen_cli.base import app
 
-__all__ = ["app", "main", "making", "scoring", "serving", "speaking"]
+__all__ = ["app", "main", "making", "scoring", "serving", "speaking", "tables"]
 
 
 def main() -> None:

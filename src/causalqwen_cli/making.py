@@ -26,7 +26,7 @@ def graft(
     as_json: AsJson = False,
 ) -> None:
     """Graft a number channel and an individual onto a pretrained decoder."""
-    _refuse_existing(output)
+    refuse_existing(output)
     import torch
 
     from causalqwen import CausalQwenForCausalLM
@@ -85,7 +85,7 @@ def calibrate(
     if threshold not in ("predicted", "solved"):
         raise ValueError(f"unknown threshold {threshold}; use predicted or solved")
     if output is not None:
-        _refuse_existing(output)
+        refuse_existing(output)
     words = read_text(text)
     loaded = load_model(model, device)
     loaded.config.threshold_shift = threshold  # type: ignore[assignment]
@@ -180,7 +180,8 @@ def save_model(model: Any, output: Path) -> None:
         model.save_pretrained(part)
 
 
-def _refuse_existing(output: Path) -> None:
+def refuse_existing(output: Path) -> None:
+    """ValueError where something is there; an empty folder is removed."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists already; choose another output")
     if output.exists():

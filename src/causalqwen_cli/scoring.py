@@ -25,7 +25,15 @@ def predict(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Predict numbers as distributions, row by row; the file may be larger than memory."""
+    """Predict numbers as distributions, row by row; the file may be larger than memory. With a model of `fit`, of a table."""
+    if (model / "estimator.json").is_file():
+        from causalqwen_cli.tables import predict_table
+
+        if resume:
+            raise ValueError("--resume is for files of rows; a table is predicted at once")
+        count = predict_table(model, input, output, raw=raw, device=device)
+        show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
+        return
     from causalqwen.data import stream_rows
     from causalqwen.evaluation import predict_file
     from causalqwen.evaluation.predict import check_output
@@ -162,6 +170,12 @@ def numbers(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of every method on every table.")] = 5,
+    table: Annotated[Path | None, typer.Option(help="A table of your own (CSV, Parquet, JSON lines) instead.")] = None,
+    target: Annotated[str | None, typer.Option(help="With --table: column of the number.")] = None,
+    text: Annotated[str | None, typer.Option(help="With --table: columns that are texts, with commas.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="With --table: column of which equal rows are split together.")
+    ] = None,
     rows: Annotated[str, typer.Option(help="Of a table, to train, to validate and to test.")] = "800,200,400",
     skip: Annotated[
         int, typer.Option(min=0, help="Leave out so many records of a table first, for rows not seen yet.")
@@ -177,6 +191,7 @@ def numbers(
     """Distributions of numbers from text, beside what people would use instead (many hours; a stopped run goes on)."""
     from functools import partial
 
+    from causalqwen.data.tables import records_of, split_records
     from causalqwen.evaluation import figures
     from causalqwen.evaluation.numbers_benchmark import (
         JOINT,
@@ -188,14 +203,23 @@ def numbers(
         summary,
     )
     from causalqwen.files import write_text
+    from causalqwen_cli.tables import named as columns_named
 
     asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
     asked += [JOINT] if joint and JOINT not in asked else []
     named = [name.strip() for name in tables.split(",")]
     fields = config_fields(settings)
     sizes = _sizes(rows)
-    table = partial(real_table, rows=sizes, skip=skip)
-    made = Benchmark(output, named, backbone, partial(graft, backbone), table, fields, bf16=bf16, say=say)
+    read = partial(real_table, rows=sizes, skip=skip)
+    if (table is None) != (target is None):
+        raise ValueError("a table of your own needs --table and --target")
+    if table is None and (text or groups):
+        raise ValueError("--text and --groups are for a table of your own: give --table")
+    if table is not None:
+        records = records_of(table, target, text=columns_named(text), groups=groups)
+        parts = split_records(table.name, records, sizes, skip)
+        named, read = [table.stem], lambda name: (target, parts)  # type: ignore[assignment]
+    made = Benchmark(output, named, backbone, partial(graft, backbone), read, fields, bf16=bf16, say=say)
     made.run(asked, seeds)
     found = summary(made, METHODS, seeds)
     write_text(output / "numbers.json", json.dumps(found, indent=1) + "\n")

@@ -5,12 +5,14 @@ Every record holds `prompt`, `value`, `entity` (what a split keeps together) and
 """
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from causalqwen.data.boiling_points import PROMPT, boiling_points
+from causalqwen.data.columns import TableReader, numbers_of, read_table, taken_from
 from causalqwen.data.splits import split_by_entity
 
 ROWS = (800, 200, 400)
@@ -50,7 +52,28 @@ def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> dict[str, 
     """
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; known: {', '.join(TABLES)}")
-    records = TABLES[name].read()
+    return split_records(name, TABLES[name].read(), rows, skip)
+
+
+def records_of(
+    path: str | os.PathLike, target: str, *, text: Sequence[str] = (), groups: str | None = None
+) -> list[dict[str, Any]]:
+    """Records of somebody's own table, as `TABLES` has them: a row's text (`TableReader`), its value, and its group.
+
+    Raises ColumnError for a column that is missing, or a value that is no number, by column and row.
+    """
+    table = read_table(path)
+    values = numbers_of(table, target)
+    names = [str(name) for name in taken_from(table, groups)] if groups else [str(row) for row in range(len(values))]
+    prompts = TableReader.fit(table, target, text).texts(table)
+    pairs = enumerate(zip(prompts, values, names, strict=True))
+    return [{"prompt": p, "value": value, "entity": name, "name": f"{row:09d}"} for row, (p, value, name) in pairs]
+
+
+def split_records(
+    name: str, records: list[dict[str, Any]], rows: Sequence[int] = ROWS, skip: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """`parts_of` of the records of a table."""
     left = max(0, min(sum(rows), len(records) - skip))
     validation, test = (left * part // sum(rows) for part in rows[1:])
     if any(asked and not got for asked, got in zip(rows, (left - validation - test, validation, test), strict=True)):

@@ -1,14 +1,17 @@
 """Pictures as SVG text."""
 
 import io
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")
+if "matplotlib.pyplot" not in sys.modules:  # a notebook that has chosen a backend keeps it
+    matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -39,11 +42,17 @@ def as_svg(figure: Figure) -> str:
 
 
 def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, level: float, seed: int = 0) -> str:
+    """`draw_predicted` as a picture of its own."""
+    figure, axis = plt.subplots(figsize=(6.2, 5.2))
+    draw_predicted(axis, values, columns, unit, level, seed)
+    return as_svg(figure)
+
+
+def draw_predicted(axis: Axes, values: np.ndarray, columns: np.ndarray, unit: str, level: float, seed: int = 0) -> None:
     """Medians against observations, with intervals. values [n]; columns [n, 3]: median, low, high end.
 
     All medians are drawn; the intervals of 60 numbers, chosen at random, because more would hide each other.
     """
-    figure, axis = plt.subplots(figsize=(6.2, 5.2))
     inside = (columns[:, 1] <= values) & (values <= columns[:, 2])
     for mask, colour, label in ((inside, _MAIN, "inside its interval"), (~inside, _SECOND, "outside")):
         axis.scatter(values[mask], columns[mask, 0], s=9, color=colour, alpha=0.65, linewidths=0, label=label)
@@ -59,7 +68,6 @@ def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, l
     )
     axis.set_ylabel(f"predicted median, {unit}, and {level:.0%} interval")
     axis.legend(frameon=False, loc="upper left")
-    return as_svg(figure)
 
 
 def calibration(central: np.ndarray, raw_levels: ArrayLike | None) -> str:

@@ -84,6 +84,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
             "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
+            "value_columns",
         ),
         "training": ("gate_alpha", "gate_detach", "value_loss_weight"),
     },
@@ -115,7 +116,8 @@ class CausalQwenConfig(PreTrainedConfig):
         domains: settings of the domains' abduction networks by name; domain: which one is asked, None for the base's. See
             `add_domain`.
         value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
-            that residual is the mean of; each is trained as if it were alone.
+            that residual is the mean of; each is trained as if it were alone. value_columns: how many numbers of a table's row
+            it reads beside z (`Example.columns`).
         score_scale: "common" (one scale for all scores of a position, the law of what is drawn), "documents" (|W| scale), or
             "equal", what checkpoints from before "common" have.
         score_noise, score_slope: a token's own noise under "common", see `graded_scale`; set by `calibrate`.
@@ -177,6 +179,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_branch_members: Count = 1
     value_branch_layers: Annotated[int, Field(ge=0)] = 2
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    value_columns: Annotated[int, Field(ge=0)] = 0
 
     score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "equal"
     score_noise: NotNegative = 0.0
@@ -297,6 +300,8 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
         if self.number_encoding == "fourier":
             self.require("number_encoding='fourier'")
+        if self.value_columns:
+            self.require("value_columns")
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):

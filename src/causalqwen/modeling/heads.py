@@ -65,6 +65,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
             members=config.value_branch_members,
             layers=config.value_branch_layers,
             dropout=config.value_branch_dropout,
+            columns=config.value_columns,
         )
     made["action"] = ActionNetwork(
         size,
@@ -136,7 +137,7 @@ class GraftModules:
         law = self.value_law if law is None else law
         if candidates is None or self.copy_head is None:
             return law
-        standardize = self.value_reader.standardize
+        standardize, features = self.value_reader.standardize, features[..., : self.config.hidden_size]
         return self.copy_head.law(law, standardize(features), standardize(candidates.features), candidates)
 
 

@@ -90,6 +90,17 @@ class NumberPrediction:
     def __str__(self) -> str:
         return f"{self.format(0.9)[:-1]}; P_NUM {self.num_prob:.3g})"
 
+    def plot(self, value: float | None = None, axes: Any = None, unit: str = "") -> Any:
+        """Density, intervals, and the truth where it is known, as matplotlib draws them: see `evaluation.plots`."""
+        from causalqwen.evaluation.plots import plot_prediction  # whoever predicts need not load matplotlib
+
+        return plot_prediction(self, value, axes, unit)
+
+    def _repr_html_(self) -> str:
+        from causalqwen.evaluation.plots import as_html
+
+        return as_html(self)
+
 
 @dataclass(frozen=True)
 class MixedNumberPrediction(NumberPrediction):

@@ -25,6 +25,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         "value_branch": True,
         "value_branch_members": 1,
     },
+    "value_columns": {"value_branch": True, "class_values": {}},
     "beam search": {"copy_numbers": False},
     "drafting from the text": {"copy_numbers": False},
     "a text under given noise": {"copy_numbers": False},

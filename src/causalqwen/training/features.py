@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.core import Chain
 from causalqwen.data import Example, collate
-from causalqwen.data.encoding import most_also_right
+from causalqwen.data.encoding import columns_of, most_also_right
 from causalqwen.distributions import upcast
 from causalqwen.files import writing_folder
 from causalqwen.losses import NO_TARGET
@@ -51,7 +51,8 @@ class TokenFacts:
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
     numbers: those in the positions' rows, where the model copies; it is no column.
     class_code: of one row, the place in `config.class_values` of its class, -1 for none, None where classes have no axes; no
-        column either.
+        column either. table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from
+        the examples each time, and stand behind z in `tensor("features")`.
     """
 
     features: np.ndarray
@@ -71,20 +72,26 @@ class TokenFacts:
     also_right: np.ndarray
     numbers: KeptNumbers | None = None
     class_code: int | None = None
+    table: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: slice) -> "TokenFacts":
         numbers = None if self.numbers is None else self.numbers[index]
-        return TokenFacts(**{name: getattr(self, name)[index] for name in COLUMNS}, numbers=numbers)
+        table = None if self.table is None else self.table[index]
+        return TokenFacts(**{name: getattr(self, name)[index] for name in COLUMNS}, numbers=numbers, table=table)
 
     def tensor(self, name: str) -> Tensor:
         """One column as a tensor; it shares the column's memory, and where that is a file, nothing is read yet."""
-        return torch.from_numpy(getattr(self, name))
+        column = torch.from_numpy(getattr(self, name))
+        if name == "features" and self.table is not None:
+            return torch.cat([column, torch.from_numpy(self.table)], dim=-1)
+        return column
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in ("numbers", "class_code"))
+_BESIDE = ("numbers", "class_code", "table")
+COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in _BESIDE)
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
 _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
@@ -236,10 +243,11 @@ class FactStore:
         """All positions from their features under the heads that `model` has now, for heads that the facts depend on."""
         for block in self.blocks(positions, split=split):
             z, targets, values, also_right = (
-                block.tensor(name).to(model.device) for name in ("features", "targets", "values", "also_right")
+                torch.from_numpy(getattr(block, name)).to(model.device)
+                for name in ("features", "targets", "values", "also_right")
             )
             facts = on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
-            yield dataclasses.replace(facts, numbers=block.numbers)
+            yield dataclasses.replace(facts, numbers=block.numbers, table=block.table)
 
     @classmethod
     def build(
@@ -256,7 +264,7 @@ class FactStore:
         folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples)]
         folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
         if ranks.from_main(folder.is_dir()):
-            return cls(folder, numbers=model.copies)
+            return cls(folder, numbers=model.copies)._with_table(model, examples)
         was_training = model.training
         model.eval()
         try:
@@ -264,7 +272,13 @@ class FactStore:
                 cls._fill(part, model, examples, title)
         finally:
             model.train(was_training)
-        return cls(folder)
+        return cls(folder)._with_table(model, examples)
+
+    def _with_table(self, model: CausalQwenForCausalLM, examples: Sequence[Example]) -> "FactStore":
+        table = columns_of(examples, model.config.value_columns)
+        if table is not None:
+            self.facts.table = table.repeat(np.diff(self.offsets), axis=0)
+        return self
 
     @staticmethod
     def _fill(part: Path, model: CausalQwenForCausalLM, examples: Sequence[Example], title: str) -> None:
@@ -288,8 +302,7 @@ class FactStore:
         # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
         alike: dict[bytes, list[int]] = {}
         for index, example in enumerate(examples):
-            read = [*example.input_ids, *example.numeric_values[:-1], *_how_read(example)]
-            alike.setdefault(hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest(), []).append(index)
+            alike.setdefault(row_digest(example), []).append(index)
         sharing = list(alike.values())
         distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
         for places, facts in stream_facts(model, distinct, title=title, split=True):
@@ -320,7 +333,7 @@ class FactStore:
         """The store that `build` would make of `examples` in `root`, put together from those of their parts, in order."""
         folder = Path(root) / f"features-{facts_keys(model, examples)[0][:24]}"
         if folder.is_dir():
-            return cls(folder)
+            return cls(folder)._with_table(model, examples)
         with writing_folder(folder) as part:
             for name in COLUMNS:
                 columns = [getattr(store.facts, name) for store in stores]
@@ -332,7 +345,7 @@ class FactStore:
                 KeptNumbers.stacked(numbers).save(part)
             lengths = np.concatenate([np.diff(store.offsets) for store in stores])
             np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-        return cls(folder)
+        return cls(folder)._with_table(model, examples)
 
 
 def _make_empty(folder: Path, positions: int, widths: dict[str, int]) -> None:
@@ -346,6 +359,12 @@ def _how_read(example: Example) -> list[float]:
     """What an example's facts depend on beside its tokens and their values."""
     pairs = [number for pair in example.also_right or () for number in pair]
     return [example.value_from, len(pairs), *pairs, *(example.learned or ())]
+
+
+def row_digest(example: Example) -> bytes:
+    """SHA-256 of what is read of an example: all but the value that comes last."""
+    read = [*example.input_ids, *example.numeric_values[:-1], *_how_read(example)]
+    return hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest()
 
 
 def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> list[str]:

@@ -136,7 +136,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
     loc_Y, scale_Y = chain[numbers.to(model.device)].value()
     step = max(1, chain.loc_U.numel() // 50_000)
     network = model.abduction.asked
-    beside = {} if network is None else {"distance": network.distance(features).cpu()}
+    beside = {} if network is None else {"distance": network.distance(chain.features).cpu()}
     if facts.numbers is not None:
         offered = Candidates(**facts.numbers.candidates()).to(model.device)[numbers.to(model.device)]
         of_text = model.copy_law(features[numbers], offered, ValueLaw())  # the new number's law is not looked at here

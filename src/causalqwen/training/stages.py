@@ -13,6 +13,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
+from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -31,6 +32,9 @@ from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCa
 
 _NOISE_AT_CENTER = 0.05
 """Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
+
+_COLUMN_RIDGE = 1e-2
+"""Penalty of a row, in the start on a table's columns: experts' answers among them say much the same."""
 
 WORK = "work"
 METRICS = "metrics.jsonl"
@@ -150,6 +154,8 @@ def _train_values(run: Run) -> None:
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
     elif stage.center:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
+    if model.config.value_columns:
+        _lean_on_columns(model, train_store)
     trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
@@ -160,7 +166,7 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     noise `noise`."""
     law, head = model.action.value_law, model.action.value_head
     was_training, mean = branch.training, branch.feature_mean.unsqueeze(0)
-    loc, scale = branch.eval()(mean, *model.abduction(mean))
+    loc, scale = branch.eval()(mean, *model.abduction(mean[:, : model.config.hidden_size]))
     branch.train(was_training)
     row = head.weight
     head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
@@ -170,12 +176,45 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
 
 
+@torch.no_grad()
+def _lean_on_columns(model: CausalQwenForCausalLM, store: FactStore) -> None:
+    """Start at the ridge regression of t(value) on the columns, with the spread that it leaves: a goes along W_reg, and d takes
+    back what W_reg makes of z by itself. t(value) is clipped to 6 robust standard deviations about its median there."""
+    model.config.require("value_columns")
+    branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
+    learned = torch.from_numpy(np.isfinite(store.facts.values))
+    axis = model.value_transform.forward(store.facts.tensor("values")[learned]).double()
+    wide = 6 * max((axis - axis.median()).abs().median().item() / 0.6745, 1e-9)
+    axis = axis.clamp(axis.median() - wide, axis.median() + wide)
+    features = store.facts.tensor("features")[learned].to(model.device)
+    columns = branch.standardize(features)[:, -branch.columns :].double()
+    within = (columns - columns.mean(0)).cpu()
+    gram = within.T @ within + _COLUMN_RIDGE * len(within) * torch.eye(branch.columns, dtype=torch.float64)
+    found = torch.linalg.solve(gram, within.T @ (axis - axis.mean()))
+    left = axis - within @ found
+    # The chain where each feature in turn stands one standard deviation off its mean: loc_Y is linear in z there.
+    was_training = branch.training
+    steps = torch.cat([branch.feature_mean[None], branch.feature_mean + torch.diag(branch.feature_std)])
+    loc, scale = (column.double().cpu() for column in Chain(model.eval(), steps.to(features.dtype)).value())
+    branch.train(was_training)
+    own = loc[0] - loc[1:]
+    own[-branch.columns :] += found
+    branch.along.copy_(head.weight[0] / head.weight.square().sum())
+    branch.direct[0].copy_(own)
+    head.bias.add_((left.median() - loc[0] - columns.mean(0).cpu() @ found).item())
+    least = (left - left.median()).abs().median() / law.quantile(torch.tensor(0.75))
+    step = float((least.clamp(min=1e-6) / scale[0]).log())
+    for member in (branch.residual, *branch.others):
+        member.last.bias[member.last.bias.shape[0] // 2 :] += step
+    branch.log_noise.add_(step)
+
+
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Mean and standard deviation of the features that precede values to learn, for the value branch."""
     if model.value_branch is None:
         return
     learned = np.isfinite(store.facts.values)
-    features = torch.from_numpy(store.facts.features[learned]).double()
+    features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
     std, mean = torch.std_mean(features, dim=0)
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
@@ -268,6 +307,10 @@ def _layers(model: CausalQwenForCausalLM) -> list[torch.nn.Module]:
 def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     """What a stage trains that moves the backbone, made while the backbone is what it was."""
     model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
+    if model.config.value_columns:
+        raise ValueError(
+            f"{name}: columns of a table are learned on kept features, by the stages values and heads alone"
+        )
     model.numeric_embedding.requires_grad_(True)
     for direction in model.numeric_embedding.directions:
         direction.requires_grad_(stage.direction)

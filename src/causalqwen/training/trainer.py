@@ -130,7 +130,7 @@ class TrainedForCausalLM(nn.Module):
         loss = parts.total
         if self.closeness and self.training:
             domain = model.abduction.asked
-            away = (divergence(domain.law, *domain.moves(features)) * masks.cls_mask).sum()
+            away = (divergence(domain.law, *domain.moves(chain.features)) * masks.cls_mask).sum()
             items = masks.cls_mask.sum() if num_items_in_batch is None else num_items_in_batch
             loss = loss + self.closeness * away / items
         if self.anchor is not None and self.training:

@@ -1,0 +1,335 @@
+"""Rows of a table as texts and as numbers: text, category, number, date and missing columns (docs/tables.md).
+
+A row's text is "column: value; column: value; target:", missing values left out. Its numbers are: of each number, the distance
+from the column's median in quartile distances, clipped to 4, and its asinh, unclipped; of each date the same, and its place in
+the year and in the week; of each category, indicators; and a flag for what is missing. Both follow from a `TableReader`, which
+is fitted once and is plain data.
+"""
+
+import csv
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from causalqwen.data.rows import arrow_for
+
+KINDS = ("number", "date", "category", "text")
+MOST_LEVELS = 24
+"""Of a category column, indicators are made of its most frequent values, so many at most."""
+FEWEST_OF_LEVEL = 5
+"""Rows in which a value stands, at least, for an indicator of its own."""
+_DISTINCT = 0.2
+"""Strings of a column that are fewer than this share of its rows are a category."""
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
+
+Columns = dict[str, list[Any]]
+"""Values by column name: str, int, float, bool, datetime, or None for a missing one."""
+
+
+class ColumnError(ValueError):
+    """A column that cannot be used; the message names it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of one column. center, width: of a number, or of days since 1970. levels: values with an indicator."""
+
+    name: str
+    kind: str
+    center: float = 0.0
+    width: float = 1.0
+    missing: bool = False
+    levels: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many numbers it gives."""
+        return {"number": 2, "date": 6, "category": len(self.levels), "text": 0}[self.kind] + self.missing
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """How rows are read: the columns, what is asked for, and how many characters of a row are taken.
+
+    target: None where the only column is a text that is taken as it is.
+    """
+
+    columns: tuple[Column, ...]
+    target: str | None
+    characters: int = field(default=2000)
+
+    @classmethod
+    def fit(cls, table: Columns, target: str | None, text: Sequence[str] = (), characters: int = 2000) -> "TableReader":
+        """From the training rows. text: columns that are texts, whatever they look like.
+
+        Raises ColumnError for a name in `text` that is no column, or a column of values that are neither of `KINDS`.
+        """
+        for name in text:
+            if name not in table:
+                raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
+        return cls(tuple(_column(name, cells, name in text) for name, cells in table.items()), target, characters)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
+        """What `to_dict` gave."""
+        columns = (Column(**column | {"levels": tuple(column["levels"])}) for column in kept["columns"])
+        return cls(tuple(columns), kept["target"], kept["characters"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    def check(self, table: Mapping[str, Sequence[Any]]) -> None:
+        """ColumnError for a column that is missing, that the training rows did not have, or of another kind."""
+        known = {column.name: column for column in self.columns}
+        for name in known:
+            if name not in table:
+                raise ColumnError(f"column {name!r} is missing; it was there when the model was fitted")
+        for name in table:
+            if name not in known:
+                raise ColumnError(f"column {name!r} was not there when the model was fitted; leave it out")
+        for name, column in known.items():
+            for row, cell in enumerate(table[name]):
+                if cell is not None and not _fits(cell, column.kind):
+                    raise ColumnError(
+                        f"column {name!r}, row {row}: expected a {column.kind}, as it was when the model was fitted, found "
+                        f"{str(cell)[:40]!r}"
+                    )
+
+    def texts(self, table: Columns, *, words: bool = False) -> list[str]:
+        """The text of each row, cut behind `characters`; `words`: of text and category columns alone, without a question."""
+        named = [column for column in self.columns if not words or column.kind in ("text", "category")]
+        if self.target is None:
+            (column,) = self.columns
+            return [written(cell)[: self.characters] if cell is not None else "" for cell in table[column.name]]
+        found = []
+        for row in range(len(next(iter(table.values()), []))):
+            cells = ((column.name, table[column.name][row]) for column in named)
+            told = "; ".join(f"{name}: {written(cell)}" for name, cell in cells if cell is not None)[: self.characters]
+            found.append(told if words else self.asked(told))
+        return found
+
+    def asked(self, told: str) -> str:
+        """What is told of a row, with the question for its number."""
+        return told if self.target is None else f"{told}; {self.target}:" if told else f"{self.target}:"
+
+    @property
+    def has_words(self) -> bool:
+        """Whether some column is text or category."""
+        return any(column.kind in ("text", "category") for column in self.columns)
+
+    def numbers(self, table: Columns) -> np.ndarray:
+        """Float32 [n, K] of n rows."""
+        rows = len(next(iter(table.values()), []))
+        parts = [_numbers(column, table[column.name]) for column in self.columns]
+        return np.concatenate([np.zeros((rows, 0)), *parts], axis=1).astype(np.float32)
+
+
+def table_of(X: Any) -> Columns:
+    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are
+    those of a DataFrame that are called 0, 1, ...).
+
+    NaN, NaT, None, pandas' NA and empty strings are missing.
+    """
+    if isinstance(X, dict):
+        return {str(name): [_cell(cell) for cell in cells] for name, cells in X.items()}
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        named = {name: f"x{name}" if isinstance(name, int) else str(name) for name in X.columns}
+        return {named[name]: [_cell(cell) for cell in X[name].tolist()] for name in X.columns}
+    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    if array.ndim == 1:
+        return {"text": [_cell(cell) for cell in array.tolist()]}
+    return {f"x{place}": [_cell(cell) for cell in array[:, place].tolist()] for place in range(array.shape[1])}
+
+
+def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Columns:
+    """The columns of a CSV, Parquet (`.parquet`) or JSON lines (`.jsonl`) file. An empty cell of a CSV is missing; its column
+    is one of numbers where all cells are, and a cell is a number where `reader` expects numbers.
+
+    Raises:
+        FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column.
+        ImportError: a Parquet file where pyarrow is not installed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    if path.suffix == ".parquet":
+        arrow = arrow_for(path)
+        try:
+            found = arrow.parquet.read_table(path).to_pydict()
+        except arrow.ArrowException as error:
+            raise ColumnError(f"{path.name}: {error}") from None
+    elif path.suffix == ".jsonl":
+        found = _read_objects(path)
+    else:
+        found = _read_cells(path, {c.name for c in reader.columns if c.kind == "number"} if reader else set())
+    if not found or not next(iter(found.values())):
+        raise ColumnError(f"{path.name} holds no rows")
+    return table_of(found)
+
+
+def taken_from(table: Columns, name: str) -> list[Any]:
+    """The column `name`, which the table then has no more. ColumnError where it is not there."""
+    if name not in table:
+        raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
+    return table.pop(name)
+
+
+def numbers_of(table: Columns, name: str) -> list[float]:
+    """`taken_from` a column of numbers, none missing. ColumnError for a cell that is none, by row."""
+    found = taken_from(table, name)
+    for row, cell in enumerate(found, start=1):
+        if isinstance(cell, bool) or not isinstance(cell, int | float):
+            shown = "nothing" if cell is None else repr(str(cell)[:40])
+            raise ColumnError(f"column {name!r}, row {row}: expected a number to learn, found {shown}")
+    return [float(cell) for cell in found]
+
+
+def _read_objects(path: Path) -> Columns:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ColumnError(f"{path.name}, row {number}: not JSON ({error})") from None
+            if not isinstance(rows[-1], dict):
+                raise ColumnError(f"{path.name}, row {number}: expected an object of columns")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _read_cells(path: Path, expected: set[str]) -> Columns:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = list(csv.reader(file, strict=True))
+    head, rows = (lines[0], lines[1:]) if lines else ([], [])
+    rows = [row for row in rows if row]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(head):
+            raise ColumnError(f"{path.name}, row {number}: {len(row)} cells, and the header has {len(head)}")
+    if len(set(head)) < len(head):
+        raise ColumnError(f"{path.name}: column {Counter(head).most_common(1)[0][0]!r} is there twice")
+    columns: Columns = {}
+    for place, name in enumerate(head):
+        cells = [row[place] if row[place].strip() else None for row in rows]
+        numbers = [None if cell is None else _number(cell) for cell in cells]
+        every = all(cell is None or number is not None for cell, number in zip(cells, numbers, strict=True))
+        take = every or name in expected
+        columns[name] = [c if n is None or not take else n for c, n in zip(cells, numbers, strict=True)]
+    return columns
+
+
+def _number(cell: str) -> float | None:
+    """What a cell says as a number; None for what is none, and for a code with zeros before it (01234)."""
+    return float(cell) if _NUMBER.fullmatch(cell.strip()) else None
+
+
+def written(cell: Any) -> str:
+    """A value as a text holds it: numbers to six digits, dates as ISO, white space as one space."""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int | float):
+        return str(int(cell)) if cell == int(cell) and abs(cell) < 1e15 else format(cell, ".6g")
+    if isinstance(cell, date):
+        text = cell.isoformat()
+        return text.removesuffix("T00:00:00")
+    return " ".join(str(cell).split())
+
+
+def _cell(cell: Any) -> Any:
+    """A value as Python has it; None where it is missing."""
+    if isinstance(cell, np.generic):
+        cell = cell.item()
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)) or type(cell).__name__ in ("NaTType", "NAType"):
+        return None
+    if isinstance(cell, str):
+        return cell if cell.strip() else None
+    if isinstance(cell, float) and math.isinf(cell):
+        raise ColumnError("a number is infinite; missing values are NaN")
+    return cell
+
+
+def _fits(cell: Any, kind: str) -> bool:
+    if kind == "number":
+        return isinstance(cell, int | float)
+    if kind == "date":
+        return _days(cell) is not None
+    return isinstance(cell, str | int | float | date)
+
+
+def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
+    there = [cell for cell in cells if cell is not None]
+    missing = len(there) < len(cells)
+    for row, cell in enumerate(cells):
+        if cell is not None and not isinstance(cell, str | int | float | date):
+            found = f"{type(cell).__name__} {str(cell)[:40]!r}"
+            raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {found}")
+    if is_text:
+        return Column(name, "text", missing=missing)
+    if all(isinstance(cell, int | float) for cell in there):
+        return Column(name, "number", *_spread([float(cell) for cell in there]), missing)
+    days = [_days(cell) for cell in there]
+    if all(day is not None for day in days):
+        return Column(name, "date", *_spread(days), missing)
+    counts = Counter(written(cell) for cell in there)
+    if len(counts) > max(_DISTINCT * len(there), 2):
+        return Column(name, "text", missing=missing)
+    frequent = [level for level, count in counts.most_common(MOST_LEVELS) if count >= FEWEST_OF_LEVEL]
+    return Column(name, "category", missing=missing, levels=tuple(frequent))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and the distance of the quartiles, or the standard deviation where that is 0, or 1."""
+    if not values:
+        return 0.0, 1.0
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    width = high - low or float(np.std(values))
+    return middle, width if math.isfinite(width) and width > 0 else 1.0
+
+
+def _days(cell: Any) -> float | None:
+    """Days since 1970, UTC where no zone is said; None for what is no date."""
+    if isinstance(cell, str):
+        if not _DATE.fullmatch(cell.strip()):
+            return None
+        try:
+            cell = datetime.fromisoformat(cell.strip())
+        except ValueError:
+            return None
+    if isinstance(cell, datetime):
+        moment = cell if cell.tzinfo else cell.replace(tzinfo=UTC)
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
+    return float((cell - date(1970, 1, 1)).days) if isinstance(cell, date) else None
+
+
+def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
+    """[n, column.size], the flag for what is missing last."""
+    gone = np.array([cell is None for cell in cells], dtype=float)
+    parts: list[np.ndarray] = []
+    if column.kind == "category":
+        place = {level: index for index, level in enumerate(column.levels)}
+        indicators = np.zeros((len(cells), len(column.levels)))
+        for row, cell in enumerate(cells):
+            if cell is not None and (at := place.get(written(cell))) is not None:
+                indicators[row, at] = 1.0
+        parts = list(indicators.T)
+    elif column.kind != "text":
+        raw = [column.center if c is None else float(c) if column.kind == "number" else _days(c) for c in cells]
+        values = np.array(raw, dtype=float)
+        away = (values - column.center) / column.width
+        parts = [away.clip(-4, 4), np.arcsinh(away)]
+        if column.kind == "date":
+            year, week = 2 * np.pi * values / 365.2425, 2 * np.pi * values / 7
+            parts += [np.sin(year), np.cos(year), np.sin(week), np.cos(week)]
+    parts += [gone] if column.missing else []
+    return np.stack(parts, axis=1) if parts else np.zeros((len(cells), 0))

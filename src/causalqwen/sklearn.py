@@ -1,0 +1,437 @@
+"""Numbers from the rows of a table, as scikit-learn has it (docs/tables.md)."""
+
+import atexit
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as tensors_of
+from safetensors.torch import save as bytes_of
+from scipy import sparse, stats
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_array, check_consistent_length, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from causalqwen.core import Chain
+from causalqwen.data import Example, Row, encode_rows
+from causalqwen.data.columns import Columns, TableReader, table_of
+from causalqwen.files import writing_folder
+from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
+from causalqwen.modeling.backbones import resolve_backbone
+from causalqwen.numbers import CRPS_LEVELS, symlog
+from causalqwen.training import TrainSettings, train
+from causalqwen.training.experts import ANSWERS, FOLDS, Experts, fit_experts
+from causalqwen.training.kept_rows import KeptRows
+from causalqwen.training.stages import WORK
+
+OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
+QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
+STATE, ABOUT = "estimator.safetensors", "estimator.json"
+FORMAT = 1
+_FEWEST = 2 * FOLDS
+_ROWS_AT_ONCE = 256
+_CONFIG: dict[str, Any] = {"value_loss": "crps", "value_branch_members": 4, "value_branch_dropout": 0.5}
+_SETTINGS: dict[str, Any] = {"values": {"epochs": 12, "center": True, "learning_rate": 3e-4}, "evaluations": 12}
+
+
+class NumberRegressor(RegressorMixin, BaseEstimator):
+    """The distribution of a number, from texts or from the rows of a table.
+
+    X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a dict of columns, or a
+    2-D array. A row is read twice: as a text, by the backbone, and beside it as numbers (`value_columns`): its own number,
+    category and date columns, and what two ordinary regressions say that never saw it (`training.experts`). A fifth of the
+    rows (of the groups, where there are any) is held out to choose and to calibrate by.
+
+    Args:
+        backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
+        target: what the number is called in a row's text; the name of y, or else "value", by default.
+        text_columns: columns that are texts, whatever they look like.
+        config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
+        experts: whether two regressions are asked beside the columns.
+        characters: of a row's text, at most.
+        bf16: take the backbone's products in bfloat16.
+        cache_dir: where what the backbone says of rows is kept; by default for as long as the process lasts.
+        device: auto, or a torch device.
+        random_state: of the split, the experts and the training: an int, a RandomState, or None.
+
+    Attributes:
+        model_: the graft. reader_: how rows are read. experts_: the regressions, or None. metrics_: scores on held-out rows.
+        n_features_in_, feature_names_in_: as scikit-learn has them.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "smollm2-135m",
+        *,
+        target: str | None = None,
+        text_columns: Sequence[str] | None = None,
+        config: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        experts: bool = True,
+        characters: int = 2000,
+        bf16: bool = False,
+        cache_dir: str | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.backbone = backbone
+        self.target = target
+        self.text_columns = text_columns
+        self.config = config
+        self.settings = settings
+        self.experts = experts
+        self.characters = characters
+        self.bf16 = bf16
+        self.cache_dir = cache_dir
+        self.device = device
+        self.random_state = random_state
+
+    # ---- fitting -----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> "NumberRegressor":
+        """Learn y [n] from the rows X.
+
+        Args:
+            sample_weight: [n], not negative: how often a row counts, 1 on average; whole rows are drawn so often.
+            groups: [n], names: rows of one are never on both sides of a split.
+
+        Raises:
+            ValueError: too few rows or groups, values that are not finite numbers, or a column that cannot be used.
+        """
+        if y is None:
+            raise ValueError("this regressor requires y to be passed, but the target y is None")
+        table, values = self._table(X, y)
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**31 - 1))
+        fold = _folds(len(values), groups, random)
+        times = _times(sample_weight, values, random)
+        target = None if _is_strings(X) else str(self.target or getattr(y, "name", None) or "value")
+        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
+        self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
+        if self.experts:
+            used = np.flatnonzero(times)
+            words, numbers = self._known(table)
+            rows = [words[row] for row in used], numbers[used]
+            weight = None if (times == 1).all() else times[used].astype(float)
+            answers = np.zeros((len(values), ANSWERS), dtype=np.float32)
+            self.experts_, answers[used] = fit_experts(rows, values[used], fold[used], weight=weight, seed=seed)
+        columns = np.concatenate([self.reader_.numbers(table), answers], axis=1)
+        self.model_ = _grafted(
+            self.backbone, self.device, {"value_columns": columns.shape[1]} | (self.config or {}), seed
+        )
+        self.model_.bf16 = self.bf16
+        examples = self._examples(table, columns, values)
+        parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
+        learned, held = ([examples[row] for row in part] for part in parts)
+        settings = (
+            _SETTINGS | {"seed": seed, "bf16": self.bf16, "value_transform": _axis(values)} | (self.settings or {})
+        )
+        kept = self._kept()
+        with tempfile.TemporaryDirectory(prefix="causalqwen-") as folder:
+            output = Path(folder) / "run"
+            for some in (learned, held):
+                kept.put(some, output / WORK)
+            self.metrics_ = train(self.model_, learned, held, output, TrainSettings.from_dict(settings), save=False)
+        return self
+
+    def _table(self, X: Any, y: Any = None) -> tuple[Columns, Any]:
+        """X as columns; with y, which is checked too, what later X are held against."""
+        reset = y is not None
+        if reset:
+            y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
+        if not (_is_columns(X) or _is_strings(X)):
+            frame = hasattr(X, "columns") and hasattr(X, "dtypes")
+            if frame and len(X) == 0:
+                raise ValueError("Found array with 0 sample(s) (0 rows) while a minimum of 1 is required.")
+            how: dict[str, Any] = (
+                {"skip_check_array": True} if frame else {"dtype": None, "ensure_all_finite": "allow-nan"}
+            )
+            X = validate_data(self, X, reset=reset, **how)
+        table = table_of(X)
+        if reset:
+            if _is_columns(X) or _is_strings(X):
+                self.n_features_in_ = len(table)
+            check_consistent_length(next(iter(table.values()), []), y)
+        else:
+            self.reader_.check(table)
+        return table, y
+
+    def _known(self, table: Columns) -> tuple[list[str], np.ndarray]:
+        """What experts read."""
+        words = (
+            self.reader_.texts(table, words=True) if self.reader_.has_words else [""] * len(next(iter(table.values())))
+        )
+        return words, self.reader_.numbers(table)
+
+    def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
+        """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
+        model, found = self.model_, []
+        texts, limit = self.reader_.texts(table), model.config.context_length or math.inf
+        for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
+            told = text.removesuffix(self.reader_.asked("..")[2:])
+            while (
+                2 * len(text) >= limit and (tokens := len(model.processor(text, prompt=True)["input_ids"]) + 1) > limit
+            ):
+                told = told[: min(len(told) - 1, int(len(told) * limit / tokens))]
+                text = texts[row] = self.reader_.asked(told)
+        pairs = zip(texts, values.tolist(), strict=True)
+        rows = [
+            Row("prompt", f"row {row}", {"prompt": text, "value": value}) for row, (text, value) in enumerate(pairs)
+        ]
+        for row, example in enumerate(encode_rows(rows, model.processor, model.config.context_length)):
+            learned = [False] * (len(example) - 1) + [True]
+            found.append(replace(example, learned=learned, columns=tuple(columns[row].tolist())))
+        return found
+
+    def _kept(self) -> KeptRows:
+        return KeptRows(Path(self.cache_dir or _process_cache()), self.model_)
+
+    # ---- predicting --------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
+        """One of `OUTPUT_TYPES` for each row.
+
+        mean: of the 199 quantiles k/200, clipped to the training range widened by its own width, because a Cauchy law has none
+        (theory 3.11). median. mode: the likeliest of those 199. quantiles: a list of arrays [n], one per level. full: all of
+        them by name, and `predictions`, a `NumberPrediction` per row.
+        """
+        if output_type not in OUTPUT_TYPES:
+            raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
+        law, loc, scale, prob = self._laws(X)
+        asked = {
+            "mean": lambda: law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy(),
+            "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
+            "mode": lambda: _mode(law, loc, scale),
+            "quantiles": lambda: list(law.quantile(loc, scale, torch.tensor(list(quantiles))).T.numpy()),
+        }
+        if output_type != "full":
+            return asked[output_type]()
+        found = {name: ask() for name, ask in asked.items()}
+        columns = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), prob.tolist(), strict=True)
+        own = self.model_.value_law
+        return found | {"predictions": [NumberPrediction(*row, own) for row in columns]}
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
+        law, loc, scale, _ = self._laws(X)
+        return torch.cat(law.interval(loc, scale, level), dim=1).numpy()
+
+    def sample(self, X: Any, n: int = 1, seed: int = 0) -> np.ndarray:
+        """n draws [rows, n] from each row's distribution, recalibrated; the same seed gives the same."""
+        law, loc, scale, _ = self._laws(X)
+        levels = np.random.default_rng(seed).uniform(1e-9, 1 - 1e-9, size=(len(loc), n))
+        return law.quantile(loc, scale, torch.from_numpy(levels)).numpy()
+
+    @torch.no_grad()
+    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The law of all rows, loc and scale float64 [n, 1] on its axis, and P_NUM [n]."""
+        check_is_fitted(self, "model_")
+        table, _ = self._table(X)
+        parts = [self.reader_.numbers(table)]
+        if self.experts_ is not None:
+            parts.append(self.experts_.answers(self._known(table)))
+        columns = np.concatenate(parts, axis=1)
+        z = self._kept().features(self._examples(table, columns, np.zeros(len(columns))))
+        model, found = self.model_, []
+        with model.standing():
+            for rows in torch.from_numpy(np.concatenate([z, columns], axis=1)).split(_ROWS_AT_ONCE):
+                # Products of one shape: a row's figures do not depend on how many others there are.
+                whole = torch.nn.functional.pad(rows, (0, 0, 0, _ROWS_AT_ONCE - len(rows)))
+                chain = Chain(model, whole.to(model.device))
+                asked = (*chain.value(), chain.number.log_p()[0].exp())
+                found.append([column[: len(rows)].double().cpu() for column in asked])
+        loc, scale, prob = (torch.cat(column) for column in zip(*found, strict=True))
+        return model.value_law.beside_levels(), loc.unsqueeze(-1), scale.unsqueeze(-1), prob
+
+    # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write what was learned to a new folder: safetensors and JSON. The backbone is named there, not copied."""
+        check_is_fitted(self, "model_")
+        weights, about = self._state()
+        params = self.get_params(deep=False)
+        if not isinstance(params["random_state"], int | None):
+            params["random_state"] = None
+        with writing_folder(Path(folder)) as part:
+            (part / STATE).write_bytes(weights)
+            (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | None = None) -> "NumberRegressor":
+        """What `save` wrote; device: another than it was fitted on. ValueError where the folder holds no such thing, or where
+        the backbone is another one."""
+        folder = Path(folder)
+        if not (folder / ABOUT).is_file():
+            raise ValueError(f"{folder} holds no regressor of tables (no {ABOUT}); make one with `causalqwen fit`")
+        try:
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            made = cls(**about.pop("params") | ({} if device is None else {"device": device}))
+            weights = (folder / STATE).read_bytes()
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"the regressor in {folder} is damaged: {error}") from None
+        made._restore(weights, about)
+        return made
+
+    def _state(self) -> tuple[bytes, dict[str, Any]]:
+        """Tensors as safetensors, and the rest as JSON holds it."""
+        own = {name: tensor for name, tensor in self.model_.state_dict().items() if not name.startswith("backbone.")}
+        tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in own.items()}
+        about: dict[str, Any] = {"format": FORMAT, "reader": self.reader_.to_dict(), "experts": None}
+        if self.experts_ is not None:
+            answers, about["experts"] = self.experts_.state("experts.")
+            tensors |= answers
+        about |= {"config": json.loads(self.model_.config.to_json_string()), "metrics": self.metrics_}
+        about |= {"fingerprint": _backbone(self.backbone, self.device)[2], "n_features_in": self.n_features_in_}
+        about["feature_names_in"] = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        return bytes_of(tensors), about
+
+    def _restore(self, weights: bytes, about: dict[str, Any]) -> None:
+        if about.get("format") != FORMAT:
+            raise ValueError(
+                f"a regressor of format {about.get('format')} cannot be read here; this is format {FORMAT}"
+            )
+        backbone, tokenizer, fingerprint = _backbone(self.backbone, self.device)
+        if fingerprint != about["fingerprint"]:
+            raise ValueError(f"the backbone {self.backbone} is not the one that this regressor was fitted on")
+        tensors = tensors_of(weights)
+        config = CausalQwenConfig.from_dict(about["config"])
+        config._attn_implementation = backbone.config._attn_implementation
+        model: Any = CausalQwenForCausalLM(config, backbone=backbone)
+        model.abduction.loc_net.to(backbone.dtype)
+        model.to(backbone.device)
+        own = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+        wrong = model.load_state_dict(own, strict=False)
+        missing = [name for name in wrong.missing_keys if not name.startswith("backbone.")]
+        if missing or wrong.unexpected_keys:
+            raise ValueError(f"the weights of the regressor do not fit its configuration: {(missing or wrong[1])[0]}")
+        model.processor = CausalQwenProcessor(
+            tokenizer, num_token_id=config.num_token_id, number_context=config.number_context
+        )
+        self.model_, self.reader_, self.metrics_ = (
+            model.eval(),
+            TableReader.from_dict(about["reader"]),
+            about["metrics"],
+        )
+        self.model_.bf16 = self.bf16
+        self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
+        self.n_features_in_ = about["n_features_in"]
+        if about["feature_names_in"]:
+            self.feature_names_in_ = np.array(about["feature_names_in"], dtype=object)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Parameters, and what was learned as the bytes that `save` writes: a pickle holds no more code than its parameters."""
+        state = dict(super().__getstate__())  # type: ignore[misc]
+        if "model_" in state:
+            state["learned"] = self._state()
+            for name in ("model_", "reader_", "experts_", "metrics_", "feature_names_in_", "n_features_in_"):
+                state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        learned = state.pop("learned", None)
+        super().__setstate__(state)  # type: ignore[misc]
+        if learned is not None:
+            self._restore(*learned)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = tags.input_tags.categorical = tags.input_tags.allow_nan = True
+        return tags
+
+
+@cache
+def _backbone(name: str, device: str) -> tuple[Any, PreTrainedTokenizerBase, str]:
+    """A backbone, its tokenizer and its fingerprint, read once: whoever is fitted on it shares it."""
+    path = resolve_backbone(name)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    backbone: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    backbone = backbone.to(device).eval()
+    digest = hashlib.sha256()
+    for key, tensor in sorted(backbone.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        digest.update(f"{key}{tuple(tensor.shape)}{flat[:: max(1, len(flat) // 64)][:64].tolist()}".encode())
+    return backbone, AutoTokenizer.from_pretrained(path), digest.hexdigest()
+
+
+def _grafted(name: str, device: str, config: dict[str, Any], seed: int) -> CausalQwenForCausalLM:
+    """A graft whose start values never vary, so that all of them read the same features, but for the value branch."""
+    backbone, tokenizer, _ = _backbone(name, device)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(
+            backbone, tokenizer=tokenizer, **_CONFIG | config
+        )
+        torch.manual_seed(seed)
+        model.value_reader.start_anew()
+    return model
+
+
+@cache
+def _process_cache() -> str:
+    """A folder that is gone with the process."""
+    folder = tempfile.mkdtemp(prefix="causalqwen-rows-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
+    """The fold of each row, int [n]; the first one is held out. Rows of one group are in one fold."""
+    of_group = np.arange(rows)
+    if groups is not None:
+        groups = column_or_1d(groups)
+        if len(groups) != rows:
+            raise ValueError(f"expected one group per row, got {len(groups)} for {rows}")
+        of_group = np.unique(groups, return_inverse=True)[1]
+    count = int(of_group.max()) + 1
+    if rows < _FEWEST or count < FOLDS:
+        told = "" if groups is None else f" in {count} groups"
+        raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows, and {FOLDS} groups")
+    return (random.permutation(count) % FOLDS)[of_group]
+
+
+def _times(weight: Any, values: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """How often each row is taken, int [n], for weights that are 1 on average."""
+    if weight is None:
+        return np.ones(len(values), dtype=np.int64)
+    found = _check_sample_weight(weight, values, dtype=np.float64, ensure_non_negative=True)
+    if not found.sum() > 0:
+        raise ValueError("sample_weight: all weights are 0")
+    wanted = found / found[found > 0].mean()
+    return np.floor(wanted + random.uniform(size=len(wanted))).astype(np.int64)
+
+
+def _is_columns(X: Any) -> bool:
+    return isinstance(X, dict) and not sparse.issparse(X)  # one kind of sparse matrix is a dict
+
+
+def _is_strings(X: Any) -> bool:
+    """Whether X is a flat list or array of texts."""
+    if hasattr(X, "dtypes") or _is_columns(X):
+        return False
+    if isinstance(X, np.ndarray) or (hasattr(X, "tolist") and hasattr(X, "ndim")):
+        X = np.asarray(X)
+        return X.ndim == 1 and X.dtype.kind in "UO" and all(isinstance(x, str | None) for x in X.tolist())
+    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) for x in X)
+
+
+def _axis(values: np.ndarray) -> str:
+    """symlog where the values are skewed and it makes them less so, else affine."""
+    logged, skew = symlog(torch.tensor(values)).numpy(), abs(stats.skew(values))
+    return "symlog" if skew > 1 and abs(stats.skew(logged)) < skew else "affine"
+
+
+def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
+    quantiles = law.quantile(loc, scale, CRPS_LEVELS)
+    best = law.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles).argmax(-1, keepdim=True)
+    return quantiles.gather(-1, best)[:, 0].numpy()

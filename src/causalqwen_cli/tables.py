@@ -1,0 +1,103 @@
+"""Commands on tables: fit, and what `predict` does with a model that was fitted on one."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from causalqwen_cli.base import AsJson, Device, command, figures_line, say, show
+
+
+@command
+def fit(
+    table: Annotated[
+        Path, typer.Argument(help="CSV, Parquet or JSON lines: a column each of texts, numbers, dates, ...")
+    ],
+    target: Annotated[str, typer.Option(help="Column of the number to predict.")],
+    output: Annotated[Path, typer.Option(help="Folder for what is learned; appears complete.")],
+    text: Annotated[
+        str | None, typer.Option(help="Columns that are texts, whatever they look like, with commas.")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Column of which equal rows are never on both sides of a split.")
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")
+    ] = "smollm2-135m",
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
+    characters: Annotated[int, typer.Option(min=1, help="Of a row's text, at most.")] = 2000,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Run the backbone in bfloat16.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder where rows that were read are kept for other runs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split and the training.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Learn the distribution of a number from the rows of a table."""
+    import yaml
+
+    from causalqwen.data.columns import numbers_of, read_table, taken_from
+    from causalqwen.sklearn import NumberRegressor
+    from causalqwen.training import TrainSettings
+    from causalqwen_cli.making import refuse_existing
+
+    refuse_existing(output)
+    columns = read_table(table)
+    values = numbers_of(columns, target)
+    of_group = [str(name) for name in taken_from(columns, groups)] if groups else None
+    if config is not None:
+        TrainSettings.from_yaml(config)  # a wrong key stops the run here
+    made = NumberRegressor(
+        backbone,
+        target=target,
+        text_columns=named(text),
+        settings=None if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {},
+        characters=characters,
+        bf16=bf16,
+        cache_dir=None if cache is None else str(cache),
+        device=device,
+        random_state=seed,
+    )
+    say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
+    made.fit(columns, values, groups=of_group)
+    made.save(output)
+    kinds = {column.name: column.kind for column in made.reader_.columns}
+    told = "\n".join(f"{name}: {kind}" for name, kind in kinds.items())
+    line = f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {figures_line(made.metrics_)}"
+    show({"model": str(output), "columns": kinds, "metrics": made.metrics_}, line, as_json)
+
+
+def named(columns: str | None) -> list[str]:
+    """Names with commas."""
+    return [name.strip() for name in columns.split(",")] if columns else []
+
+
+def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device: str) -> int:
+    """Each row of a table with its prediction, as `predict` gives one, and its mean. Returns the rows."""
+    from causalqwen.data.columns import numbers_of, read_table
+    from causalqwen.data.rows import arrow_for
+    from causalqwen.files import write_text, writing
+    from causalqwen.modeling.prediction import describe
+    from causalqwen.sklearn import NumberRegressor
+
+    if output.suffix == ".parquet":
+        arrow_for(output)  # a missing library stops the run here
+    made = NumberRegressor.load(model, device)
+    table = read_table(source, made.reader_)
+    target = made.reader_.target
+    known = numbers_of(table, target) if target in table else [None] * len(next(iter(table.values())))
+    full = made.predict(table, "full")
+    rows: list[dict[str, Any]] = []
+    for row, (value, mean) in enumerate(zip(known, full["mean"].tolist(), strict=True)):
+        said = {name: cells[row] for name, cells in table.items()} | ({} if value is None else {target: value})
+        rows.append(said | {"mean": mean} | describe(full["predictions"][row], value, raw=raw))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".parquet":
+        arrow = arrow_for(output)
+        with writing(output) as part:
+            arrow.parquet.write_table(arrow.Table.from_pylist(rows), part)
+    else:
+        write_text(output, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+    return len(rows)

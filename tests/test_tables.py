@@ -1,0 +1,403 @@
+"""Numbers from the rows of a table: how rows are read, what the value head does with columns, and scikit-learn's own checks."""
+
+import datetime
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from causalqwen.core import Chain
+from causalqwen.data import Row, encode_rows
+from causalqwen.data.columns import ColumnError, TableReader, table_of
+from causalqwen.parts.branch import ValueBranch
+from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
+from causalqwen.training import FactStore, experts, features, kept_rows
+from causalqwen.training.experts import Experts, fit_experts
+from causalqwen.training.kept_rows import KeptRows
+from conftest import graft_tiny, make_backbone
+
+BRIEF = {"values": {"epochs": 2, "batch_size": 32, "center": True}, "evaluations": 1}
+SMALL = {"value_branch_hidden_size": 8, "value_branch_members": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("backbone")
+    make_backbone("llama", tiny_tokenizer).save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_trees():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "_TREES", 10)
+        patch.setattr(experts, "_PENALTIES", (0.1, 10.0))
+        yield
+
+
+@pytest.fixture
+def brief(folder):
+    return lambda **given: NumberRegressor(folder, **({"settings": BRIEF, "config": SMALL, "random_state": 0} | given))
+
+
+def products(rows: int = 60, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
+    random = np.random.default_rng(seed)
+    kind = random.choice(["chair", "table", "lamp"], rows)
+    weight = random.gamma(2.0, 2.0, rows)
+    weight[::7] = np.nan
+    day = [datetime.date(2020, 1, 1) + datetime.timedelta(int(d)) for d in random.integers(0, 900, rows)]
+    name = [
+        f"{adjective} {k} no. {i}"
+        for i, (adjective, k) in enumerate(zip(random.choice(["red", "old"], rows), kind, strict=True))
+    ]
+    frame = pd.DataFrame({"name": name, "kind": kind, "weight": weight, "sold": pd.to_datetime(day)})
+    price = pd.Series(
+        20.0 * (kind == "table") + 3 * np.nan_to_num(weight, nan=4.0) + random.normal(0, 1, rows), name="price"
+    )
+    return frame, price
+
+
+# ---- how rows are read -----------------------------------------------------------------------------------------------
+
+
+def test_kinds_texts_and_numbers_of_a_table():
+    frame, _ = products()
+    frame.loc[3, "kind"] = None
+    table = table_of(frame)
+    reader = TableReader.fit(table, "price")
+    assert [(c.name, c.kind) for c in reader.columns] == [
+        ("name", "text"), ("kind", "category"), ("weight", "number"), ("sold", "date"),
+    ]  # fmt: skip
+    text = reader.texts(table)[3]
+    assert text == f"name: {frame.name[3]}; weight: {frame.weight[3]:.6g}; sold: {frame.sold[3].date()}; price:"
+    assert reader.texts(table, words=True)[3] == f"name: {frame.name[3]}"
+    assert "weight" not in reader.texts(table)[0]
+    numbers = reader.numbers(table)
+    kind, weight, sold = reader.columns[1:]
+    assert numbers.shape == (60, kind.size + weight.size + sold.size) and kind.size == 4
+    assert numbers[3, :4].tolist() == [0, 0, 0, 1]
+    there = frame.weight.dropna()
+    width = there.quantile(0.75) - there.quantile(0.25)
+    away = (frame.weight[3] - there.median()) / width
+    assert numbers[3, 4:6] == pytest.approx([away, np.arcsinh(away)], rel=1e-5)
+    assert numbers[0, 4:7].tolist() == [0, 0, 1] and numbers[:, 4].max() <= 4
+    again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
+    assert again == reader and np.array_equal(again.numbers(table), numbers)
+
+
+def test_columns_that_do_not_fit_are_named():
+    frame, _ = products()
+    reader = TableReader.fit(table_of(frame), "price")
+    reader.check(table_of(frame.iloc[:2]))
+    for changed, told in (
+        (frame.drop(columns="kind"), "column 'kind' is missing"),
+        (frame.assign(height=1), "column 'height' was not there"),
+        (frame.assign(weight="heavy"), "column 'weight', row 0: expected a number, .* found 'heavy'"),
+        (frame.assign(sold="soon"), "column 'sold', row 0: expected a date"),
+    ):
+        with pytest.raises(ColumnError, match=told):
+            reader.check(table_of(changed))
+    with pytest.raises(ColumnError, match="there is no column 'title'; the columns: name, kind"):
+        TableReader.fit(table_of(frame), "price", text=["title"])
+    with pytest.raises(ColumnError, match="column 'a', row 1: expected text, a number or a date, found list"):
+        TableReader.fit({"a": [1, [2]]}, "b")
+
+
+def test_dates_are_told_from_texts_and_long_rows_are_cut():
+    dates = TableReader.fit({"day": ["2020-02-29", "2021-03-01T12:00:00Z", None]}, "y")
+    assert dates.columns[0].kind == "date" and dates.numbers({"day": ["2020-02-29", None]}).shape == (2, 7)
+    assert TableReader.fit({"day": ["2020-02-30", "2021-03-01"]}, "y").columns[0].kind != "date"
+    long = TableReader.fit({"a": ["x" * 50] * 3}, "y", text=["a"], characters=20)
+    assert long.texts({"a": ["x" * 50]}) == ["a: " + "x" * 17 + "; y:"]
+
+
+# ---- what the value head does with columns ---------------------------------------------------------------------------
+
+
+def test_the_branch_reads_columns_as_its_formula_says():
+    torch.manual_seed(0)
+    branch = ValueBranch(4, 3, 5, members=2, columns=2).eval()
+    for parameter in branch.parameters():
+        torch.nn.init.normal_(parameter)
+    branch.feature_mean.copy_(torch.arange(6.0))
+    branch.feature_std.copy_(torch.arange(1.0, 7.0))
+    wide, loc, scale = torch.randn(7, 6), torch.randn(7, 3), torch.rand(7, 3)
+    x = (wide - torch.arange(6.0)) / torch.arange(1.0, 7.0)
+    r = sum(member(x) for member in (branch.residual, *branch.others)) / 2
+    d, e = branch.direct
+    found = branch(wide, loc, scale)
+    torch.testing.assert_close(found[0], loc + r[:, :3] + torch.outer(x @ d, branch.along))
+    torch.testing.assert_close(found[1], scale * (r[:, 3:] + (x @ e)[:, None]).clamp(-20, 20).exp())
+    each = branch(wide, loc, scale, each=True)[0]
+    torch.testing.assert_close(each.mean(0), found[0])
+    at_mean = torch.cat([wide[:, :4], torch.tensor([4.0, 5.0]).expand(7, 2)], dim=1)
+    torch.testing.assert_close(branch(wide[:, :4], loc, scale), branch(at_mean, loc, scale))
+
+
+def test_a_graft_without_columns_is_what_it_was_and_one_with_them_reads_them(tiny_tokenizer, tmp_path):
+    plain = graft_tiny("llama", tiny_tokenizer)
+    assert plain.value_branch.direct is None and len(plain.value_branch.feature_mean) == 32
+    model = graft_tiny("llama", tiny_tokenizer, value_columns=3, **SMALL)
+    torch.nn.init.normal_(model.value_branch.direct[0])
+    torch.nn.init.normal_(model.value_branch.along)
+    features = torch.randn(5, 35)
+    chain = Chain(model, features)
+    assert torch.equal(chain.features, features[:, :32])
+    whole = chain.value()[0]
+    torch.testing.assert_close(chain[1:3].value()[0], whole[1:3])
+    moved = features.clone()
+    moved[:, 33] += 1
+    branch = model.value_branch
+    step = branch.direct[0, 33] * (branch.along * model.action.value_head.weight[0]).sum()
+    torch.testing.assert_close(Chain(model, moved).value()[0] - whole, step.expand(5), rtol=1e-4, atol=1e-4)
+    assert torch.equal(Chain(model, moved).loc_S, chain.loc_S)
+    model.save_pretrained(tmp_path / "model")
+    again = type(model).from_pretrained(tmp_path / "model")
+    assert again.config.value_columns == 3 and torch.equal(Chain(again, features).value()[0], whole)
+    with pytest.raises(ValueError, match="value_columns needs value_branch=True"):
+        graft_tiny("llama", tiny_tokenizer, value_columns=3, value_branch=False)
+
+
+def prompts(model, count: int, columns: int = 0) -> list:
+    from dataclasses import replace
+
+    rows = [
+        Row("prompt", f"row {n}", {"prompt": f"The price of thing {n} is", "value": float(n)}) for n in range(count)
+    ]
+    made = encode_rows(rows, model.processor)
+    return [
+        replace(
+            one,
+            learned=[False] * (len(one) - 1) + [True],
+            columns=tuple(float(place + k) for k in range(columns)) or None,
+        )
+        for place, one in enumerate(made)
+    ]
+
+
+def test_columns_stand_behind_the_kept_features_and_are_no_part_of_what_is_kept(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, value_columns=2, **SMALL)
+    examples = prompts(model, 5, columns=2)
+    store = FactStore.build(model, examples, tmp_path)
+    wide = store.facts.tensor("features")
+    assert wide.shape == (5, 34) and torch.equal(wide[:, 32:], torch.arange(5.0)[:, None] + torch.arange(2.0))
+    assert store.facts.features.shape == (5, 32)
+    assert torch.equal(store[3].tensor("features"), wide[3:4])
+    others = [type(one)(**vars(one) | {"columns": (7.0, 8.0)}) for one in examples]
+    again = FactStore.build(model, others, tmp_path)
+    assert again.folder == store.folder and again.facts.tensor("features")[0, 32:].tolist() == [7.0, 8.0]
+    with pytest.raises(ValueError, match="example 0 has 0 columns beside its text; this model reads 2"):
+        FactStore.build(model, prompts(model, 5), tmp_path)
+
+
+def test_kept_rows_are_read_once_and_give_the_store_that_build_gives(tiny_tokenizer, tmp_path, monkeypatch):
+    model, read = graft_tiny("llama", tiny_tokenizer), []
+    examples = prompts(model, 6)
+    plain = FactStore.build(model, examples[1:5], tmp_path / "plain")
+    taken = features.token_facts
+    monkeypatch.setattr(features, "token_facts", lambda m, some, *rest: read.append(len(some)) or taken(m, some, *rest))
+    kept = KeptRows(tmp_path / "kept", model)
+    first = kept.features(examples[:4])
+    assert sum(read) == 4
+    kept.put(examples[1:5], tmp_path / "work")
+    assert sum(read) == 5
+    store = FactStore.build(model, examples[1:5], tmp_path / "work")
+    assert sum(read) == 5 and store.folder.name == plain.folder.name
+    assert np.array_equal(store.facts.values, plain.facts.values)
+    np.testing.assert_allclose(store.facts.features, plain.facts.features, atol=1e-5)
+    assert np.array_equal(KeptRows(tmp_path / "kept", model).features(examples[3::-1]), first[::-1])
+    assert sum(read) == 5 and kept_rows.FORMAT == features.FORMAT
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
+
+
+def expert_rows(rows: int = 50):
+    frame, price = products(rows)
+    table = table_of(frame)
+    reader = TableReader.fit(table, "price")
+    return (reader.texts(table, words=True), reader.numbers(table)), price.to_numpy()
+
+
+def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved():
+    rows, values = expert_rows()
+    found = Experts.fit(rows, values, penalty=1.0)
+    answers = found.answers(rows)
+    assert answers.shape == (50, 4)
+    x = found._narrow(found._counts(rows[0]), rows[1])
+    wanted = np.stack([values, np.log1p(np.abs(values)) * np.sign(values)], axis=1)
+    wanted = (wanted - wanted.mean(0)) / wanted.std(0)
+    forest = ExtraTreesRegressor(10, min_samples_leaf=2, max_features=0.3, random_state=0).fit(x, wanted)
+    np.testing.assert_allclose(answers[:, 2:], forest.predict(x), atol=1e-5)
+    assert np.corrcoef(answers[:, 0], values)[0, 1] > 0.8
+    tensors, about = found.state("experts.")
+    again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
+    np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
+
+
+def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch):
+    monkeypatch.setattr(experts, "_PENALTIES", (1.0,))
+    rows, values = expert_rows()
+    fold = np.arange(50) % 5
+    _, answers = fit_experts(rows, values, fold)
+    moved = values.copy()
+    moved[5] += 1000
+    _, others = fit_experts(rows, moved, fold)
+    same_fold = fold == fold[5]
+    np.testing.assert_array_equal(answers[same_fold], others[same_fold])
+    assert not np.allclose(answers[~same_fold], others[~same_fold])
+
+
+# ---- the estimator ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted(folder):
+    frame, price = products()
+    return NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0).fit(frame, price), frame, price
+
+
+def test_what_is_predicted_of_rows(fitted):
+    regressor, frame, price = fitted
+    full = regressor.predict(frame, "full")
+    assert full.keys() == {*OUTPUT_TYPES, "predictions"} - {"full"}
+    assert np.array_equal(regressor.predict(frame), full["mean"]) and len(full["quantiles"]) == 9
+    low, middle, high = regressor.predict(frame, "quantiles", quantiles=[0.05, 0.5, 0.95])
+    assert np.array_equal(middle, full["median"]) and (low < middle).all() and (middle < high).all()
+    np.testing.assert_allclose(regressor.predict_interval(frame, 0.9), np.stack([low, high], axis=1))
+    one = full["predictions"][4]
+    assert one.median == pytest.approx(full["median"][4]) and one.interval(0.9) == pytest.approx((low[4], high[4]))
+    law = regressor.model_.value_law
+    fine = np.array([one.quantile(k / 200) for k in range(1, 200)]).clip(*law.clip(torch.tensor([-1e9, 1e9])).tolist())
+    assert full["mean"][4] == pytest.approx(fine.mean())
+    densities = [one.log_prob(value) for value in fine]
+    assert full["mode"][4] == pytest.approx(fine[int(np.argmax(densities))])
+    drawn = regressor.sample(frame, 2000, seed=3)
+    assert np.array_equal(drawn, regressor.sample(frame, 2000, seed=3))
+    assert abs((drawn < low[:, None]).mean() - 0.05) < 0.01
+    assert regressor.score(frame, price) > 0.7
+    with pytest.raises(ValueError, match="unknown output_type 'average'"):
+        regressor.predict(frame, "average")
+    with pytest.raises(ColumnError, match="column 'kind' is missing"):
+        regressor.predict({"name": ["a"], "weight": [1.0], "sold": ["2020-01-01"]})
+
+
+def test_columns_tell_what_the_text_alone_does_not(folder):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 2))
+    y = 10 * x[:, 0] + random.normal(0, 0.1, 120)
+    regressor = NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0).fit(x[:90], y[:90])
+    assert regressor.score(x[90:], y[90:]) > 0.9
+    own = NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0, experts=False).fit(x[:90], y[:90])
+    assert own.experts_ is None and own.model_.config.value_columns == 4 and own.score(x[90:], y[90:]) > 0.7
+
+
+def test_texts_alone_may_be_a_list(brief):
+    frame, price = products()
+    texts = [f"{name}, {kind}" for name, kind in zip(frame.name, frame.kind, strict=True)]
+    regressor = brief().fit(texts, price)
+    assert regressor.reader_.target is None and regressor.reader_.texts({"text": ["a chair is"]}) == ["a chair is"]
+    assert regressor.predict(texts[:3]).shape == (3,)
+
+
+def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fitted, tmp_path):
+    regressor, frame, _ = fitted
+    before = regressor.predict(frame, "quantiles")
+    regressor.save(tmp_path / "saved")
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["estimator.json", "estimator.safetensors"]
+    again = NumberRegressor.load(tmp_path / "saved")
+    assert again.get_params() == regressor.get_params()
+    np.testing.assert_array_equal(again.predict(frame, "quantiles"), before)
+    pickled = pickle.dumps(regressor)
+    assert b"backbone.model" not in pickled
+    other = pickle.loads(pickled)
+    np.testing.assert_array_equal(other.predict(frame, "quantiles"), before)
+    assert other.model_.backbone is regressor.model_.backbone
+    about = json.loads((tmp_path / "saved" / "estimator.json").read_text())
+    (tmp_path / "saved" / "estimator.json").write_text(json.dumps(about | {"fingerprint": "0"}))
+    with pytest.raises(ValueError, match="is not the one that this regressor was fitted on"):
+        NumberRegressor.load(tmp_path / "saved")
+    with pytest.raises(ValueError, match="holds no regressor of tables"):
+        NumberRegressor.load(tmp_path)
+
+
+def test_rows_longer_than_the_context_are_cut_before_the_question(brief):
+    frame, price = products(20)
+    long = frame.assign(name=["1 2 3 4 5 6 7 8 9 " * 60] * 20)
+    regressor = brief(text_columns=["name"]).fit(long, price)
+    made = regressor._examples(table_of(long), np.zeros((20, 1)), np.zeros(20))
+    assert max(len(one) for one in made) <= 256
+    told = regressor.model_.processor.decode(made[0].input_ids[:-1], made[0].numeric_values[:-1])
+    assert told.endswith("; price:") and told.count("price") == 1
+
+
+def test_groups_are_never_on_both_sides_and_weights_draw_rows(brief, monkeypatch):
+    import causalqwen.sklearn as module
+
+    seen = {}
+
+    def train(model, learned, held, *args, **kwargs):
+        seen["learned"], seen["held"] = ([one.numeric_labels[-1] for one in part] for part in (learned, held))
+        return {}
+
+    monkeypatch.setattr(module, "train", train)
+    frame, _ = products()
+    groups = np.arange(60) // 4
+    brief().fit(frame, np.arange(60.0), groups=[f"g{group}" for group in groups])
+    sides = [{groups[int(value)] for value in seen[part]} for part in ("learned", "held")]
+    assert not sides[0] & sides[1] and len(sides[1]) == 3
+    weights = np.array([0.0, 2.0, 1.0] * 20)
+    brief().fit(frame, np.arange(60.0), sample_weight=weights)
+    taken = sorted(int(value) for value in seen["learned"] + seen["held"])
+    assert not any(value % 3 == 0 for value in taken) and set(range(1, 60, 3)) <= set(taken)
+    with pytest.raises(ValueError, match="n_samples=60 in 3 groups are too few"):
+        brief().fit(frame, np.arange(60.0), groups=np.arange(60) % 3)
+    with pytest.raises(ValueError, match="expected one group per row, got 2 for 60"):
+        brief().fit(frame, np.arange(60.0), groups=[1, 2])
+
+
+def test_rows_are_not_read_again_in_another_fold(brief, monkeypatch, tmp_path):
+    read = []
+    taken = features.token_facts
+    monkeypatch.setattr(features, "token_facts", lambda m, some, *rest: read.append(len(some)) or taken(m, some, *rest))
+    frame, price = products()
+    search = GridSearchCV(brief(cache_dir=str(tmp_path)), {"experts": [False, True]}, cv=2)
+    search.fit(frame, price)
+    assert sum(read) == 60 and search.best_params_ == {"experts": search.best_estimator_.experts}
+    assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+
+
+def test_it_goes_into_pipelines_and_cross_validation(brief):
+    frame, price = products()
+    found = cross_val_predict(brief(), frame, price, cv=GroupKFold(2), groups=np.arange(60) // 3)
+    assert np.corrcoef(found, price)[0, 1] > 0.7
+    pipeline = make_pipeline(FunctionTransformer(lambda X: X.drop(columns="sold")), brief()).fit(frame, price)
+    assert pipeline.predict(frame[:2]).shape == (2,)
+
+
+def test_mapie_wraps_it(brief):
+    from mapie.regression import SplitConformalRegressor
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(90, 2))
+    y = x[:, 0] + random.normal(0, 0.1, 90)
+    wrapped = SplitConformalRegressor(brief(), confidence_level=0.8, prefit=False)
+    wrapped.fit(x[:60], y[:60]).conformalize(x[60:], y[60:])
+    _, intervals = wrapped.predict_interval(x[60:])
+    assert ((intervals[:, 0, 0] <= y[60:]) & (y[60:] <= intervals[:, 1, 0])).mean() >= 0.8
+
+
+def test_scikit_learns_own_checks_pass(folder):
+    settings = {"values": {"epochs": 1}, "evaluations": 1}
+    found = check_estimator(NumberRegressor(folder, settings=settings, config=SMALL, random_state=0), on_skip=None)
+    assert {one["check_name"] for one in found if one["status"] != "passed"} <= {"check_array_api_input"}
