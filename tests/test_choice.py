@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from causalqwen.data import Row, encode_rows
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
-from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
 from causalqwen.training.choice import Tried, choosing, clearly_better, hold_out
+from causalqwen.training.features import COLUMNS
 from conftest import graft_tiny
 
 # ---- supports --------------------------------------------------------------------------------------------------------
@@ -178,8 +179,8 @@ def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so
     model, said = graft_tiny("llama", tiny_tokenizer), []
     learned, held = skewed(model, 96, 0), skewed(model, 48, 1)
     train(model, learned, held, tmp_path / "run", say=said.append)
-    assert said[0].startswith("choosing how values are read: at most 7 fits of 78 passes over 96 of 96 rows, by 48")
-    assert len([line for line in said if line.startswith("  ")]) == 7 and said[-1].startswith("chosen: ")
+    assert said[0].startswith("choosing how values are read: at most 10 fits of 78 passes over 96 of 96 rows, by 48")
+    assert len([line for line in said if line.startswith("  ")]) == 10 and said[-1].startswith("chosen: ")
     config = model.config
     assert config.value_transform["kind"] in ("log", "quantile") and config.value_branch_members == 4
     short, long = model.predict_number(["The short one is", "The long one is"])
@@ -214,7 +215,7 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
     monkeypatch.setattr(choice.Choice, "_fit", lambda self, *rest: (fits.append(rest[0]), fit(self, *rest))[1])
     again = fresh()
     assert train(again, learned, held, tmp_path / "cut", resume=True) == expected
-    assert len(fits) == 7  # none of them twice
+    assert len(fits) == 10  # none of them twice
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
     shutil.rmtree(tmp_path / "cut")
 
@@ -223,7 +224,7 @@ def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path):
     model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
     learned, held = skewed(model, 48, 0), skewed(model, 24, 1)
     train(model, learned, held, tmp_path, TrainSettings(value_transform="symlog"), say=said.append, save=False)
-    assert said[0].startswith("choosing how values are read: at most 1 fits")
+    assert said[0].startswith("choosing how values are read: at most 2 fits")
     assert (model.config.value_family, model.config.value_transform["kind"]) == ("gaussian", "symlog")
     plain = graft_tiny("llama", tiny_tokenizer)
     assert not choosing(plain, learned, TrainSettings(values=ValueStage()))
@@ -240,3 +241,37 @@ def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):
     first = ({tuple(e.numeric_values[:-1]) for e in part} for part in (rest, held))
     assert not set.intersection(*first)
     assert len(hold_out(rows_of(model, texts[:30]), seed=0)[1]) == 0  # too few to choose by
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_some_rows_of_a_store_are_what_is_read_of_them(tiny_tokenizer, tmp_path, copies):
+    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=copies)
+    examples = rows_of(model, [f"From {i} to {i + 3} the one is {2 + i % 5}" for i in range(12)])
+    some = [examples[row] for row in (1, 5, 10)]
+    whole = FactStore.build(model, examples, tmp_path / "a")
+    whole.take(model, some, [1, 5, 10], tmp_path / "b")
+    (kept,) = (tmp_path / "b").iterdir()
+    found, expected = FactStore.build(model, some, tmp_path / "b"), FactStore.build(model, some, tmp_path / "c")
+    assert found.folder == kept and len(found) == 3
+    for name in COLUMNS:
+        np.testing.assert_allclose(getattr(found.facts, name), getattr(expected.facts, name), atol=1e-4, err_msg=name)
+    for name in ("row", "place", "offsets", "features", "values", "places") if copies else ():
+        both = (getattr(store.facts.numbers, name) for store in (found, expected))
+        np.testing.assert_allclose(*both, atol=1e-4, err_msg=name)
+
+
+def test_a_choice_on_some_rows_reads_all_of_them_once(tiny_tokenizer, tmp_path, monkeypatch):
+    from causalqwen.training import choice, features
+
+    monkeypatch.setattr(choice, "MOST_ROWS", 40)
+    monkeypatch.setattr(choice, "MOST_HELD", 25)
+    read, stream = [], features.stream_facts
+    monkeypatch.setattr(
+        features,
+        "stream_facts",
+        lambda model, examples, **how: (read.append(len(examples)), stream(model, examples, **how))[1],
+    )
+    model, said = graft_tiny("llama", tiny_tokenizer), []
+    train(model, skewed(model, 60, 0), skewed(model, 30, 1), tmp_path, say=said.append, save=False)
+    assert "over 40 of 60 rows, by 25 rows held out" in said[0]
+    assert read == [2, 2]  # the distinct texts of each, once

@@ -284,7 +284,8 @@ def test_what_is_predicted_of_rows(fitted):
     assert full["mode"][4] == pytest.approx(fine[int(np.argmax(densities))])
     drawn = regressor.sample(frame, 2000, seed=3)
     assert np.array_equal(drawn, regressor.sample(frame, 2000, seed=3))
-    assert abs((drawn < low[:, None]).mean() - 0.05) < 0.01
+    inner = low > regressor.model_.value_transform.support.low  # at the end of the support many draws are one
+    assert inner.mean() > 0.5 and abs((drawn < low[:, None])[inner].mean() - 0.05) < 0.01
     assert regressor.score(frame, price) > 0.7
     with pytest.raises(ValueError, match="unknown output_type 'average'"):
         regressor.predict(frame, "average")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
-from scipy import sparse, stats
+from scipy import sparse
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
@@ -28,7 +28,7 @@ from causalqwen.data.columns import Columns, TableReader, table_of
 from causalqwen.files import writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import resolve_backbone
-from causalqwen.numbers import CRPS_LEVELS, symlog
+from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings, train
 from causalqwen.training.experts import ANSWERS, FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
@@ -40,8 +40,6 @@ STATE, ABOUT = "estimator.safetensors", "estimator.json"
 FORMAT = 1
 _FEWEST = 2 * FOLDS
 _ROWS_AT_ONCE = 256
-_CONFIG: dict[str, Any] = {"value_loss": "crps", "value_branch_members": 4, "value_branch_dropout": 0.5}
-_SETTINGS: dict[str, Any] = {"values": {"epochs": 12, "center": True, "learning_rate": 3e-4}, "evaluations": 12}
 
 
 class NumberRegressor(RegressorMixin, BaseEstimator):
@@ -133,9 +131,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         examples = self._examples(table, columns, values)
         parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
         learned, held = ([examples[row] for row in part] for part in parts)
-        settings = (
-            _SETTINGS | {"seed": seed, "bf16": self.bf16, "value_transform": _axis(values)} | (self.settings or {})
-        )
+        settings = {"seed": seed, "bf16": self.bf16} | (self.settings or {})
         kept = self._kept()
         with tempfile.TemporaryDirectory(prefix="causalqwen-") as folder:
             output = Path(folder) / "run"
@@ -369,9 +365,7 @@ def _grafted(name: str, device: str, config: dict[str, Any], seed: int) -> Causa
     backbone, tokenizer, _ = _backbone(name, device)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(
-            backbone, tokenizer=tokenizer, **_CONFIG | config
-        )
+        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, **config)
         torch.manual_seed(seed)
         model.value_reader.start_anew()
     return model
@@ -423,12 +417,6 @@ def _is_strings(X: Any) -> bool:
         X = np.asarray(X)
         return X.ndim == 1 and X.dtype.kind in "UO" and all(isinstance(x, str | None) for x in X.tolist())
     return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) for x in X)
-
-
-def _axis(values: np.ndarray) -> str:
-    """symlog where the values are skewed and it makes them less so, else affine."""
-    logged, skew = symlog(torch.tensor(values)).numpy(), abs(stats.skew(values))
-    return "symlog" if skew > 1 and abs(stats.skew(logged)) < skew else "affine"
 
 
 def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:

@@ -84,6 +84,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
             "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
+            "value_branch_direct",
             "value_columns",
         ),
         "training": ("gate_alpha", "gate_detach", "value_loss_weight"),
@@ -117,7 +118,8 @@ class CausalQwenConfig(PreTrainedConfig):
             `add_domain`.
         value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
             that residual is the mean of; each is trained as if it were alone. value_columns: how many numbers of a table's row
-            it reads beside z (`Example.columns`).
+            it reads beside z (`Example.columns`). value_branch_direct: features move the value straight too, and training
+            starts at a ridge regression on them.
         score_scale: "common" (one scale for all scores of a position, the law of what is drawn), "documents" (|W| scale), or
             "equal", what checkpoints from before "common" have.
         score_noise, score_slope: a token's own noise under "common", see `graded_scale`; set by `calibrate`.
@@ -178,6 +180,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_branch_hidden_size: Count = 512
     value_branch_members: Count = 1
     value_branch_layers: Annotated[int, Field(ge=0)] = 2
+    value_branch_direct: bool = False
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     value_columns: Annotated[int, Field(ge=0)] = 0
 

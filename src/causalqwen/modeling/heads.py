@@ -65,6 +65,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
             members=config.value_branch_members,
             layers=config.value_branch_layers,
             dropout=config.value_branch_dropout,
+            direct=config.value_branch_direct,
             columns=config.value_columns,
         )
     made["action"] = ActionNetwork(

@@ -16,9 +16,9 @@ class ValueBranch(nn.Module):
     because a few coordinates of a language model's features are tens of times larger than the others. With `members`, r is the
     mean of so many perceptrons, which differ in their hidden layers' start.
 
-    With `columns`, z is followed by the numbers of a table's row, [..., H + columns]. r reads them too, and x moves the value
-    straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H + columns], zero at the start, from where the
-    training begins at a regression on the columns. Where columns are not given, they stand at their means.
+    With `columns`, z is followed by the numbers of a table's row, [..., H + columns], and r reads them too. With them, or with
+    `direct`, x moves the value straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H + columns], zero
+    at the start, from where the training begins at a regression. Where columns are not given, they stand at their means.
     """
 
     feature_mean: Tensor
@@ -34,6 +34,7 @@ class ValueBranch(nn.Module):
         layers: int = 1,
         dropout: float = 0.0,
         columns: int = 0,
+        direct: bool = False,
     ) -> None:
         super().__init__()
         self.columns, size = columns, hidden_size + columns
@@ -48,8 +49,8 @@ class ValueBranch(nn.Module):
         ):  # whatever is drawn behind the branch does not depend on members or columns
             self.others = nn.ModuleList(perceptron() for _ in range(members - 1))
         self.log_noise = nn.Parameter(torch.zeros(()))
-        self.direct = nn.Parameter(torch.zeros(2, size)) if columns else None
-        self.along = nn.Parameter(torch.zeros(causal_size)) if columns else None
+        self.direct = nn.Parameter(torch.zeros(2, size)) if columns or direct else None
+        self.along = nn.Parameter(torch.zeros(causal_size)) if columns or direct else None
         self.register_buffer("feature_mean", torch.zeros(size))
         self.register_buffer("feature_std", torch.ones(size))
 

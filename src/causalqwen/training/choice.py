@@ -43,6 +43,9 @@ EVALUATIONS = 12
 CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
 """Where classes have axes of their own: several are learned more slowly than one."""
 
+REGRESSION_RATE = 3e-4
+"""Where the start is a regression already."""
+
 FEWEST_UPDATES = 156
 """Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
 
@@ -83,11 +86,20 @@ def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example],
             break
         held += groups[place]
     rest = sorted(set(range(len(examples))) - set(held))
-    return _some(examples, rest), _some(examples, sorted(held))
+    return _Drawn(examples, rest), _Drawn(examples, sorted(held))
 
 
-def _some(examples: Sequence[Example], rows: Sequence[int]) -> Any:
-    return torch.utils.data.Subset(examples, list(rows))  # type: ignore[arg-type]
+class _Drawn(Sequence[Example]):
+    """Some of the examples, which may lie on disk."""
+
+    def __init__(self, examples: Sequence[Example], indices: list[int]) -> None:
+        self.examples, self.indices = examples, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.examples[self.indices[index]]
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,7 @@ def held_numbers(
         of = of[keep[of]]
         if len(of):
             at = rows[of.numpy()]
-            features, values = torch.from_numpy(store.facts.features[at]), torch.from_numpy(store.facts.values[at])
+            features, values = store.facts.tensor("features")[at], torch.from_numpy(store.facts.values[at])
             made.append(HeldNumbers(features, values, None if offered is None else offered[of], name))
     return made
 
@@ -214,17 +226,20 @@ class Choice:
     def made(self) -> Tried:
         """The way to read values whose held-out score is best.
 
-        Of each family the best axis; Cauchy tails, copying, and the likelihood as the loss, where each is clearly better.
+        Of each family the best axis; Cauchy tails, a start at a regression, copying, and the likelihood as the loss, where each
+        is clearly better.
         (Log scores do not compare: an atom has a probability, not a density.)
         """
         axes, families = self._axes(), self._open("value_family", FAMILIES)
         copies, losses = self._copying(), self._open("value_loss", ("crps", "nll"))
-        fits = len(axes) * len(families) + (copies is None) + len(losses) - 1
+        fits = len(axes) * (len(families) + len(self._straight())) + (copies is None) + len(losses) - 1
         self.say(
             f"choosing how values are read: at most {fits} fits of {self.stage.epochs} passes over {len(self._rows[0]):,} of "
             f"{len(self.train_examples):,} rows, by {len(self._rows[1]):,} rows held out"
         )
-        base = {"value_loss": losses[0], "copy_numbers": bool(copies)}
+        own = self.model.config.value_branch_direct
+        base = {"value_loss": losses[0], "copy_numbers": bool(copies), "value_branch_direct": own}
+        self._read(copies is not False)
         of_families = []
         for family in families:
             tried = [self._tried(axis, base | {"value_family": family}) for axis in axes]
@@ -232,6 +247,9 @@ class Choice:
         best = of_families[0]
         for other in of_families[1:]:
             best = clearly_better(best, other)
+        for straight in self._straight():
+            for other in [self._tried(axis, best.config | {"value_branch_direct": straight}) for axis in axes]:
+                best = clearly_better(best, other)
         if copies is None:
             best = clearly_better(best, self._tried(best.axis, best.config | {"copy_numbers": True}))
         for loss in losses[1:]:
@@ -243,9 +261,14 @@ class Choice:
         )
         return best
 
+    def stage_of(self, config: dict[str, Any]) -> ValueStage:
+        """What is trained in a fit, and with what is chosen in the end."""
+        if self.model.config.value_columns or config["value_branch_direct"]:
+            return dataclasses.replace(self.stage, learning_rate=REGRESSION_RATE)
+        return self.stage
+
     @property
     def stage(self) -> ValueStage:
-        """What is trained in every fit, and in the end."""
         stage = CLASS_STAGE if self.settings.class_transforms else STAGE
         updates = math.ceil(len(self.train_examples) / stage.batch_size)
         return dataclasses.replace(stage, epochs=max(stage.epochs, math.ceil(FEWEST_UPDATES / updates)))
@@ -255,6 +278,11 @@ class Choice:
         own = getattr(self.model.config, field)
         return known if own == getattr(CausalQwenConfig, field) else (own,)
 
+    def _straight(self) -> tuple[bool, ...]:
+        """Whether a branch that reads features straight too is tried: unless every one does already."""
+        config = self.model.config
+        return () if config.value_branch_direct or config.value_columns or self.settings.class_transforms else (True,)
+
     def _axes(self) -> tuple[str, ...]:
         if self.settings.value_transform != "auto":
             return (self.settings.value_transform,)
@@ -262,8 +290,8 @@ class Choice:
 
     def _copying(self) -> bool | None:
         """Whether a number may be the context's: True where the graft says so, False where no value is, None to try."""
-        if self.model.config.copy_numbers:
-            return True
+        if self.model.config.copy_numbers or self.model.config.value_columns:
+            return self.model.config.copy_numbers
         num_id, said = self.model.config.num_token_id, 0
         for example in self._rows[0]:
             places = [place for place, token in enumerate(example.input_ids) if token == num_id]
@@ -281,7 +309,7 @@ class Choice:
         found = []
         for examples, most in ((self.train_examples, MOST_ROWS), (self.eval_examples, MOST_HELD)):
             if len(examples) > most:
-                examples = _some(examples, sorted(generator.permutation(len(examples))[:most].tolist()))
+                examples = _Drawn(examples, sorted(generator.permutation(len(examples))[:most].tolist()))
             found.append(examples)
         return found[0], found[1]
 
@@ -289,10 +317,27 @@ class Choice:
     def _known(self) -> dict[str, Tried]:
         return {}
 
+    def _read(self, numbers: bool) -> None:
+        """Keep the features of all rows, and of those that are chosen on; numbers: with what a model that copies needs, which
+        serves the others too."""
+        reader = self._renewed({"copy_numbers": numbers})
+        whole = self.train_examples, self.eval_examples
+        for examples, rows in zip(whole, self._rows, strict=True):
+            store = FactStore.build(reader, examples, self.work, title="reading rows")
+            if isinstance(rows, _Drawn):
+                store.take(reader, rows, rows.indices, self.work)
+
+    def _renewed(self, config: dict[str, Any]) -> CausalQwenForCausalLM:
+        """A model that shares the backbone, with other value parts."""
+        shared = (self.model.backbone, self.model.processor)
+        model = copy.deepcopy(self.model, {id(kept): kept for kept in shared})
+        apply(model, config, self.settings.seed)
+        return model
+
     def _tried(self, axis: str, config: dict[str, Any]) -> Tried:
         """The scores of one way, from an earlier run where it got so far."""
         config = BRANCH | config
-        name = "-".join([axis, *(str(config[key]) for key in ("value_family", "value_loss", "copy_numbers"))])
+        name = "-".join([axis, *(f"{config[key]}" for key in sorted(config))])
         file = self.work / "choice" / f"{name}.npy"
         if not ranks.from_main(file.exists()):
             scores = self._fit(axis, config, file.with_suffix(""))
@@ -309,11 +354,15 @@ class Choice:
 
     def _fit(self, axis: str, config: dict[str, Any], folder: Path) -> np.ndarray:
         train_rows, held_rows = self._rows
-        shared = (self.model.backbone, self.model.processor)
-        model = copy.deepcopy(self.model, {id(kept): kept for kept in shared})
-        apply(model, config, self.settings.seed)
+        model = self._renewed(config)
         fit_axes(model.config, self.numbers, axis, self.settings)
-        only: dict[str, Any] = {"values": self.stage, "heads": None, "lora": None, "backbone": None, "report_to": ()}
+        only: dict[str, Any] = {
+            "values": self.stage_of(config),
+            "heads": None,
+            "lora": None,
+            "backbone": None,
+            "report_to": (),
+        }
         settings = dataclasses.replace(self.settings, **only | {"evaluations": EVALUATIONS})
         try:
             run = Run(model, train_rows, held_rows, folder, settings, {}, facts=self.work)
@@ -335,4 +384,5 @@ def apply(model: CausalQwenForCausalLM, config: dict[str, Any], seed: int) -> No
 def described(tried: Tried) -> str:
     """In words."""
     copies = ", copying" if tried.config["copy_numbers"] else ""
-    return f"{tried.axis} axis, {tried.config['value_family']} law, {tried.config['value_loss']} loss{copies}"
+    straight = ", from a ridge regression" if tried.config["value_branch_direct"] else ""
+    return f"{tried.axis} axis, {tried.config['value_family']} law, {tried.config['value_loss']} loss{straight}{copies}"

@@ -36,6 +36,9 @@ _NOISE_AT_CENTER = 0.05
 _COLUMN_RIDGE = 1e-2
 """Penalty of a row, in the start on a table's columns: experts' answers among them say much the same."""
 
+_RIDGES = tuple(10.0**power for power in range(-4, 3))
+"""Those that are tried in the start on features, which are many."""
+
 WORK = "work"
 METRICS = "metrics.jsonl"
 
@@ -154,8 +157,8 @@ def _train_values(run: Run) -> None:
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
     elif stage.center:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
-    if model.config.value_columns:
-        _lean_on_columns(model, train_store)
+    if branch_is_straight(model):
+        _lean(model, train_store)
     trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
@@ -176,29 +179,35 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
 
 
+def branch_is_straight(model: CausalQwenForCausalLM) -> bool:
+    """Whether features move the value straight too."""
+    return model.value_branch is not None and model.value_branch.direct is not None
+
+
 @torch.no_grad()
-def _lean_on_columns(model: CausalQwenForCausalLM, store: FactStore) -> None:
-    """Start at the ridge regression of t(value) on the columns, with the spread that it leaves: a goes along W_reg, and d takes
-    back what W_reg makes of z by itself. t(value) is clipped to 6 robust standard deviations about its median there."""
-    model.config.require("value_columns")
+def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
+    """Start at the ridge regression of t(value) on the columns of a table, or where there are none on the features, with the
+    spread that it leaves: a goes along W_reg, and d takes back what W_reg makes of z by itself. t(value) is clipped to 6 robust
+    standard deviations about its median there."""
+    if model.config.value_columns:
+        model.config.require("value_columns")
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
     learned = torch.from_numpy(np.isfinite(store.facts.values))
     axis = model.value_transform.forward(store.facts.tensor("values")[learned]).double()
     wide = 6 * max((axis - axis.median()).abs().median().item() / 0.6745, 1e-9)
     axis = axis.clamp(axis.median() - wide, axis.median() + wide)
     features = store.facts.tensor("features")[learned].to(model.device)
-    columns = branch.standardize(features)[:, -branch.columns :].double()
+    columns = branch.standardize(features)[:, -branch.columns :].double()  # all of x where there are none
     within = (columns - columns.mean(0)).cpu()
-    gram = within.T @ within + _COLUMN_RIDGE * len(within) * torch.eye(branch.columns, dtype=torch.float64)
-    found = torch.linalg.solve(gram, within.T @ (axis - axis.mean()))
-    left = axis - within @ found
+    found, left = _ridge(within, axis - axis.mean(), (_COLUMN_RIDGE,) if branch.columns else _RIDGES)
+    left = left + axis.mean()
     # The chain where each feature in turn stands one standard deviation off its mean: loc_Y is linear in z there.
     was_training = branch.training
     steps = torch.cat([branch.feature_mean[None], branch.feature_mean + torch.diag(branch.feature_std)])
     loc, scale = (column.double().cpu() for column in Chain(model.eval(), steps.to(features.dtype)).value())
     branch.train(was_training)
     own = loc[0] - loc[1:]
-    own[-branch.columns :] += found
+    own[-len(found) :] += found
     branch.along.copy_(head.weight[0] / head.weight.square().sum())
     branch.direct[0].copy_(own)
     head.bias.add_((left.median() - loc[0] - columns.mean(0).cpu() @ found).item())
@@ -207,6 +216,20 @@ def _lean_on_columns(model: CausalQwenForCausalLM, store: FactStore) -> None:
     for member in (branch.residual, *branch.others):
         member.last.bias[member.last.bias.shape[0] // 2 :] += step
     branch.log_noise.add_(step)
+
+
+def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ridge regression of y [n] on x [n, k], both centred float64, whose errors on rows left out one by one are least: its
+    slopes [k] and these errors [n]. penalties: of a row."""
+    left, widths, right = torch.linalg.svd(x, full_matrices=False)
+    seen, best = left.T @ y, None
+    for penalty in penalties:
+        shrunk = widths.square() / (widths.square() + penalty * len(x))
+        reach = (left.square() @ shrunk + 1 / len(x)).clamp(max=1 - 1e-9)  # the centre is one more that is fitted
+        errors = (y - left @ (shrunk * seen)) / (1 - reach)
+        if best is None or errors.square().sum() < best[1].square().sum():
+            best = right.T @ (shrunk / widths.clamp(min=1e-300) * seen), errors
+    return best
 
 
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
