@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
@@ -17,6 +18,8 @@ from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
 from causalqwen.training.choice import Tried, choosing, clearly_better, hold_out
 from causalqwen.training.features import COLUMNS
+from causalqwen.training.scores import coverage_by_scale, uneven_coverage
+from causalqwen.training.stages import _RIDGES, _ridge
 from conftest import graft_tiny
 
 # ---- supports --------------------------------------------------------------------------------------------------------
@@ -151,6 +154,18 @@ def test_a_number_that_its_words_always_bring_is_part_of_a_template(tiny_tokeniz
     )  # else nothing would be left to learn
 
 
+def test_an_average_that_hides_two_populations_is_told():
+    law, generator = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian"), torch.Generator().manual_seed(0)
+    scale = torch.cat([torch.full((200,), 0.01), torch.full((800,), 1.0)]).double()
+    noise = torch.randn(1000, generator=generator, dtype=torch.float64)
+    even = coverage_by_scale(law, torch.zeros(1000).double(), scale, scale * noise)
+    assert [tenth["numbers"] for tenth in even] == [100] * 10 and uneven_coverage(even) is None
+    assert all(tenth["coverage"]["0.8"] == pytest.approx(0.8, abs=0.12) for tenth in even)
+    wide = torch.where(torch.arange(1000) < 200, 5.0, 1.0).double()
+    told = uneven_coverage(coverage_by_scale(law, torch.zeros(1000).double(), scale, wide * scale * noise))
+    assert told is not None and "of the 100 numbers whose predicted scale is at most 0.01" in told
+
+
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +233,59 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
     assert len(fits) == 10  # none of them twice
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
     shutil.rmtree(tmp_path / "cut")
+
+
+def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path):
+    model, rng = graft_tiny("llama", tiny_tokenizer), np.random.default_rng(0)
+    rows = [
+        {
+            "prompt": f"The {('short', 'long')[i % 2]} one is",
+            "value": float(np.clip(rng.normal(2 + 2 * (i % 2)), 1, 5).round()),
+        }
+        for i in range(120)
+    ]
+    examples = encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(rows, 1)], model.processor)
+    metrics = train(model, examples, examples, tmp_path, save=False)
+    short, long = model.predict_number(["The short one is", "The long one is"])
+    for found in (short, long):
+        each = found.probabilities()
+        assert list(each) == [1, 2, 3, 4, 5] and sum(each.values()) == pytest.approx(1)
+        assert {found.median, *found.interval(0.9), found.quantile(0.99)} <= set(each)
+    assert short.probabilities()[2] > 0.25 > long.probabilities()[2]
+    assert len(metrics["scale_deciles"]) == 10
+    plain = graft_tiny("llama", tiny_tokenizer)
+    with pytest.raises(ValueError, match="not finitely many"):
+        plain.predict_number("It is")[0].probabilities()
+
+
+def test_the_start_at_a_regression_is_scikit_learns():
+    from sklearn.linear_model import RidgeCV
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 60))
+    x -= x.mean(0)
+    y = x[:, 0] + 0.5 * rng.normal(size=40)
+    y -= y.mean()
+    slopes, errors = _ridge(torch.from_numpy(x), torch.from_numpy(y), _RIDGES)
+    known = RidgeCV(alphas=[40 * one for one in _RIDGES]).fit(x, y)
+    np.testing.assert_allclose(slopes, known.coef_, atol=1e-9)
+    assert errors.square().mean().item() == pytest.approx(-known.best_score_, rel=0.05)
+
+
+def test_a_value_that_is_straight_in_the_features_starts_at_its_regression(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, value_branch_direct=True)
+    stage = ValueStage(epochs=1, learning_rate=0.0, center=True)
+    train(model, skewed(model, 96, 0), [], tmp_path, TrainSettings(values=stage, value_transform="log"), save=False)
+    short, long = model.predict_number(["The short one is", "The long one is"])  # nothing has been learned behind it
+    assert 3 < short.median < 9 and 1e4 < long.median < 4e4
+    again = CausalQwenForCausalLM.from_pretrained(saved(model, tmp_path / "saved"))
+    again.processor = model.processor
+    assert again.predict_number("The long one is")[0].median == pytest.approx(long.median)
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    return folder
 
 
 def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path):

@@ -65,8 +65,22 @@ class NumberPrediction:
         """P(Y <= value) under the model's own law."""
         return self.law.cdf(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
 
+    def probabilities(self) -> dict[float, float]:
+        """P(Y = v) under the model's own law of every value v there can be, where these are finitely many; they sum to 1.
+
+        ValueError where values are not known to lie on a bounded grid (`TrainSettings.support`).
+        """
+        law: Any = self.law if isinstance(self.law, ValueLaw) else self.law.law  # of a number that may be copied
+        values = law.transform.support.values()
+        if values is None:
+            raise ValueError(
+                "the values of this number are not finitely many: no bounded grid was seen, or said, in training"
+            )
+        below = [0.0, *(self.cdf(value) for value in values)]
+        return {value: after - before for value, before, after in zip(values, below, below[1:], strict=False)}
+
     def log_prob(self, value: float) -> float:
-        """Log density at `value`, per unit, under the model's own law."""
+        """Log density at `value`, per unit, under the model's own law; of a value with a probability of its own, its log."""
         return self.law.log_prob(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
 
     def crps(self, value: float) -> float:

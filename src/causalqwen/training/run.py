@@ -15,9 +15,11 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, certain_contexts, fit_axes
 from causalqwen.training.choice import EVALUATIONS, FEWEST_HELD, Choice, apply, choosing, hold_out, set_levels
-from causalqwen.training.scores import score_tokens
+from causalqwen.training.scores import coverage_by_scale, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
+
+_FEWEST_OF_TENTHS = 100
 
 
 def train(
@@ -97,6 +99,8 @@ def train(
             TRAINERS[name](run)
         model.requires_grad_(True).eval()
         metrics = _final_scores(run)
+        if uneven := uneven_coverage(metrics["scale_deciles"]) if "scale_deciles" in metrics else None:
+            say(uneven)
     finally:
         model.bf16, model.number_class = before
     if save:
@@ -113,6 +117,9 @@ def _final_scores(run: Run) -> dict[str, Any]:
     scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
     if run.settings.recalibrate and _recalibrate(model, scores["values"], classes, run.train_examples):
         scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
+    known = [scores["values"][name] for name in ("loc", "scale", "value")]
+    if len(classes) >= _FEWEST_OF_TENTHS and not model.copies:
+        scores["metrics"]["scale_deciles"] = coverage_by_scale(scores["law"], *known)
     return scores["metrics"]
 
 

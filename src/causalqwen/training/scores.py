@@ -213,6 +213,31 @@ def score_classes(
     }
 
 
+def coverage_by_scale(
+    law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor
+) -> list[dict[str, Any]]:
+    """Tenths of the values by predicted scale on the axis, ascending: numbers, scale (the greatest), coverage as in
+    `score_values`. An average may hide two populations: one that is certain, and one whose intervals are useless."""
+    order, inside = scale.argsort(), _inside(law, loc, scale, values)
+    return [
+        {"numbers": len(rows), "scale": scale[rows].max().item(), "coverage": _coverage(inside[..., rows])["coverage"]}
+        for rows in order.tensor_split(10)
+        if len(rows)
+    ]
+
+
+def uneven_coverage(tenths: Sequence[dict[str, Any]], level: float = 0.8) -> str | None:
+    """One line where the intervals of some tenth cover clearly less than they say: by 0.15 and by three standard errors."""
+    worst = min(tenths, key=lambda tenth: tenth["coverage"][str(level)])
+    short, allowed = level - worst["coverage"][str(level)], 3 * (level * (1 - level) / worst["numbers"]) ** 0.5
+    if short <= max(0.15, allowed):
+        return None
+    return (
+        f"{level:.0%} intervals cover {worst['coverage'][str(level)]:.0%} of the {worst['numbers']} numbers whose predicted "
+        f"scale is at most {worst['scale']:.3g}: the average hides two populations (scale_deciles in the metrics)"
+    )
+
+
 def _inside(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
     """Which values lie in their intervals: bool [2, levels, n], those of the law as it is and of the raw one."""
     found = []

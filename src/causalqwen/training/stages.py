@@ -187,15 +187,15 @@ def branch_is_straight(model: CausalQwenForCausalLM) -> bool:
 @torch.no_grad()
 def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Start at the ridge regression of t(value) on the columns of a table, or where there are none on the features, with the
-    spread that it leaves: a goes along W_reg, and d takes back what W_reg makes of z by itself. t(value) is clipped to 6 robust
-    standard deviations about its median there."""
+    spread that it leaves: a goes along W_reg, and d takes back what W_reg makes of z by itself. t(value) is clipped there to
+    where 95% of it lie, widened by as much on both sides."""
     if model.config.value_columns:
         model.config.require("value_columns")
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
     learned = torch.from_numpy(np.isfinite(store.facts.values))
     axis = model.value_transform.forward(store.facts.tensor("values")[learned]).double()
-    wide = 6 * max((axis - axis.median()).abs().median().item() / 0.6745, 1e-9)
-    axis = axis.clamp(axis.median() - wide, axis.median() + wide)
+    low, high = (torch.quantile(axis[:: 1 + len(axis) // 1_000_000], level).item() for level in (0.025, 0.975))
+    axis = axis.clamp(2 * low - high, 2 * high - low)
     features = store.facts.tensor("features")[learned].to(model.device)
     columns = branch.standardize(features)[:, -branch.columns :].double()  # all of x where there are none
     within = (columns - columns.mean(0)).cpu()
