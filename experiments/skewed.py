@@ -33,7 +33,7 @@ def populations() -> list[dict[str, Any]]:
             "prompt": f"{r['country']} lies in {r['region']}. In {r['year']}, people there lived {r['life_expectancy']:.0f} "
             f"years and women had {r['fertility']:.1f} children. The number of people living there was",
             "value": float(r["population"]),
-            "entity": r["country"],
+            "entity": f"{r['country']} {r['year']}",  # other years of a country may be learned from
             "name": f"{r['country']} {r['year']}",
         }
         for r in rows("dslabs", "gapminder")
@@ -103,7 +103,13 @@ def main() -> None:
     given = parser.parse_args()
     names = given.tables.split(",")
     benchmark = Benchmark(
-        given.output, names, "smollm2-135m", partial(graft, "smollm2-135m"), table=table, bf16=True, say=print
+        given.output,
+        names,
+        "smollm2-135m",
+        partial(graft, "smollm2-135m"),
+        table=table,
+        bf16=True,
+        say=partial(print, flush=True),
     )
     benchmark.run(given.methods.split(","), given.seeds)
     told = markdown(summary(benchmark, given.methods.split(","), given.seeds))

@@ -166,7 +166,7 @@ def numbers(
         str | None,
         typer.Option(
             help="Any of constant, ridge, mlp, boosting, ngboost-normal, ngboost-laplace, lora-digits, lora-digits-ntl, "
-            "gaussian, causalqwen, with commas (default: all)."
+            "causalqwen, with commas (default: all)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of every method on every table.")] = 5,
