@@ -49,7 +49,7 @@ REGRESSION_RATE = 3e-4
 FEWEST_UPDATES = 156
 """Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
 
-MOST_ROWS, MOST_HELD = 4096, 2048
+MOST_ROWS, MOST_HELD = 2048, 1024
 """Rows that a choice is made on, and by; the chosen one is then trained on all."""
 
 FEWEST_HELD, HELD_SHARE = 20, 0.2
