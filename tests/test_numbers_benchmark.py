@@ -325,10 +325,9 @@ def made_up(name: str) -> tuple[str, dict[str, list[dict]]]:
 
 @pytest.mark.parametrize("ours", [(), pytest.param(("causalqwen",), marks=pytest.mark.slow)], ids=["rivals", "all"])
 def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_path, monkeypatch, ours):
-    stage = {"epochs": 8, "batch_size": 8, "learning_rate": 1e-2}
     made = Benchmark(
         tmp_path, ("red", "green"), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up,
-        training={"values": stage, "evaluations": 2}, digits={"steps": 1, "samples": 4},
+        digits={"steps": 1, "samples": 4},
     )  # fmt: skip
     methods = ("constant", "ridge", "lora-digits-ntl", *ours)
     kept, fitted = Benchmark._keep, []
