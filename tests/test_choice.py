@@ -201,6 +201,9 @@ def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so
     short, long = model.predict_number(["The short one is", "The long one is"])
     assert 3 < short.median < 9 and 1e4 < long.median < 4e4
     assert short.quantile(0.001) > 0  # nothing that is never there
+    told = json.loads((tmp_path / "run" / "choice.json").read_text())
+    assert len(told["tried"]) == 10 and told["chosen"] in told["tried"]
+    assert told["chosen"]["axis"] == config.value_transform["kind"] and told["chosen"]["score"] < 0.5
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["fitted"]["values"]["value_transform"]
     assert kept["support"]["low"] > 0
 

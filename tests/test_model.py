@@ -414,7 +414,10 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
         ({"start": "hot"}, "unknown start 'hot'; known starts: faithful"),
         ({"gate_alfa": 1.0}, "unknown setting gate_alfa; did you mean gate_alpha"),
         ({"gate_alpha": 2.0}, "gate_alpha: input should be less than or equal to 1, got 2.0"),
-        ({"number_embedding": "multiply"}, "number_embedding: input should be 'added', 'multiplied' or 'features', got 'multiply'"),
+        (
+            {"number_embedding": "multiply"},
+            "number_embedding: input should be 'added', 'multiplied' or 'features', got 'multiply'",
+        ),
         ({"threshold_shift": "solvd"}, "threshold_shift: input should be 'predicted' or 'solved', got 'solvd'"),
         ({"value_digits": 0}, "value_digits: input should be greater than or equal to 1, got 0"),
         ({"central_mass": 5}, "central_mass: input should be less than or equal to 1, got 5"),

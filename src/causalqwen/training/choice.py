@@ -6,6 +6,7 @@ The choice is a matter of minutes beside the reading of the rows; `causalqwen tr
 
 import copy
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Callable, Sequence, Set
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data import Example
+from causalqwen.files import write_text
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.configuration import CausalQwenConfig
@@ -42,6 +44,9 @@ STAGE = ValueStage(epochs=12, center=True)
 EVALUATIONS = 12
 CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
 """Where classes have axes of their own: several are learned more slowly than one."""
+
+CHOICE = "choice.json"
+"""What was tried and chosen, beside the records of a run."""
 
 REGRESSION_RATE = 3e-4
 """Where the start is a regression already."""
@@ -201,6 +206,10 @@ class Tried:
     def mean(self) -> float:
         return float(self.scores.mean())
 
+    def to_dict(self) -> dict[str, Any]:
+        """What a file says of it."""
+        return self.config | {"axis": self.axis, "score": self.mean}
+
 
 def clearly_better(plain: Tried, other: Tried) -> Tried:
     """The other of two where its mean score is lower by more than a standard error of the paired difference, else the plain
@@ -259,6 +268,9 @@ class Choice:
             f"chosen: {described(best)}; held-out CRPS {best.mean:.3f} of the values' own spread, the worst tried "
             f"({described(worst)}) {worst.mean:.3f}"
         )
+        if ranks.rank() == 0:
+            told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self._known.values()]}
+            write_text(self.work.parent / CHOICE, json.dumps(told, indent=1) + "\n")
         return best
 
     def stage_of(self, config: dict[str, Any]) -> ValueStage:
