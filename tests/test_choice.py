@@ -34,7 +34,9 @@ SEEN = {
     "censored": ([0.0] * 10 + np.linspace(0.5, 7, 50).tolist(), Support(0.0)),
     "capped": ([7.25] * 10 + np.linspace(-5, 7, 50).tolist(), Support(None, 7.25)),
     "anything": (np.linspace(-5.5, 7, 50).tolist(), Support()),
-    "two rows": ([3.0, 4.0], Support(1.5)),
+    "always one": ([3.0] * 40, Support(1.5)),
+    "few": ([3.0, 4.0] * 14, Support()),
+    "none": ([], Support()),
 }
 
 
@@ -291,12 +293,26 @@ def saved(model, folder):
     return folder
 
 
+def test_a_class_with_too_few_values_to_be_called_positive_has_another_axis():
+    values = torch.cat([torch.arange(1, 41), torch.arange(1, 6)]).double()
+    numbers = LearnedNumbers(values, torch.zeros(45, dtype=torch.bool), ["many"] * 40 + ["few"] * 5)
+    axes = numbers.class_axes("log", TrainSettings())
+    assert {name: axis["value_transform"]["kind"] for name, axis in axes.items()} == {"many": "log", "few": "symlog"}
+
+
 def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path):
     model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
     learned, held = skewed(model, 48, 0), skewed(model, 24, 1)
     train(model, learned, held, tmp_path, TrainSettings(value_transform="symlog"), say=said.append, save=False)
     assert said[0].startswith("choosing how values are read: at most 2 fits")
     assert (model.config.value_family, model.config.value_transform["kind"]) == ("gaussian", "symlog")
+    for support in (None, [0, None]):  # no logarithm of what may be 0
+        other = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps")
+        only = TrainSettings.from_dict({"support": support})
+        train(other, learned, held, tmp_path / str(support), only, save=False)
+        assert {one["axis"] for one in json.loads((tmp_path / str(support) / "choice.json").read_text())["tried"]} == {
+            "affine", "symlog", "quantile"
+        }  # fmt: skip
     plain = graft_tiny("llama", tiny_tokenizer)
     assert not choosing(plain, learned, TrainSettings(values=ValueStage()))
     assert not choosing(graft_tiny("llama", tiny_tokenizer, start="documents"), learned, TrainSettings())

@@ -39,18 +39,18 @@ class Support:
 
     @classmethod
     def seen_in(cls, values: Tensor) -> "Support":
-        """What training values [n] show of it.
+        """What training values [n] show of it; fewer than 30 show nothing.
 
         Few distinct values, each met often, are all there are, on the grid that holds them. Whole numbers stay whole. An end
         that many rows reach is one. Values that are never negative stay so, and those between 0 and 1 stay there; where none is
         0, none will be below half the least.
         """
         values = values.double().flatten()
-        if values.numel() < 2:
+        if values.numel() < _FEWEST:
             return cls()
         low, high = values.min().item(), values.max().item()
         distinct, counts = values.unique(return_counts=True)
-        if len(distinct) < 2 or values.numel() < _FEWEST:
+        if len(distinct) < 2:
             return cls(low=_above_zero(low))
         whole = bool((values == values.round()).all()) and values.abs().max().item() < 2**53
         gap = distinct.diff().min().item()

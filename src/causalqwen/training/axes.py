@@ -69,11 +69,14 @@ class LearnedNumbers:
         }
 
     def class_axes(self, kind: str, settings: TrainSettings) -> dict[str, dict[str, Any]]:
-        """`axis` of each class's numbers, by its name."""
-        return {
-            name: LearnedNumbers(self.values[of], self.certain[of], [name] * len(of)).axis(kind, settings)
-            for name, of in rows_of_classes(self.classes).items()
-        }
+        """`axis` of each class's numbers, by its name; symlog in place of log where a class has too few to show that they are
+        positive."""
+        found = {}
+        for name, of in rows_of_classes(self.classes).items():
+            one = LearnedNumbers(self.values[of], self.certain[of], [name] * len(of))
+            positive = (settings.support_of(one.values).low or 0.0) > 0
+            found[name] = one.axis("symlog" if kind == "log" and not positive else kind, settings)
+        return found
 
 
 def fit_axes(config: Any, numbers: LearnedNumbers, kind: str, settings: TrainSettings) -> None:

@@ -298,7 +298,8 @@ class Choice:
     def _axes(self) -> tuple[str, ...]:
         if self.settings.value_transform != "auto":
             return (self.settings.value_transform,)
-        return ("affine", "log" if self.numbers.values.min() > 0 else "symlog", "quantile")
+        positive = (self.settings.support_of(self.numbers.values).low or 0.0) > 0
+        return ("affine", "log" if positive else "symlog", "quantile")
 
     def _copying(self) -> bool | None:
         """Whether a number may be the context's: True where the graft says so, False where no value is, None to try."""
@@ -336,7 +337,7 @@ class Choice:
         whole = self.train_examples, self.eval_examples
         for examples, rows in zip(whole, self._rows, strict=True):
             store = FactStore.build(reader, examples, self.work, title="reading rows")
-            if isinstance(rows, _Drawn):
+            if isinstance(rows, _Drawn) and rows is not examples:
                 store.take(reader, rows, rows.indices, self.work)
 
     def _renewed(self, config: dict[str, Any]) -> CausalQwenForCausalLM:
