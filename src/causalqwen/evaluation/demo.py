@@ -65,7 +65,7 @@ def run_demo(
     for stale in ("config.json", METRICS, "work/settings.json"):
         (folder / stale).unlink(missing_ok=True)
     _remove_checkpoints(folder)
-    train(model, examples["train"], examples["validation"], folder, settings)
+    train(model, examples["train"], examples["validation"], folder, settings, say=say)
 
     say("5/7 scoring held-out compounds, and the rivals on the same split")
     after = compare_with_backbone(model, paragraphs)
