@@ -99,6 +99,8 @@ def test_a_support_that_is_none_is_refused():
     for given_support in ("wide", [1], [1, 2, 3, 4]):
         with pytest.raises(ValueError, match="support: expected auto"):
             TrainSettings.from_dict({"support": given_support})
+    wide = Support(1, 1e15, 1)  # never listed to be checked
+    assert wide.nearest(torch.tensor([0.2, 2.7]).double()).tolist() == [1, 3]
     assert TrainSettings.from_dict({"support": [0, 10]}).support_of(torch.zeros(0)) == Support(0, 10)
     assert TrainSettings.from_dict({"support": None}).support_of(torch.arange(40)) == Support()
 

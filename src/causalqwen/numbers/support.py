@@ -1,6 +1,7 @@
 """Where values can lie: between ends, and on a grid (theory 3.8)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,7 @@ class Support:
             raise ValueError(f"support: step must be positive, got {self.step}")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"support: low must be below high, got {self.low} and {self.high}")
-        if (count := self.values()) and abs(count[-1] - self.high) > 1e-9 * self.step:
+        if (steps := self._steps()) is not None and abs(steps - round(steps)) > 1e-9 * max(steps, 1):
             raise ValueError(f"support: high {self.high} is no multiple of step {self.step} from low {self.low}")
 
     @classmethod
@@ -71,11 +72,17 @@ class Support:
         """Values between the ends."""
         return values if self.low is None and self.high is None else values.clamp(self.low, self.high)
 
-    def _on_grid(self, values: Tensor, rounded: object) -> Tensor:
+    def _on_grid(self, values: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
         if self.step is None:
             return values
         first = self.low or 0.0
-        return first + rounded((values - first) / self.step) * self.step  # type: ignore[operator]
+        return first + rounded((values - first) / self.step) * self.step
+
+    def _steps(self) -> float | None:
+        """How many from end to end; None where they are not finitely many."""
+        if self.low is None or self.high is None or self.step is None:
+            return None
+        return (self.high - self.low) / self.step
 
     def nearest(self, values: Tensor) -> Tensor:
         """The value of the support that is nearest to each, float64."""
@@ -95,10 +102,8 @@ class Support:
 
     def values(self) -> list[float] | None:
         """All of them, where they are finitely many."""
-        if self.low is None or self.high is None or self.step is None:
-            return None
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        return [self.low + place * self.step for place in range(count)]
+        steps = self._steps()
+        return None if steps is None else [self.low + place * self.step for place in range(round(steps) + 1)]
 
 
 def _above_zero(low: float) -> float | None:

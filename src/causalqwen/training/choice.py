@@ -136,16 +136,16 @@ class HeldNumbers:
             of_new = model.value_law_of(self.class_name)
             set_levels(model, of_new.fit_interval_kinds(loc[new], scale[new], self.values[new]))
 
-    def quantiles(self, model: CausalQwenForCausalLM, *, raw: bool = False) -> tuple[Any, Tensor]:
-        """The law, and the quantiles [n, 199] at `CRPS_LEVELS`, recalibrated unless `raw`."""
+    def quantiles(self, model: CausalQwenForCausalLM, *, raw: bool = False) -> Tensor:
+        """The quantiles [n, 199] at `CRPS_LEVELS`, recalibrated unless `raw`."""
         law, loc, scale = self.located(model)
-        return law, law.beside_levels().quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS, raw=raw)
+        return law.beside_levels().quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS, raw=raw)
 
     def relative_crps(self, model: CausalQwenForCausalLM) -> np.ndarray:
         """CRPS [n] of the model, recalibrated on these numbers, over the mean distance of the values from their median: in the
         data's units and on the log scale, the mean of both."""
         self.recalibrate(model)
-        quantiles = model.value_law_of(self.class_name).clip(self.quantiles(model)[1])
+        quantiles = model.value_law_of(self.class_name).clip(self.quantiles(model))
         found = []
         for shape in (torch.clone, torch.log if bool((self.values > 0).all()) else symlog):
             values = shape(self.values)
@@ -170,10 +170,7 @@ def set_levels(model: CausalQwenForCausalLM, kinds: list[tuple[float, list[float
 
 
 def held_numbers(
-    model: CausalQwenForCausalLM,
-    examples: Sequence[Example],
-    store: FactStore,
-    certain: Set[tuple[int, ...]] = frozenset(),
+    model: CausalQwenForCausalLM, examples: Sequence[Example], store: FactStore, certain: Set[tuple[int, ...]]
 ) -> list[HeldNumbers]:
     """The numbers of examples that are no part of a template, of each class where classes have axes of their own."""
     numbers = LearnedNumbers.of(examples, model.config.num_token_id, certain)

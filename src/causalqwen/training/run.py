@@ -70,7 +70,8 @@ def train(
         if getattr(getattr(settings, name), "anchor", 0) > 0
     }
     num_id = model.config.num_token_id
-    numbers = LearnedNumbers.of(train_examples, num_id, set())
+    certain = certain_contexts(train_examples, num_id)
+    numbers = LearnedNumbers.of(train_examples, num_id, certain)
     if settings.values is not None and not len(numbers.values):
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     _check_classes(model, train_examples, eval_examples, numbers, settings)
@@ -78,13 +79,13 @@ def train(
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.bf16, None
     try:
-        if choosing(model, train_examples, settings) and not len(eval_examples):
+        is_open = choosing(model, train_examples, settings)
+        if is_open and not len(eval_examples):
             train_examples, eval_examples = hold_out(train_examples, settings.seed)
             if len(eval_examples):
+                numbers = LearnedNumbers.of(train_examples, num_id, certain)
                 say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
-        certain = certain_contexts(train_examples, num_id)
-        numbers = LearnedNumbers.of(train_examples, num_id, certain)
-        if choosing(model, train_examples, settings) and len(eval_examples) >= FEWEST_HELD:
+        if is_open and len(eval_examples) >= FEWEST_HELD:
             choice = Choice(model, train_examples, eval_examples, numbers, certain, settings, work, say)
             chosen = choice.made()
             apply(model, chosen.config, settings.seed)

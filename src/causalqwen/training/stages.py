@@ -157,7 +157,7 @@ def _train_values(run: Run) -> None:
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
     elif stage.center:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
-    if branch_is_straight(model):
+    if model.value_branch is not None and model.value_branch.direct is not None:
         _lean(model, train_store)
     trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
@@ -177,11 +177,6 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     for member in (branch.residual, *branch.others):
         member.last.bias[member.last.bias.shape[0] // 2 :] -= spread
     branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
-
-
-def branch_is_straight(model: CausalQwenForCausalLM) -> bool:
-    """Whether features move the value straight too."""
-    return model.value_branch is not None and model.value_branch.direct is not None
 
 
 @torch.no_grad()

@@ -89,7 +89,7 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         if "copy_numbers" in self.config:
-            raise ValueError("the benchmark of numbers says itself which methods may copy: leave copy_numbers out")
+            raise ValueError("ours chooses by itself whether numbers are copied: leave copy_numbers out")
         self._records: dict[str, tuple[str, Records]] = {}
         self._parts: dict[str, Parts] = {}
 

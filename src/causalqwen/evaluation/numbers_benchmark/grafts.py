@@ -63,7 +63,7 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     """Quantiles as the model has them, recalibrated, and those of its own law (`raw`)."""
     numbers = held_numbers(table)
     law, loc, scale = numbers.located(model)
-    quantiles, raw = (numbers.quantiles(model, raw=raw)[1].numpy() for raw in (False, True))
+    quantiles, raw = (numbers.quantiles(model, raw=raw).numpy() for raw in (False, True))
     of_new = model.value_law_of(table.class_name)
     kept = (of_new.transform.kind, of_new.family)
     notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)}
