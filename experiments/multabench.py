@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--output", type=Path, default=Path("runs/multabench"))
     parser.add_argument("--backbone", default="smollm2-135m")
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default="auto")
     given = parser.parse_args()
     settings: dict[str, Any] = {"backbone": given.backbone, "bf16": given.bf16, "cache_dir": str(given.output / "rows")}
     given.output.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,9 @@ from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.core import Chain
 from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
+from causalqwen.evaluation.evaluate import evaluate
 from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.precision import bf16_pays, reading
 from causalqwen.training import (
     BackboneStage,
     FactStore,
@@ -801,6 +803,9 @@ def test_settings_come_from_yaml(tmp_path):
         ("values: 3", "s.yaml: values: input should be"),
         ("lora: {dropout: 1.0}", "s.yaml, lora: dropout: input should be less than 1, got 1.0"),
         ("lora: {target_modules: [1]}", "target_modules[0]: input should be a valid string, got 1"),
+        ("bf16: 1", "s.yaml: bf16: input should be a valid boolean or 'auto', got 1"),
+        ("support: 5", "s.yaml: support: input should be a valid string or a valid list, got 5"),
+        ("support: [1, a]", "s.yaml: support[1]: input should be a valid number, got 'a'"),
         ("logging_steps: 0", "s.yaml: logging_steps: input should be greater than or equal to 1, got 0"),
         ("report_to:", "report_to: input should be a valid tuple, got None"),
         ("lora: {target_modules: }", "s.yaml, lora: target_modules: input should be a valid tuple, got None"),
@@ -900,6 +905,42 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="9 layers are to be trained"):
         train(model, rows, [], tmp_path / "wrong", TrainSettings.from_dict({"bf16": True, "backbone": {"layers": 9}}))
     assert not model.bf16
+
+
+def test_bfloat16_is_taken_where_it_is_faster(tiny_tokenizer, monkeypatch, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows, size = examples(model, 8), model.config.hidden_size
+    for has, fewest, taken in (("avx512_bf16", size, True), ("amx_bf16", size, True), ("avx2", size, False)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: {has: True})
+        monkeypatch.setattr("causalqwen.modeling.precision._FEWEST_COLUMNS", fewest)
+        assert bf16_pays(model) is taken
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr("causalqwen.modeling.precision._FEWEST_COLUMNS", size + 1)
+    assert not bf16_pays(model)  # too narrow
+    monkeypatch.setattr("causalqwen.modeling.precision._FEWEST_COLUMNS", size)
+    for given, wanted in (({}, True), ({"bf16": False}, False), ({"heads": True}, False), ({"lora": True}, False)):
+        assert TrainSettings.from_dict(given).takes_bf16(model) is wanted, given
+    read, features = [], type(model).features
+
+    def recorded(self, *given, **named):
+        read.append(self.bf16)
+        return features(self, *given, **named)
+
+    monkeypatch.setattr(type(model), "features", recorded)
+    train(model, rows, rows[:4], tmp_path, TrainSettings.from_dict({"values": {"epochs": 1}}))
+    evaluate(model, examples(model, 6), tmp_path / "more")
+    assert len(read) > 1 and all(read) and not model.bf16
+    assert not bf16_pays(model.to(torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_rows_read_in_bfloat16_are_predicted_alike(smollm2):
+    rows = ["The boiling point of water is", "In 1990 the town had 400 people; it grew by"]
+    exact = smollm2.features(**smollm2.processor(rows, padding=True, return_tensors="pt")).last_hidden_state
+    with reading(smollm2, True):
+        near = smollm2.features(**smollm2.processor(rows, padding=True, return_tensors="pt")).last_hidden_state
+    assert not torch.equal(near, exact) and not smollm2.bf16
+    assert torch.cosine_similarity(near[:, -1], exact[:, -1]).min() > 0.999
 
 
 def test_an_adapter_of_what_two_layers_share_is_refused(tiny_tokenizer, tmp_path):

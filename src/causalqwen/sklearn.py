@@ -57,7 +57,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
         experts: whether two regressions are asked beside the columns.
         characters: of a row's text, at most.
-        bf16: take the backbone's products in bfloat16.
+        bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
         cache_dir: where what the backbone says of rows is kept; by default for as long as the process lasts.
         device: auto, or a torch device.
         random_state: of the split, the experts and the training: an int, a RandomState, or None.
@@ -77,7 +77,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         settings: dict[str, Any] | None = None,
         experts: bool = True,
         characters: int = 2000,
-        bf16: bool = False,
+        bf16: bool | str = "auto",
         cache_dir: str | None = None,
         device: str = "auto",
         random_state: Any = None,
@@ -127,17 +127,17 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.model_ = _grafted(
             self.backbone, self.device, {"value_columns": columns.shape[1]} | (self.config or {}), seed
         )
-        self.model_.bf16 = self.bf16
+        settings = TrainSettings.from_dict({"seed": seed, "bf16": self.bf16} | (self.settings or {}))
+        self.model_.bf16 = settings.takes_bf16(self.model_)
         examples = self._examples(table, columns, values)
         parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
         learned, held = ([examples[row] for row in part] for part in parts)
-        settings = {"seed": seed, "bf16": self.bf16} | (self.settings or {})
         kept = self._kept()
         with tempfile.TemporaryDirectory(prefix="causalqwen-") as folder:
             output = Path(folder) / "run"
             for some in (learned, held):
                 kept.put(some, output / WORK)
-            self.metrics_ = train(self.model_, learned, held, output, TrainSettings.from_dict(settings), save=False)
+            self.metrics_ = train(self.model_, learned, held, output, settings, save=False)
         return self
 
     def _table(self, X: Any, y: Any = None) -> tuple[Columns, Any]:
@@ -318,7 +318,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             TableReader.from_dict(about["reader"]),
             about["metrics"],
         )
-        self.model_.bf16 = self.bf16
+        self.model_.bf16 = TrainSettings.from_dict({"bf16": self.bf16} | (self.settings or {})).takes_bf16(model)
         self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:

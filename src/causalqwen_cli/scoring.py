@@ -38,10 +38,12 @@ def predict(
     from causalqwen.evaluation import predict_file
     from causalqwen.evaluation.predict import check_output
     from causalqwen.modeling.loading import load_model
+    from causalqwen.modeling.precision import bf16_pays
 
     check_output(output)
     total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
+    loaded.bf16 = bf16_pays(loaded)
     count = predict_file(loaded, input, output, batch_size=batch_size, raw=raw, resume=resume, total=total)
     show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
 
@@ -181,7 +183,10 @@ def numbers(
         int, typer.Option(min=0, help="Leave out so many records of a table first, for rows not seen yet.")
     ] = 0,
     joint: Annotated[bool, typer.Option("--joint", help="One model for all these tables too.")] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Run the backbone in bfloat16, for all methods alike.")] = False,
+    bf16: Annotated[
+        bool | None,
+        typer.Option(help="Run the backbone in bfloat16, for all methods alike (default: where that is faster)."),
+    ] = None,
     backbone: Annotated[str, typer.Option(help="Backbone of all methods that have one.")] = "smollm2-135m",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A field of CausalQwenConfig for every graft; repeatable.")
@@ -203,6 +208,7 @@ def numbers(
         summary,
     )
     from causalqwen.files import write_text
+    from causalqwen.modeling.precision import bf16_pays
     from causalqwen_cli.tables import named as columns_named
 
     asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
@@ -219,7 +225,9 @@ def numbers(
         records = records_of(table, target, text=columns_named(text), groups=groups)
         parts = split_records(table.name, records, sizes, skip)
         named, read = [table.stem], lambda name: (target, parts)  # type: ignore[assignment]
-    made = Benchmark(output, named, backbone, partial(graft, backbone), read, fields, bf16=bf16, say=say)
+    make = partial(graft, backbone)
+    read_so = bf16_pays(make()) if bf16 is None else bf16
+    made = Benchmark(output, named, backbone, make, read, fields, bf16=read_so, say=say)
     made.run(asked, seeds)
     found = summary(made, METHODS, seeds)
     write_text(output / "numbers.json", json.dumps(found, indent=1) + "\n")

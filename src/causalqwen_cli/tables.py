@@ -27,7 +27,9 @@ def fit(
     ] = "smollm2-135m",
     config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
     characters: Annotated[int, typer.Option(min=1, help="Of a row's text, at most.")] = 2000,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Run the backbone in bfloat16.")] = False,
+    bf16: Annotated[
+        bool | None, typer.Option(help="Run the backbone in bfloat16 (default: where that is faster).")
+    ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder where rows that were read are kept for other runs.")
     ] = None,
@@ -55,7 +57,7 @@ def fit(
         text_columns=named(text),
         settings=None if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {},
         characters=characters,
-        bf16=bf16,
+        bf16="auto" if bf16 is None else bf16,
         cache_dir=None if cache is None else str(cache),
         device=device,
         random_state=seed,

@@ -11,7 +11,7 @@ from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.boiling_points import PROMPT, boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import CALIBRATION_YEARS, speech_paragraphs, speeches
-from causalqwen.evaluation.evaluate import evaluate, number_table, write_metrics
+from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.figures import training_curves
 from causalqwen.evaluation.language import compare_with_backbone
 from causalqwen.evaluation.report import (
@@ -23,7 +23,7 @@ from causalqwen.evaluation.report import (
     write_report,
 )
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
-from causalqwen.training import METRICS, FactStore, TrainSettings, calibrate, train
+from causalqwen.training import METRICS, TrainSettings, calibrate, train
 
 SIZES = {"train": 3600, "validation": 700, "test": 900}
 TEXT_PROMPT = "When she opened the old book in the attic, she"
@@ -83,8 +83,6 @@ def run_demo(
     texts = individual_texts(model, TEXT_PROMPT, NUMBER_PROMPT)
 
     say("7/7 the report")
-    store = FactStore.build(model, examples["test"], folder / "work")
-    prompts = number_table(model, examples["test"], store).prompts
     metrics["seconds"] = time.perf_counter() - started
     write_metrics(output / "metrics.json", metrics)
     write_report(
@@ -97,7 +95,7 @@ def run_demo(
         table_note="Errors and CRPS in kelvin, lower is better; CRPS from 199 quantiles with one clip for all; log score "
         "is the mean log density, higher is better. Intervals of the model are recalibrated on validation rows, as those "
         f"of the rivals are; raw, they cover {_percent(metrics['coverage_raw'])}.",
-        examples=example_rows(prompts, result["values"]),
+        examples=example_rows(result["prompts"], result["values"]),
         examples_note="Twelve held-out compounds, taken at random.",
         calibration_note="A Cauchy law has heavy tails: raw, its 50% interval covers too little and its 90% one too much.",
         curves=training_curves(read_records(folder / METRICS)),

@@ -12,6 +12,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.evaluation.rivals import NumberTable, score_rivals
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.precision import reading
 from causalqwen.training import FactStore, score_tokens
 
 
@@ -43,18 +44,20 @@ def evaluate(
 
     Returns:
         `metrics`: what `metrics.json` holds: those of `score_tokens`, and `rivals` where there are training rows.
-        `values`: loc, scale and value of every number, for plots. `law`: theirs, see `score_tokens`.
+        `values`: loc, scale and value of every number, for plots. `law`: theirs, see `score_tokens`. `prompts`: the text
+        before each number.
     """
-    store = FactStore.build(model, examples, work, title="rows to score")
-    scores = score_tokens(model, store.blocks(), classes=number_classes(examples, model.config.num_token_id))
+    fitted = (train_examples, validation_examples) if train_examples and validation_examples else ()
+    with reading(model):
+        store = FactStore.build(model, examples, work, title="rows to score")
+        others = [FactStore.build(model, part, work, title="rows of the rivals") for part in fitted]
+        scores = score_tokens(model, store.blocks(), classes=number_classes(examples, model.config.num_token_id))
+    table = number_table(model, examples, store)
     metrics = dict(scores["metrics"])
-    if train_examples and validation_examples:
-        train, validation = (
-            number_table(model, part, FactStore.build(model, part, work, title="rows of the rivals"))
-            for part in (train_examples, validation_examples)
-        )
-        metrics["rivals"] = score_rivals(train, validation, number_table(model, examples, store), scores["law"])
-    return {"metrics": metrics, "values": scores["values"], "law": scores["law"]}
+    if fitted:
+        train, validation = (number_table(model, *part) for part in zip(fitted, others, strict=True))
+        metrics["rivals"] = score_rivals(train, validation, table, scores["law"])
+    return {"metrics": metrics, "values": scores["values"], "law": scores["law"], "prompts": table.prompts}
 
 
 def write_metrics(path: Path, metrics: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from causalqwen.data.rows import arrow_for
 from causalqwen.files import write_text, writing
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.precision import bf16_pays
 from causalqwen.modeling.prediction import describe
 
 
@@ -229,6 +230,7 @@ class TablePredictor:
 
     def __init__(self, model: str, *, batch_size: int = 32, raw: bool = False, device: str = "auto") -> None:
         self.model = load_model(model, device)
+        self.model.bf16 = bf16_pays(self.model)
         self.batch_size, self.raw = batch_size, raw
 
     def __call__(self, table: Any) -> Any:

@@ -178,8 +178,8 @@ class CausalQwenConfig(PreTrainedConfig):
     domain: str | None = None
     value_branch: bool = True
     value_branch_hidden_size: Count = 512
-    value_branch_members: Count = 1
-    value_branch_layers: Annotated[int, Field(ge=0)] = 2
+    value_branch_members: Annotated[int, Field(ge=1, le=1000)] = 1
+    value_branch_layers: Annotated[int, Field(ge=0, le=100)] = 2
     value_branch_direct: bool = False
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     value_columns: Annotated[int, Field(ge=0)] = 0

@@ -77,7 +77,7 @@ def train(
     _check_classes(model, train_examples, eval_examples, numbers, settings)
     _open_work(output, work, settings, resume)
     before = model.bf16, model.number_class
-    model.bf16, model.number_class = settings.bf16, None
+    model.bf16, model.number_class = settings.takes_bf16(model), None
     try:
         is_open = choosing(model, train_examples, settings)
         if is_open and not len(eval_examples):

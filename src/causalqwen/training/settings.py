@@ -14,6 +14,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_rep
 
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.kernels import IMPLEMENTATIONS
+from causalqwen.modeling.precision import bf16_pays
 from causalqwen.numbers.support import Support
 from causalqwen.numbers.transforms import TRANSFORMS
 
@@ -205,8 +206,8 @@ class TrainSettings:
         ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
             (`linear_ovr_loss`).
         assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
-        bf16: take the backbone's matrix products in bfloat16 (autocast), several times as fast where the processor has them;
-            weights, heads and losses stay as they are.
+        bf16: take the backbone's matrix products in bfloat16 (autocast); weights, heads and losses stay as they are. "auto":
+            where numbers alone are trained and this machine is faster so (`bf16_pays`).
         report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
         fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
@@ -225,7 +226,7 @@ class TrainSettings:
     evaluations: Count = 10
     ovr_impl: str = "auto"
     assistant_only_loss: bool = False
-    bf16: bool = False
+    bf16: bool | Literal["auto"] = "auto"
     report_to: tuple[str, ...] = ()
     fsdp: bool = False
 
@@ -251,6 +252,12 @@ class TrainSettings:
                 raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
         if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
+
+    def takes_bf16(self, model: Any) -> bool:
+        """Whether the backbone's products are taken in bfloat16 here."""
+        if self.bf16 != "auto":
+            return self.bf16
+        return not (self.heads or self.lora or self.backbone) and bf16_pays(model)
 
     def support_of(self, values: Tensor) -> Support:
         """Where the values [n] of a training set can lie. ValueError for a `support` that is none."""

@@ -1,0 +1,33 @@
+"""In which precision rows are read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.model import CausalQwenForCausalLM
+
+_FEWEST_COLUMNS = 256
+
+
+def bf16_pays(model: "CausalQwenForCausalLM") -> bool:
+    """Whether this machine takes the backbone's products several times as fast in bfloat16: its weights are float32, wide
+    enough that products are what takes the time, and the processor (avx512_bf16, amx_bf16) or GPU multiplies bfloat16."""
+    if model.dtype != torch.float32 or model.config.hidden_size < _FEWEST_COLUMNS:
+        return False
+    if model.device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    has = torch.cpu.get_capabilities()
+    return model.device.type == "cpu" and bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
+@contextmanager
+def reading(model: "CausalQwenForCausalLM", bf16: bool | None = None) -> Iterator[None]:
+    """Rows are read in bfloat16 meanwhile, or not; by default where that pays. No weight changes."""
+    before, model.bf16 = model.bf16, bf16_pays(model) if bf16 is None else bf16
+    try:
+        yield
+    finally:
+        model.bf16 = before
