@@ -1,7 +1,8 @@
 """Counterfactual texts: is the world that was given back, and how far does a one-word edit carry? (25 minutes on two cores)
 
 Real paragraphs that the model did not write: a prompt of 16 tokens and the 24 that follow. First every text under the empty
-intervention. Then one word of the prompt is edited, and what the individual would have said is compared with what was said:
+intervention, then texts that hold two numbers of one to nine digits. Then one word of the prompt is edited, and what the
+individual would have said is compared with what was said:
 noise kept (ours), Gumbel noise in hindsight (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the
 softmax's own.
 
@@ -9,6 +10,7 @@ softmax's own.
 """
 
 import argparse
+import random
 import re
 import statistics
 
@@ -85,6 +87,19 @@ def observed_texts(model: CausalQwenForCausalLM) -> list[tuple[Observation, Tens
     return found
 
 
+def texts_with_numbers(texts: list[tuple[Observation, Tensor]], count: int) -> list[Observation]:
+    """Two numbers of one to nine digits behind the same prompts, the second with decimals in every third text."""
+    generator, found = random.Random(0), []
+    for place in range(count):
+        first, second = (
+            generator.randrange(10 ** (size - 1), 10**size) for size in (place % 9 + 1, (place // 9) % 9 + 1)
+        )
+        told = f"{second / 100:,.2f}" if place % 3 == 0 else f"{second:,}"
+        prompt = texts[place % len(texts)][0].prompt
+        found.append(Observation(f" of {first:,} people, and then {told} more were with them.", prompt))
+    return found
+
+
 def distance(a: list[int], b: list[int]) -> float:
     """Levenshtein's, over the longer length."""
     row = list(range(len(b) + 1))
@@ -111,20 +126,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--numbers", type=int, default=200)
     parser.add_argument("--edits", type=int, default=40)
     given = parser.parse_args()
     model = CausalQwenForCausalLM.from_pretrained(given.model).eval()
     model.generation_config.eos_token_id = None
     nobody, texts = Individual.nobody(model.config.causal_size), observed_texts(model)
 
-    same, residuals = 0, []
-    for index, (observed, _) in enumerate(tqdm(texts[: given.texts], desc="the world that was")):
-        ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=nobody, seed=index, steps=2)
-        same += world.text == observed.text
-        residuals += model.abduct_noise(observed, nobody, seed=index, steps=0).residuals.tolist()
-    if given.texts:
-        share = statistics.mean(r > 0 for r in residuals)
-        print(f"identical: {same} of {len(texts[: given.texts])}; tokens with a residual {share:.2%}", flush=True)
+    plain = [observed for observed, _ in texts[: given.texts]]
+    for what, told in (("without numbers", plain), ("with numbers", texts_with_numbers(texts, given.numbers))):
+        same, residuals = 0, []
+        for index, observed in enumerate(tqdm(told, desc=f"the world that was, {what}")):
+            ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=nobody, seed=index, steps=2)
+            same += world.text == observed.text
+            residuals += model.abduct_noise(observed, nobody, seed=index, steps=0).residuals.tolist()
+        if told:
+            share = statistics.mean(r > 0 for r in residuals)
+            print(f"{what}, identical: {same} of {len(told)}; tokens with a residual {share:.2%}", flush=True)
 
     chosen = [(o, ids, edited(o.prompt)) for o, ids in texts if edited(o.prompt)][: given.edits]
     columns: dict[str, list[tuple[float, float]]] = {}
