@@ -3,6 +3,8 @@
 import datetime
 import json
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -217,6 +219,60 @@ def test_kept_rows_are_read_once_and_give_the_store_that_build_gives(tiny_tokeni
     np.testing.assert_allclose(store.facts.features, plain.facts.features, atol=1e-5)
     assert np.array_equal(KeptRows(tmp_path / "kept", model).features(examples[3::-1]), first[::-1])
     assert sum(read) == 5 and kept_rows.FORMAT == features.FORMAT
+
+
+def test_rows_are_kept_block_by_block(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_rows, "_OF_BLOCK", 2)
+    model, read = graft_tiny("llama", tiny_tokenizer), []
+    examples = prompts(model, 5)
+    whole = KeptRows(tmp_path / "whole", model).features(examples)
+    taken = features.token_facts
+
+    def until_killed(m, some, *rest):
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        read.append(len(some))
+        return taken(m, some, *rest)
+
+    monkeypatch.setattr(features, "token_facts", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        KeptRows(tmp_path / "kept", model).features(examples)
+    read[:] = []  # what was read before is there
+    assert np.array_equal(KeptRows(tmp_path / "kept", model).features(examples), whole)
+    assert read == [1]
+
+
+@pytest.mark.slow
+def test_workers_of_ray_read_what_is_read_here(tmp_path):
+    pytest.importorskip("ray")
+    script = tmp_path / "fit.py"  # a process of its own: Ray warns of what it uses itself
+    script.write_text(FIT_WITH_WORKERS)
+    subprocess.run([sys.executable, script, tmp_path], check=True, cwd=tmp_path, timeout=500)
+    here, there = (np.load(tmp_path / f"{workers}.npy") for workers in (0, 2))
+    np.testing.assert_allclose(here, there, rtol=1e-6)
+    with pytest.raises(ValueError, match="workers need cache_dir"):
+        NumberRegressor(workers=2).fit(["a b", "b c"] * 20, range(40))
+
+
+FIT_WITH_WORKERS = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+import causalqwen.training.kept_rows as kept_rows
+from causalqwen.sklearn import NumberRegressor
+torch.set_num_threads(1)
+kept_rows._OF_BLOCK = 16
+folder = Path(sys.argv[1])
+texts = [f"thing {n}, which weighs {n % 7}, and costs a little" for n in range(60)]
+values = [float(n % 7) + n / 100 for n in range(60)]
+settings = {"values": {"epochs": 2}}
+for workers in (0, 2):
+    made = NumberRegressor(settings=settings, workers=workers, cache_dir=str(folder / f"rows-{workers}"), random_state=0)
+    made.fit(texts, values)
+    assert len(list((folder / f"rows-{workers}").glob("*/features-*/rows.npy"))) > 2
+    np.save(folder / f"{workers}.npy", made.predict(texts, "median"))
+"""
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         experts: whether two regressions are asked beside the columns.
         characters: of a row's text, at most.
         bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
-        cache_dir: where what the backbone says of rows is kept; by default for as long as the process lasts.
+        cache_dir: where what the backbone says of rows is kept, every 1,024 rows as soon as they have been read; by default for
+            as long as the process lasts.
+        workers: of Ray, that read rows into cache_dir, which all machines then see (`causalqwen[ray]`); 0 to read them here.
         device: auto, or a torch device.
         random_state: of the split, the experts and the training: an int, a RandomState, or None.
 
@@ -79,6 +81,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         characters: int = 2000,
         bf16: bool | str = "auto",
         cache_dir: str | None = None,
+        workers: int = 0,
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -91,6 +94,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.characters = characters
         self.bf16 = bf16
         self.cache_dir = cache_dir
+        self.workers = workers
         self.device = device
         self.random_state = random_state
 
@@ -190,7 +194,18 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return found
 
     def _kept(self) -> KeptRows:
-        return KeptRows(Path(self.cache_dir or _process_cache()), self.model_)
+        if not self.workers:
+            return KeptRows(Path(self.cache_dir or _process_cache()), self.model_)
+        if self.cache_dir is None:
+            raise ValueError("workers need cache_dir, a folder that all machines see")
+        from causalqwen.training.ray_rows import RayReaders
+
+        model = self.model_
+        fields = {"value_columns": model.config.value_columns} | (self.config or {})
+        make = partial(_reader, self.backbone, self.device, fields, model.bf16)
+        return KeptRows(
+            Path(self.cache_dir), model, RayReaders(make, self.workers, gpus=float(model.device.type == "cuda"))
+        )
 
     # ---- predicting --------------------------------------------------------------------------------------------------
 
@@ -368,6 +383,13 @@ def _grafted(name: str, device: str, config: dict[str, Any], seed: int) -> Causa
         model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, **config)
         torch.manual_seed(seed)
         model.value_reader.start_anew()
+    return model
+
+
+def _reader(name: str, device: str, config: dict[str, Any], bf16: bool) -> CausalQwenForCausalLM:
+    """A graft that reads rows for others: their features are the same."""
+    model = _grafted(name, device, config, 0)
+    model.bf16 = bf16
     return model
 
 

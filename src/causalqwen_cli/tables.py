@@ -33,6 +33,9 @@ def fit(
     cache: Annotated[
         Path | None, typer.Option(help="Folder where rows that were read are kept for other runs.")
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Of Ray, that read rows into --cache (causalqwen[ray]); 0 to read them here.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of the split and the training.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -59,6 +62,7 @@ def fit(
         characters=characters,
         bf16="auto" if bf16 is None else bf16,
         cache_dir=None if cache is None else str(cache),
+        workers=workers,
         device=device,
         random_state=seed,
     )

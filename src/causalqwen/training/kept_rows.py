@@ -1,7 +1,7 @@
 """Facts of single rows, kept over runs, splits and folds: what the backbone has read once, it does not read again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +12,28 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.features import COLUMNS, FORMAT, FactStore, facts_keys, row_digest
 
 _ROWS = "rows.npy"
+_OF_BLOCK = 1024
+
+Block = dict[bytes, Example]
+"""Rows that are read at once, by their digests."""
 
 
 class KeptRows:
     """Facts in a folder, found by model and row. The rows have one position each: of `prompt` rows, the value that follows.
 
-    What is missing is read, and kept in a store of its own, which appears by rename. Columns of a
-    table are no part of it.
+    What is missing is read in blocks of rows of like length, and each is kept in a store of its own, which appears by rename: a
+    run that was killed has lost a block. Columns of a table are no part of it.
+
+    read: who reads the blocks; this process, one after the other, by default.
     """
 
-    def __init__(self, folder: Path, model: CausalQwenForCausalLM, *, say: str = "reading rows") -> None:
+    def __init__(
+        self, folder: Path, model: CausalQwenForCausalLM, read: "Callable[[KeptRows, list[Block]], None] | None" = None
+    ) -> None:
         if model.copies:
             raise ValueError("rows are kept without the numbers in them: give a model that does not copy")
-        self.model, self.title = model, say
-        self.folder = Path(folder) / facts_keys(model, [])[0][:24]
+        self.model, self.root, self.read = model, Path(folder), read or _one_by_one
+        self.folder = self.root / facts_keys(model, [])[0][:24]
 
     def features(self, examples: Sequence[Example]) -> np.ndarray:
         """z [n, H] before each row's value, float32."""
@@ -49,7 +57,7 @@ class KeptRows:
         place, stores = self._index()
         missing = {digest: example for digest, example in zip(digests, examples, strict=True) if digest not in place}
         if missing:
-            self._read(missing)
+            self.read(self, _blocks(missing))
             place, stores = self._index()
         of_store, row = np.array([place[digest] for digest in digests], dtype=np.int64).reshape(-1, 2).T
         columns = {}
@@ -70,8 +78,19 @@ class KeptRows:
         }
         return found, stores
 
-    def _read(self, missing: dict[bytes, Example]) -> None:
-        store = FactStore.build(self.model, list(missing.values()), self.folder, title=self.title)
+    def read_block(self, block: Block, title: str = "reading rows") -> None:
+        """Read these rows and keep them."""
+        store = FactStore.build(self.model, list(block.values()), self.folder, title=title)
         part = store.folder / f"{_ROWS}.part.npy"
-        np.save(part, np.frombuffer(b"".join(missing), dtype=np.uint8).reshape(-1, 32))
+        np.save(part, np.frombuffer(b"".join(block), dtype=np.uint8).reshape(-1, 32))
         part.replace(store.folder / _ROWS)
+
+
+def _blocks(rows: Block) -> list[Block]:
+    by_length = sorted(rows.items(), key=lambda row: (len(row[1]), row[0]))
+    return [dict(by_length[start : start + _OF_BLOCK]) for start in range(0, len(by_length), _OF_BLOCK)]
+
+
+def _one_by_one(kept: KeptRows, blocks: list[Block]) -> None:
+    for place, block in enumerate(blocks, start=1):
+        kept.read_block(block, f"reading rows, {place} of {len(blocks)}" if len(blocks) > 1 else "reading rows")
