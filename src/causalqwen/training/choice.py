@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -216,6 +216,20 @@ def clearly_better(plain: Tried, other: Tried) -> Tried:
 
 
 @dataclass(frozen=True)
+class _Trial(Run):
+    """A fit of which the scores alone are kept. stores: the facts of its rows."""
+
+    stores: tuple[FactStore, FactStore]
+    watched: ClassVar[bool] = False
+
+    def train_facts(self) -> FactStore:
+        return self.stores[0]
+
+    def eval_facts(self) -> FactStore:
+        return self.stores[1]
+
+
+@dataclass(frozen=True)
 class Choice:
     """What is chosen for a model on a run's rows. numbers: those of the training rows; certain: `certain_contexts` of them.
     work: where features are kept, and each fit's scores, so that a killed run goes on."""
@@ -337,6 +351,17 @@ class Choice:
             if isinstance(rows, _Drawn) and rows is not examples:
                 store.take(reader, rows, rows.indices, self.work)
 
+    def _stores(self, model: CausalQwenForCausalLM) -> tuple[FactStore, FactStore]:
+        """Of both `_rows`, opened once: all ways to read values share the features."""
+        if model.copies not in self._opened:
+            train, held = (FactStore.build(model, rows, self.work) for rows in self._rows)
+            self._opened[model.copies] = (train, held)
+        return self._opened[model.copies]
+
+    @cached_property
+    def _opened(self) -> dict[bool, tuple[FactStore, FactStore]]:
+        return {}
+
     def _renewed(self, config: dict[str, Any]) -> CausalQwenForCausalLM:
         """A model that shares the backbone, with other value parts."""
         shared = (self.model.backbone, self.model.processor)
@@ -375,7 +400,7 @@ class Choice:
         }
         settings = dataclasses.replace(self.settings, **only | {"evaluations": EVALUATIONS})
         try:
-            run = Run(model, train_rows, held_rows, folder, settings, {}, facts=self.work)
+            run = _Trial(model, train_rows, held_rows, folder, settings, {}, self._stores(model))
             TRAINERS["values"](run)
             held = held_numbers(model.eval(), held_rows, run.eval_facts(), self.certain)
             scores = np.concatenate([one.relative_crps(model) for one in held])

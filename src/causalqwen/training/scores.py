@@ -28,12 +28,14 @@ def score_tokens(
     *,
     split: bool = False,
     classes: Sequence[str | None] | None = None,
+    watched: bool = True,
 ) -> dict[str, Any]:
     """Scores of the model over facts: language, numbers found, values, and the state of U.
 
     split: the blocks are this rank's `share`; every rank gets the scores of all.
     classes: of the numbers, in the order of the blocks (`number_classes`): laws are then those of each number's class; a
     model that knows no class has its own for all.
+    watched: look at drawn individuals too, which takes longest.
 
     Returns:
         `metrics`: loss, cls_loss, reg_loss, accuracy (any right token is right), num_count, num_precision, num_recall, num_f1,
@@ -47,7 +49,7 @@ def score_tokens(
         the scores of each by name (`score_classes`; own_levels: whether it has levels of its own). Where a domain is asked,
         domain_divergence and its largest value: D(U, U_base) per position.
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
-        beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block.
+        beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block, if `watched`.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
         [n, 3], the median and both ends at 90%, in the data's units; where the model copies, also `stands`, whether the value
         stands in the context (loc and scale are those of a new number).
@@ -55,7 +57,7 @@ def score_tokens(
     """
     was_training = model.training
     model.eval()
-    parts = [on_whole(model, _score_block, facts) for facts in blocks]
+    parts = [on_whole(model, _score_block, facts, watched) for facts in blocks]
     if split:
         parts = ranks.joined(parts)
     columns: dict[str, list[Tensor]] = {}
@@ -116,11 +118,12 @@ def score_tokens(
     for name, sample in states.items():
         dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
     dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
-    dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
+    if watched:
+        dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
 
 
-def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, Tensor]:
+def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool) -> dict[str, Tensor]:
     num_id = model.config.num_token_id
     features = facts.tensor("features").to(model.device)
     column = {name: facts.tensor(name) for name in COLUMNS if name != "features"}
@@ -142,6 +145,8 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         of_text = model.copy_law(features[numbers], offered, ValueLaw())  # the new number's law is not looked at here
         beside |= {"of_text": of_text.candidates.cpu(), "pi": of_text.log_weights.cpu()}
         beside |= {"copied": of_text.copied()[0].cpu()}
+    if watched:
+        beside |= {"individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu()}
     return beside | {
         "cls_loss": column["rest_loss"] - torch.where(is_num, log_num, log_not_num),
         "right": (decision == column["targets"]) | (decision.unsqueeze(-1) == column["also_right"]).any(-1),
@@ -150,7 +155,6 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts) -> dict[str, T
         "agrees": decision == column["backbone_id"],
         "announced": ahead[numbers],
         "prob_sum": prob_sum,
-        "individual_sum": individual_prob_sums(model, features[:: max(1, len(features) // 64)]).cpu(),
         "softmax_nll": torch.logaddexp(column["rest_log_partition"], num_logit) - column["target_logit"],
         "backbone_nll": column["backbone_nll"],
         "ovr_nll": prob_sum.log() - column["rest_log_p"],

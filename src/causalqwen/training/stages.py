@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,8 +45,8 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. facts: a folder of kept facts
-    beside the run's own."""
+    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether evaluations
+    look at drawn individuals too."""
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
@@ -54,7 +54,7 @@ class Run:
     output: Path
     settings: TrainSettings
     anchor_texts: dict[str, str]
-    facts: Path | None = None
+    watched: ClassVar[bool] = True
 
     @property
     def work(self) -> Path:
@@ -63,7 +63,7 @@ class Run:
 
     def train_facts(self) -> FactStore:
         """The facts of the training rows under the model as it is now."""
-        return FactStore.build(self.model, self.train_examples, self.facts or self.work, title="training rows")
+        return FactStore.build(self.model, self.train_examples, self.work, title="training rows")
 
     @property
     def class_names(self) -> list[str]:
@@ -79,7 +79,7 @@ class Run:
         """Those of the evaluation rows, if there are any."""
         if not self.eval_examples:
             return None
-        return FactStore.build(self.model, self.eval_examples, self.facts or self.work, title="evaluation rows")
+        return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")
 
 
 class ExampleRows(torch.utils.data.Dataset):
@@ -425,7 +425,7 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=collator,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, blocks(model), split=True, classes=classes),
+        scorer=lambda: score_tokens(model, blocks(model), split=True, classes=classes, watched=run.watched),
         metrics_file=MetricsFile(run.output / METRICS, name),
         rates=rates,
     )
