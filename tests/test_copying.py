@@ -311,6 +311,19 @@ def test_rows_of_files_are_predicted_by_the_mixture(copier):
     assert read["numbers"][0]["median"] == pytest.approx(first.median, rel=1e-3)
 
 
+def test_probabilities_are_those_of_new_numbers_and_of_copied_ones(copier):
+    """Each value's is the jump of the mixture's own distribution there; a number of the context stands as it does."""
+    support = {"low": 0.0, "high": 20.0, "step": 1.0}
+    copier.config.value_transform = {"kind": "affine", "center": 10.0, "width": 4.0, "support": support}
+    (found,) = copier.predict_number("a is 5. b is 12.5. c is")
+    each = found.probabilities()
+    assert set(each) == {*range(21), 12.5} and sum(each.values()) == pytest.approx(1)
+    loc, scale = found._parameters()
+    at = torch.tensor([*each], dtype=torch.float64)
+    jumps = [(found.law.cdf(loc, scale, y + 1e-6) - found.law.cdf(loc, scale, y - 1e-6)).item() for y in at]
+    assert [*each.values()] == pytest.approx(jumps, abs=1e-9)
+
+
 # ---- learned ---------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,9 @@ BAD_ROWS = [
     ('{"prompt": "a", "value": 1e400}', "field value: the number is too large for float64"),
     ('{"prompt": "a", "value": ' + "9" * 400 + "}", "field value: the number is too large for float64"),
     ('{"prompt": "a", "value": ' + "9" * 5000 + "}", "too large for float64"),
+    ('{"prompt": "a", "value": 1, "individual": true}', "field individual: expected a name, found true"),
+    ('{"prompt": "a", "value": 1, "individual": ""}', 'field individual: expected a name, found ""'),
+    ('{"prompt": "a", "value": 1, "class": false}', "field class: expected a name, found false"),
     ('{"messages": []}', "field messages: expected a list"),
     ('{"messages": [{"role": "user"}]}', r"field messages\[0\]: expected text under role and content"),
 ]
@@ -190,6 +193,7 @@ def test_bad_tables_are_named(tmp_path):
         ('prompt,value\n"open,1\n', "rows.csv, after row 1: unexpected end of data"),
         ("prompt,value\nfine,nan\n", "rows.csv, row 2, field value: NaN is not a finite"),
         ("prompt,value\n", "rows.csv holds no rows"),
+        ("prompt,value,prompt\nfine,1,too\n", "rows.csv: two columns are called 'prompt'"),
     ]:
         (tmp_path / "rows.csv").write_text(text)
         with pytest.raises(RowError, match=message):

@@ -283,6 +283,14 @@ def test_the_slopes_of_a_law_between_are_finite_differences(name):
         torch.autograd.gradcheck(
             function, tuple(one.clone().requires_grad_(True) for one in (x, loc, scale)), rtol=1e-4
         )
+    middle = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    law.log_cdf(middle, tensor(0.0), tensor(2.0)).backward()
+    assert middle.grad.item() == pytest.approx(2 * law.log_prob(tensor(0.0), tensor(0.0), tensor(2.0)).exp().item())
+    for at in (0.0, 3.0, -50.0):
+        narrow = law.log_interval(tensor(at), tensor(at) + 1e-13 * max(1, abs(at)), tensor(1.0), tensor(2.0))
+        width = (tensor(at) + 1e-13 * max(1, abs(at)) - tensor(at)).item()
+        dense = law.log_prob(tensor(at), tensor(1.0), tensor(2.0)).item()
+        assert narrow.item() == pytest.approx(dense + math.log(width), abs=1e-9)
     p = tensor(1e-9, 0.02, 0.49, 0.7, 0.999).requires_grad_(True)
     x = law.quantile(p)
     zero, one = torch.zeros_like(p), torch.ones_like(p)

@@ -8,7 +8,15 @@ import torch
 from scipy import stats
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
 
-from causalqwen import PRESETS, CausalDecoding, Individual, NumberTextIteratorStreamer, NumberTextStreamer
+from causalqwen import (
+    PRESETS,
+    CausalDecoding,
+    Individual,
+    Intervention,
+    NumberTextIteratorStreamer,
+    NumberTextStreamer,
+    Observation,
+)
 from causalqwen.decoding import BoundDecoding, QuantileReader
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
 from causalqwen.evaluation.speed.generation import compiled_steps
@@ -60,6 +68,9 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
             position = ids.shape[1] - 1
             spread, taken, first = {"value": [], "token": []}, [], loc
             gain, unit = 1.0, 1.0
+            most = (
+                1.0 if model.config.score_scale == "common" else math.inf
+            )  # the temperature of a value, which has units
             if model.config.score_scale == "equal" and action.partition is not None and plan.central_mass is None:
                 anchors = (head(loc)[0, action.partition.anchor_ids] - action.partition(z, loc, head)[0]).double()
                 slope, origin = action.draw_slope.tolist()
@@ -82,7 +93,7 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                         p = 0.5 + plan.central_mass * (e - 0.5)
                         of_token, of_value = law.quantile(p), action.value_law.quantile(p)
                     loc = loc + temperature * gain * size[0] * of_token.float()
-                    value_loc = value_loc + min(temperature, 1.0) * size[1] * of_value.float()
+                    value_loc = value_loc + min(temperature, most) * size[1] * of_value.float()
                     taken.append((min(temperature, 1.0) * size[0]) ** law.alpha)
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             loc_S, scale_S = action.score_loc(loc, head), action.score_scale_of(left, head)
@@ -204,15 +215,17 @@ def test_without_a_seed_torchs_generator_decides(talker):
     assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
 
 
-def test_temperature_zero_draws_nothing_but_keeps_the_scale():
-    """The documents call T = 0 the non-sampling mode, but its scale lacks the noise (inference 3)."""
+def test_temperature_zero_draws_nothing_and_leaves_the_whole_law():
+    """The documents call T = 0 the non-sampling mode, but their scale lacks the noise (inference 3)."""
     law = get_family("cauchy")
     plan = CausalDecoding.preset("noise", temperature=0.0, seed=1)
     loc, scale, noise = torch.randn(1, 1, 4), torch.rand(1, 1, 4), torch.full((4,), 0.3)
     drawn = BoundDecoding.bind(plan, 1, 4, torch.device("cpu")).at(torch.zeros(1, 1, dtype=torch.long))
-    made_loc, made_scale = drawn.move(loc, scale, noise, QuantileReader(law)), drawn.left(scale, noise, law)
-    assert torch.equal(made_loc, loc) and torch.equal(made_scale, scale)
-    assert not torch.equal(made_scale, law.add(scale, noise.expand_as(scale)))
+    assert torch.equal(drawn.move(loc, scale, noise, QuantileReader(law)), loc)
+    whole = law.add(scale, noise.expand_as(scale))
+    torch.testing.assert_close(drawn.left(scale, noise, law), whole)
+    of_the_documents = drawn.left(scale, noise, law, False)
+    assert torch.equal(of_the_documents, scale) and not torch.equal(of_the_documents, whole)
 
 
 def test_central_mass_limits_the_draws():
@@ -263,6 +276,14 @@ def test_individuals_that_do_not_fit_are_refused(talker, tmp_path):
         talker.generate(
             **inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=Individual.from_seed(1, 8))
         )
+    small, text = Individual.from_seed(1, 8), Observation("It was 5")
+    for asked in (
+        lambda: talker.predict_number("It was", individual=small),
+        lambda: talker.abduct(text, prior=small),
+        lambda: talker.counterfactual_samples(text, Intervention("It is"), individual=small),
+    ):
+        with pytest.raises(ValueError, match="does not fit a model whose causal size is 32"):
+            asked()
     three = [Individual.from_seed(1, 32)] * 3
     with pytest.raises(ValueError, match="3 individuals for 2 prompts"):
         talker.generate(**inputs, max_new_tokens=2, causal_decoding=CausalDecoding(individual=three))
@@ -512,6 +533,12 @@ def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
         ({"noise": "loud"}, "unknown noise mode"),
         ({"decision": "coin"}, "unknown decision"),
         ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.inf}, "the temperature must be a finite number from 0 on, got inf"),
+        ({"temperature": True}, "the temperature must be a finite number from 0 on, got True"),
+        ({"central_mass": "half"}, "central mass"),
+        ({"individual": 7}, "individual: expected a mode, one Individual, or a list of them, got 7"),
+        ({"individual": []}, "individual: expected a mode, one Individual"),
+        ({"individual": "token", "noise": [1]}, "noise: expected a mode, one Hindsight"),
         ({"noise_temperature": -1.0}, "temperature"),
         ({"central_mass": 0.0}, "central mass"),
         ({"decision": "softmax", "noise": "token"}, "draws neither"),
@@ -522,6 +549,18 @@ def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
 def test_impossible_plans_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         CausalDecoding(**arguments)
+
+
+def test_generated_numbers_are_values_of_the_support(talker):
+    support = {"low": 0.0, "high": 42.5, "step": 2.5}
+    talker.config.value_transform = {"kind": "affine", "center": 40.0, "width": 7.0, "support": support}
+    loc = torch.tensor([-20.0, -0.31, 0.2, 9.0])
+    assert talker.generated_values(loc).tolist() == [0.0, 37.5, 42.5, 42.5]
+    plan = CausalDecoding.preset("causal", seed=1)
+    out = talker.generate(**encode(talker, PROMPTS), max_new_tokens=12, causal_decoding=plan)
+    start = encode(talker, PROMPTS)["input_ids"].shape[1]
+    made = out.numeric_values[:, start:][out.sequences[:, start:] == talker.config.num_token_id]
+    assert len(made) > 3 and bool((made % 2.5 == 0).all()) and made.min() >= 0 and made.max() <= 42.5
 
 
 def test_softmax_at_temperature_zero_takes_the_likeliest(talker):
@@ -543,6 +582,10 @@ def test_bad_prompts_are_refused(talker):
     with pytest.raises(ValueError, match="prompt is empty"):
         talker.generate(ids[:, :0])
     inputs = encode(talker, PROMPTS[:1])
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        talker.generate(ids[:, :4].repeat(2, 1), attention_mask=torch.tensor([[1] * 4, [0] * 4]))
+    with pytest.raises(ValueError, match="unknown field temprature of a plan; did you mean temperature"):
+        CausalDecoding.preset("causal", temprature=0.5)
     with pytest.raises(ValueError, match="they must agree"):
         talker.generate(inputs["input_ids"], numeric_values=inputs["numeric_values"][:, 1:])
     inputs["numeric_values"][inputs["numeric_values"] != 0] = torch.inf

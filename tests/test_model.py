@@ -419,6 +419,7 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
             "number_embedding: input should be 'added', 'multiplied' or 'features', got 'multiply'",
         ),
         ({"threshold_shift": "solvd"}, "threshold_shift: input should be 'predicted' or 'solved', got 'solvd'"),
+        ({"num_token_id": 3}, "num_token_id: the tokens that nothing uses are found"),
         ({"value_digits": 0}, "value_digits: input should be greater than or equal to 1, got 0"),
         ({"central_mass": 5}, "central_mass: input should be less than or equal to 1, got 5"),
         ({"value_range": [1.0, math.nan]}, r"value_range\[1\]: input should be a finite number, got nan"),
@@ -505,6 +506,13 @@ def test_predict_number_is_the_heads_at_the_last_token(tiny):
         assert prediction.crps(prediction.median) < prediction.crps(high)
         assert prediction.log_prob(prediction.median) > prediction.log_prob(high)
         assert "90%" in str(prediction)
+    with pytest.raises(ValueError, match="a value must be a finite number, got nan"):
+        prediction.crps(math.nan)
+    with pytest.raises(ValueError, match="level"):
+        prediction.format(0)
+    tiny.config.value_digits = 0
+    with pytest.raises(ValueError, match="value_digits: input should be greater than or equal to 1, got 0"):
+        tiny.save_pretrained("nowhere")
 
 
 def test_predict_number_refuses_empty_and_endless_prompts(tiny_llama):

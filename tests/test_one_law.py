@@ -66,6 +66,39 @@ def test_the_mean_of_what_is_drawn_is_what_is_integrated(tiny_tokenizer, preset,
     assert standing.abs().max() < 4.5 and standing.square().mean() < 3, standing.abs().max()  # tokens share draws
 
 
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("preset", ["causal", "noise", "persona"])
+def test_next_to_nothing_drawn_is_nothing_drawn(tiny_tokenizer, preset, family):
+    """P_k, and the law of the value, as the temperature goes to 0, and there."""
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family, value_family=family))
+    z = law_of(model)
+    with torch.no_grad():
+        whole = Chain(model, z)
+        for temperature in (1e-6, 0.0):
+            chain = drawn(model, z, CausalDecoding.preset(preset, seed=1, temperature=temperature), 1)
+            torch.testing.assert_close(chain.scores.p()[0], whole.scores.p(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(chain.number.p()[0], whole.number.p(), atol=1e-5, rtol=1e-5)
+            for found, wanted in zip(chain.value(), whole.value(), strict=True):
+                torch.testing.assert_close(found[0], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value_family", ["gaussian", "cauchy", "stable-1.5"])
+@pytest.mark.parametrize("temperature", [0.4, 1.0])
+def test_the_mean_of_the_values_that_are_drawn_is_their_law(tiny_tokenizer, value_family, temperature):
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer, value_family=value_family))
+    z, count = law_of(model), 20_000
+    with torch.no_grad():
+        loc, scale = Chain(model, z).value()
+        at = (loc + scale * torch.tensor([-2.0, -1.0, -0.3, 0.0, 0.5, 1.5])).double()
+        wanted = model.action.value_law.cdf(at, loc.double(), scale.double())
+        for preset in ("causal", "noise"):
+            plan = CausalDecoding.preset(preset, seed=3, temperature=temperature)
+            own, left = (column[:, 0].double() for column in drawn(model, z, plan, count).value())
+            each = model.action.value_law.cdf(at, own.unsqueeze(-1), left.unsqueeze(-1))
+            assert each.std(0).min() > 1e-3  # something is drawn
+            assert ((each.mean(0) - wanted) / (each.std(0) / count**0.5)).abs().max() < 4.5
+
+
 @given(st.integers(0, 10**6), st.sampled_from(["gaussian", "cauchy"]), st.floats(0.0, 3.0))
 def test_no_row_exceeds_the_common_scale(seed, family, unevenness):
     generator = torch.Generator().manual_seed(seed)

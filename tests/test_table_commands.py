@@ -6,6 +6,7 @@ import pytest
 
 from causalqwen.data.columns import ColumnError, read_table
 from causalqwen.data.tables import records_of
+from causalqwen.sklearn import NumberRegressor
 from test_cli import run
 from test_tables import folder, products  # noqa: F401  a fixture
 
@@ -77,6 +78,18 @@ def test_a_column_that_does_not_fit_gets_one_error_with_its_name(model, table, t
         "there is no column 'cost'" in run("fit", table, "--target", "cost", "--output", tmp_path / "x", code=1).stderr
     )
     assert "exists already" in run("fit", table, "--target", "price", "--output", model, code=1).stderr
+
+
+def test_precision_and_workers_of_the_command_are_those_of_the_class(table, tmp_path, monkeypatch):
+    made = []
+    base = ("fit", table, "--target", "price", "--output", tmp_path / "x", "--backbone", "nowhere")
+    monkeypatch.setattr(NumberRegressor, "fit", lambda self, *given, **named: made.append(self) or 1 / 0)
+    for words in ((), ("--bf16",), ("--no-bf16", "--workers", 2, "--cache", tmp_path)):
+        with pytest.raises(ZeroDivisionError):
+            run(*base, *words)
+    assert [(one.bf16, one.workers) for one in made] == [("auto", 0), (True, 0), (False, 2)]
+    monkeypatch.undo()
+    assert "workers need cache_dir" in run(*base, "--workers", 2, code=1).stderr
 
 
 def test_files_that_are_no_tables_are_told(tmp_path):

@@ -591,7 +591,12 @@ def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins
     people = encode_rows([parse_row('{"prompt": "It is", "value": 1.5, "individual": "Ann"}', "x")], model.processor)
     unread = graft_tiny("llama", model.processor.tokenizer)
     bare = graft_tiny("llama", model.processor.tokenizer, value_branch=False, number_context="value")
+    tabular = graft_tiny("llama", model.processor.tokenizer, value_columns=2)
+    unset = graft_tiny("llama", model.processor.tokenizer)
+    unset.config.value_digits = 0
     late = {"values": ValueStage(epochs=1)}
+    adapted, named = LoraStage(target_modules=("q_porj",)), HeadStage(domain="the law")
+    shared = HeadStage(score_matrix="shared")
     for given, examined, message, settings in (
         (model, rows, "values: patience does nothing without evaluation rows", {"values": ValueStage(patience=2)}),
         (bare, rows, "values: center needs value_branch=True", {"values": ValueStage(center=True)}),
@@ -599,6 +604,12 @@ def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins
         (unread, rows, "direction: false needs number_context=", {**late, "lora": LoraStage(direction=False)}),
         (bare, rows, "backbone: 3 layers are to be trained", {**late, "backbone": BackboneStage(layers=3)}),
         (bare, rows, "an adapter of lm_head would", {**late, "lora": LoraStage(target_modules=("lm_head",))}),
+        (model, rows, "this backbone has no q_porj to adapt; did you mean q_proj", {**late, "lora": adapted}),
+        (model, rows, "heads: 401 negatives of 400 tokens", {"values": None, "heads": HeadStage(negatives=401)}),
+        (model, rows, "a domain needs a name of its own, .* got 'the law'", {"values": None, "heads": named}),
+        (tabular, rows, "heads: columns of a table are learned on kept features", {"values": None, "heads": shared}),
+        (tabular, rows, "backbone: columns of a table are learned", {"values": None, "backbone": BackboneStage()}),
+        (unset, rows, "value_digits: input should be greater than or equal to 1, got 0", late),
     ):
         with pytest.raises(ValueError, match=message):
             train(given, examined, [], tmp_path / "out", TrainSettings(**settings))
@@ -948,6 +959,15 @@ def test_an_adapter_of_what_two_layers_share_is_refused(tiny_tokenizer, tmp_path
     settings = TrainSettings(values=None, lora=LoraStage(target_modules=("q_proj", "lm_head")))
     with pytest.raises(ValueError, match="ties its embedding and lm_head, which an adapter of lm_head"):
         train(model, examples(model, 8), examples(model, 4, seed=1), tmp_path / "run", settings)
+
+
+def test_a_stage_of_one_update_learns(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    before = {name: one.clone() for name, one in model.named_parameters()}
+    stage = ValueStage(epochs=1, batch_size=64, standardize=False)
+    train(model, examples(model, 4), [], tmp_path / "run", TrainSettings(values=stage, support=None))
+    moved = [name for name, one in model.named_parameters() if not torch.equal(one, before[name])]
+    assert "action.value_head.weight" in moved and any(name.startswith("value_branch") for name in moved), moved
 
 
 def test_numbers_are_heard_by_who_has_learned_values(tiny_tokenizer):

@@ -17,6 +17,7 @@ is done by a part (`causalqwen.parts`) that was chosen once, by its name in the 
 forms of steps are in `causalqwen.kernels`; what they must equal is here.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -217,7 +218,7 @@ class Chain:
     @cached_property
     def scale(self) -> Tensor:
         """scale_U + |b_noise| [..., C], as far as they are not drawn."""
-        return self.draws.left(self.scale_U, self.action.noise, self.action.law)
+        return self.draws.left(self.scale_U, self.action.noise, self.action.law, self.action.scales.one_law)
 
     @cached_property
     def drawn(self) -> Tensor | None:
@@ -345,10 +346,11 @@ class Chain:
         """(loc_Y, scale_Y) [...], float32 at least, on the value axis; `each`: [members, ...]."""
         action, draws = self.action, self.draws
         loc, scale = self.read_by_values(each=each)
-        left = draws.left(scale, self.value_noise, action.value_law)
+        one_law = action.scales.one_law
+        left = draws.left(scale, self.value_noise, action.value_law, one_law)
         if draws.moves:
             # a value has units, which say how far it varies: no temperature above 1
-            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1], most=1.0)
+            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1], most=1.0 if one_law else math.inf)
         loc_Y, scale_Y = action.value(loc, left)
         return draws.explain_value(loc_Y), scale_Y
 

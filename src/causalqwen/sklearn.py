@@ -112,6 +112,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """
         if y is None:
             raise ValueError("this regressor requires y to be passed, but the target y is None")
+        if self.workers and self.cache_dir is None:
+            raise ValueError("workers need cache_dir, a folder that all machines see")
         table, values = self._table(X, y)
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
@@ -196,8 +198,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _kept(self) -> KeptRows:
         if not self.workers:
             return KeptRows(Path(self.cache_dir or _process_cache()), self.model_)
-        if self.cache_dir is None:
-            raise ValueError("workers need cache_dir, a folder that all machines see")
         from causalqwen.training.ray_rows import RayReaders
 
         model = self.model_
@@ -253,15 +253,17 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             parts.append(self.experts_.answers(self._known(table)))
         columns = np.concatenate(parts, axis=1)
         z = self._kept().features(self._examples(table, columns, np.zeros(len(columns))))
-        model, found = self.model_, []
+        model, found, facts = self.model_, [], np.concatenate([z, columns], axis=1)
+        # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
+        order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
         with model.standing():
-            for rows in torch.from_numpy(np.concatenate([z, columns], axis=1)).split(_ROWS_AT_ONCE):
-                # Products of one shape: a row's figures do not depend on how many others there are.
+            for rows in torch.from_numpy(facts[order]).split(_ROWS_AT_ONCE):
                 whole = torch.nn.functional.pad(rows, (0, 0, 0, _ROWS_AT_ONCE - len(rows)))
                 chain = Chain(model, whole.to(model.device))
                 asked = (*chain.value(), chain.number.log_p()[0].exp())
                 found.append([column[: len(rows)].double().cpu() for column in asked])
-        loc, scale, prob = (torch.cat(column) for column in zip(*found, strict=True))
+        back = torch.from_numpy(np.argsort(order))
+        loc, scale, prob = (torch.cat(column)[back] for column in zip(*found, strict=True))
         return model.value_law.beside_levels(), loc.unsqueeze(-1), scale.unsqueeze(-1), prob
 
     # ---- keeping -----------------------------------------------------------------------------------------------------

@@ -151,6 +151,9 @@ def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(_lines(file, path), strict=True)
         try:
+            header = reader.fieldnames or ()
+            if twice := [name for place, name in enumerate(header) if name in header[:place]]:
+                raise RowError(f"{path.name}: two columns are called {twice[0]!r}")
             for cells in reader:
                 place = f"{path.name}, row {reader.line_num}"
                 if None in cells:
@@ -233,8 +236,9 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         _check_question(fields, place, values_required)
     _check_value(fields.get("value"), place, "value")
     for name in ("individual", "class"):
-        if not isinstance(fields.get(name), str | int | None):
-            raise RowError(f"{place}, field {name}: expected a name, found {_shown(fields[name])}")
+        given = fields.get(name)
+        if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
+            raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")
     if kind == "prompt" and values_required and fields.get("value") is None:
         raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
     return Row(kind, place, fields)

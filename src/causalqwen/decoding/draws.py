@@ -73,11 +73,7 @@ class BoundDecoding:
             if len(given) not in (1, prompts):
                 raise ValueError(f"{len(given)} individuals for {prompts} prompts; give one, or one per prompt")
             for individual in given:
-                if len(individual.factor) != causal_size:
-                    raise ValueError(
-                        f"{individual} does not fit a model whose causal size is {causal_size}; "
-                        "an individual belongs to models of its own size"
-                    )
+                individual.check_size(causal_size)
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
         hindsight = None
@@ -162,7 +158,7 @@ class Integrated:
         """Nothing."""
         return None
 
-    def left(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor:
+    def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = True) -> Tensor:
         """scale_U + |b_noise| [..., C], the family's sum."""
         return law.add(scale, noise)
 
@@ -229,11 +225,19 @@ class Drawn:
             parts.append(min(plan.temperature_of_noise, 1.0) * noise.expand_as(scale))
         return law.add(*parts) if parts and plan.noise_mode != "off" else None
 
-    def left(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor:
-        """The scale of what is still integrated out [B, S, C]; 0 where nothing is."""
-        plan = self.bound.plan
-        left = [scale] if plan.individual_mode == "marginal" else []
-        left += [noise.expand_as(scale)] if plan.noise_mode == "marginal" else []
+    def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = True) -> Tensor:
+        """The scale of what is still integrated out [B, S, C]; 0 where nothing is. whole: of a source that is drawn at T below
+        1, (1 - T^a)^(1/a) of its scale, so that what is drawn and what is left are the law; else none."""
+        plan, left = self.bound.plan, []
+        sources = (
+            (scale, plan.individual_mode, plan.temperature),
+            (noise.expand_as(scale), plan.noise_mode, plan.temperature_of_noise),
+        )
+        for source, mode, temperature in sources:
+            if mode == "marginal":
+                left.append(source)
+            elif mode != "off" and whole and temperature < 1:
+                left.append(source * (1 - temperature**law.alpha) ** (1 / law.alpha))
         return law.add(*left) if left else torch.zeros_like(scale)
 
     def explain(self, scores: Tensor) -> Tensor:

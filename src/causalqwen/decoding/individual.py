@@ -65,6 +65,14 @@ class Individual:
         if self.line is not None and (self.line.dim() != 2 or self.line.shape[0] != 3):
             raise ValueError(f"what values told on a line has the shape {tuple(self.line.shape)}, expected (3, n)")
 
+    def check_size(self, causal_size: int) -> None:
+        """ValueError unless this is an individual of models of that causal size."""
+        if len(self.factor) != causal_size:
+            raise ValueError(
+                f"{self} does not fit a model whose causal size is {causal_size}; "
+                "an individual belongs to models of its own size"
+            )
+
     @classmethod
     def from_seed(cls, seed: int, causal_size: int, name: str = "") -> "Individual":
         """The individual that `individual="sequence", seed=seed` draws for its first returned sequence."""

@@ -4,15 +4,19 @@ With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function, T
 (T itself unless it is given):
 
     loc   = loc_U + [individual != marginal] T c + [noise in {token, sequence}] T' n
-    scale = [individual = marginal] scale_U + [noise = marginal] |b_noise|
+    scale = [individual = marginal] scale_U + [noise = marginal] |b_noise| + what T and T' below 1 leave
 
-`+` between scales is the family's own sum. e1, e2 are uniform and come from (seed, source, position): see `draws`.
+`+` between scales is the family's own sum; T < 1 leaves (1 - T^a)^(1/a) of what is drawn, but for the documents' scale. e1, e2
+are uniform and come from (seed, source, position): see `draws`.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
+from causalqwen.checking import nearest
 from causalqwen.decoding.hindsight import Hindsight
 from causalqwen.decoding.individual import Individual
 from causalqwen.distributions import check_seed
@@ -67,10 +71,8 @@ class CausalDecoding:
     seed: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.individual, str) and self.individual not in INDIVIDUAL_MODES:
-            raise ValueError(f"unknown individual mode {self.individual!r}; use one of {', '.join(INDIVIDUAL_MODES)}")
-        if isinstance(self.noise, str) and self.noise not in NOISE_MODES:
-            raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
+        _check_source("individual", self.individual, INDIVIDUAL_MODES, Individual)
+        _check_source("noise", self.noise, NOISE_MODES, Hindsight)
         if not isinstance(self.noise, str) and self.individual_mode == "marginal":
             raise ValueError(
                 "a given noise explains what one individual said: give that too (`Individual.nobody`, say)"
@@ -78,9 +80,9 @@ class CausalDecoding:
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
         for temperature in (self.temperature, self.temperature_of_noise):
-            if not temperature >= 0:
-                raise ValueError(f"the temperature must be at least 0, got {temperature}")
-        if self.central_mass is not None and not 0 < self.central_mass <= 1:
+            if not _is_number(temperature) or not 0 <= temperature < math.inf:
+                raise ValueError(f"the temperature must be a finite number from 0 on, got {temperature!r}")
+        if self.central_mass is not None and not (_is_number(self.central_mass) and 0 < self.central_mass <= 1):
             raise ValueError(f"the central mass must lie in (0, 1], got {self.central_mass}")
         if self.seed is not None:
             seed = [check_seed(one) for one in self.seed] if isinstance(self.seed, Iterable) else check_seed(self.seed)
@@ -93,6 +95,8 @@ class CausalDecoding:
         """One of the named points of the grid (`PRESETS`), with any field overridden: `preset("causal", seed=7)`."""
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
+        if unknown := [field for field in overrides if field not in cls.__dataclass_fields__]:
+            raise ValueError(f"unknown field {unknown[0]} of a plan; {nearest(unknown[0], cls.__dataclass_fields__)}")
         return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
 
     def fresh_at(self, temperature: float) -> "CausalDecoding":
@@ -120,3 +124,18 @@ class CausalDecoding:
     def individual_mode(self) -> str:
         """The mode as a word; a given individual is held for the sequence."""
         return self.individual if isinstance(self.individual, str) else "sequence"
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, Real) and not isinstance(given, bool)
+
+
+def _check_source(name: str, given: Any, modes: tuple[str, ...], kind: type) -> None:
+    """ValueError for what says nothing about a source of randomness."""
+    if isinstance(given, str):
+        if given not in modes:
+            raise ValueError(f"unknown {name} mode {given!r}; use one of {', '.join(modes)}")
+        return
+    each = [given] if isinstance(given, kind) else given
+    if not isinstance(each, Sequence) or not each or not all(isinstance(one, kind) for one in each):
+        raise ValueError(f"{name}: expected a mode, one {kind.__name__}, or a list of them, got {given!r}")

@@ -122,7 +122,7 @@ class Between(StableFamily):
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
         z = (x.double() - loc.double()) / scale.double()
-        tail = self._log_s(z.abs())
+        tail = self._log_s(torch.where(z < 0, -z, z))  # |z|, with a slope at 0
         return torch.where(z < 0, tail, torch.log1p(-tail.exp())).to(x.dtype)
 
     def log_prob(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
@@ -137,7 +137,10 @@ class Between(StableFamily):
         a, b = torch.where(mirrored, -b, a), torch.where(mirrored, -a, b)
         zero, one = torch.zeros_like(a), torch.ones_like(a)
         log_a, log_b = self.log_cdf(a, zero, one), self.log_cdf(b, zero, one)
-        return (log_b + torch.log(-torch.expm1(log_a - log_b))).to(low.dtype)
+        narrow = b - a <= 1e-9 * (1 + a.abs())  # where differences of F are lost
+        apart = torch.where(narrow, -1.0, log_a - log_b)
+        by_density = self.log_prob((a + b) / 2, zero, one) + (high.double() - low.double()).log() - scale.double().log()
+        return torch.where(narrow, by_density, log_b + torch.log(-torch.expm1(apart))).to(low.dtype)
 
     def quantile(self, p: Tensor) -> Tensor:
         """The root of S(|x|) = min(p, 1 - p); its slope is 1/f(x)."""

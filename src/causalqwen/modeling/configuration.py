@@ -150,8 +150,8 @@ class CausalQwenConfig(PreTrainedConfig):
         class_values: of a model whose classes have axes of their own, value_transform, value_range and value_place of each, by
             name (`TrainSettings.class_transforms`).
         value_digits: significant digits of a generated number; `from_backbone` makes it 4 where digits stand in the context, so
-            that float32 writes the same ones in batches of every shape (theory 3.8). value_place: the power of ten that it is a
-            multiple of, that of the training values (0: integers); None for any.
+            that float32 nearly always writes the same ones in batches of every shape (theory 3.8). value_place: the power of
+            ten that it is a multiple of, that of the training values (0: integers); None for any.
         value_loss: what L_reg is made of: "nll" (overview 2.5), or "crps", in the same units of the axis (theory 3.11).
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         copy_numbers: a number may be one that stands in the context already, exactly (theory 3.8): see `CopyHead`.
@@ -254,7 +254,7 @@ class CausalQwenConfig(PreTrainedConfig):
             if close := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
                 raise ValueError(f"unknown setting {name}; did you mean {close[0]}?")
         super().__post_init__(**kwargs)
-        self._check()
+        self.check()
 
     def _read_section(self, title: str, parts: dict[str, tuple[str, ...]], section: Any) -> None:
         """Fields as `to_diff_dict` nests them."""
@@ -280,7 +280,8 @@ class CausalQwenConfig(PreTrainedConfig):
             }
         return found
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """ValueError unless every value is one that there is, and goes with the others; before training and saving too."""
         check_values(CausalQwenConfig, vars(self))
         rows = self.text_config.vocab_size
         if self.num_token_id > rows:

@@ -93,7 +93,7 @@ class CausalGenerationMixin(GenerationMixin):
     ) -> Any:
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         if ids is not None:
-            self._check_prompt(ids, kwargs.get("numeric_values"))
+            self._check_prompt(ids, kwargs.get("numeric_values"), kwargs.get("attention_mask"))
         if (kwargs.get("prefill_chunk_size") or getattr(generation_config, "prefill_chunk_size", None)) is not None:
             raise ValueError("prefill_chunk_size cuts the prompt but not its values: leave it unset")
         if kwargs.get("inputs_embeds") is not None:
@@ -134,12 +134,16 @@ class CausalGenerationMixin(GenerationMixin):
             torch.manual_seed(causal_decoding.seed)
             return super().generate(inputs, generation_config, *args, **kwargs)
 
-    def _check_prompt(self, ids: Tensor, numeric_values: Tensor | None) -> None:
+    def _check_prompt(self, ids: Tensor, numeric_values: Tensor | None, attention_mask: Tensor | None) -> None:
         limit = self.config.context_length
         if ids.shape[-1] == 0:
             raise ValueError("the prompt is empty: give at least one token")
         if limit is not None and ids.shape[-1] >= limit:
             raise ValueError(f"the prompt has {ids.shape[-1]} tokens, but the context of this model holds {limit}")
+        if attention_mask is not None and attention_mask.shape == ids.shape and not bool(attention_mask.any(-1).all()):
+            raise ValueError(
+                f"prompt {int((~attention_mask.bool().any(-1)).nonzero()[0])} is empty: give at least one token"
+            )
         if numeric_values is None:
             return
         if numeric_values.shape != ids.shape:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from causalqwen.checking import nearest
+from causalqwen.checking import check_values, nearest
 from causalqwen.distributions import get_family, get_value_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
@@ -71,6 +71,12 @@ def from_backbone(
     known = [name for name in CausalQwenConfig.__annotations__ if name != "text_config"]
     if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
+    check_values(CausalQwenConfig, config)
+    for given in ("num_token_id", "free_token_ids"):
+        if given in config:
+            raise ValueError(
+                f"{given}: the tokens that nothing uses are found when a backbone is grafted; leave it out"
+            )
     if isinstance(name_or_path, PreTrainedModel):
         backbone, name = name_or_path, type(name_or_path).__name__
         _refuse_others(backbone.config, name)

@@ -101,8 +101,8 @@ def abduct(
         raise ValueError(
             "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
         )
-    if prior is not None and len(prior.factor) != size:
-        raise ValueError(f"{prior} does not fit a model whose causal size is {size}")
+    if prior is not None:
+        prior.check_size(size)
     if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
         raise ValueError(
             f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "

@@ -131,7 +131,9 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         return loaded
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
-        """transformers' `save_pretrained` (safetensors), and the processor beside the weights."""
+        """transformers' `save_pretrained` (safetensors), and the processor beside the weights. ValueError for a configuration
+        that was set to what there is not."""
+        self.config.check()
         if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
             _ = self.processor  # before anything is written: it may lie where the model is saved to
         super().save_pretrained(save_directory, **kwargs)

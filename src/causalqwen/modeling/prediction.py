@@ -70,8 +70,7 @@ class NumberPrediction:
 
         ValueError where values are not known to lie on a bounded grid (`TrainSettings.support`).
         """
-        law: Any = self.law if isinstance(self.law, ValueLaw) else self.law.law  # of a number that may be copied
-        values = law.transform.support.values()
+        values = self.law.transform.support.values()
         if values is None:
             raise ValueError(
                 "the values of this number are not finitely many: no bounded grid was seen, or said, in training"
@@ -81,11 +80,11 @@ class NumberPrediction:
 
     def log_prob(self, value: float) -> float:
         """Log density at `value`, per unit, under the model's own law; of a value with a probability of its own, its log."""
-        return self.law.log_prob(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
+        return self.law.log_prob(*self._parameters(), _observed(value)).item()
 
     def crps(self, value: float) -> float:
         """CRPS at `value`, in units, lower is better: see `ValueLaw.crps`."""
-        return self.law.crps(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
+        return self.law.crps(*self._parameters(), _observed(value)).item()
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
@@ -93,7 +92,7 @@ class NumberPrediction:
         As many digits as the interval (of 90% by default) supports, and unit and separators of a style: see
         `NumberStyle.of`, which reads them from the data.
         """
-        low, high = self.interval(level or 0.9)
+        low, high = self.interval(0.9 if level is None else level)
         place = last_place(self.median, high - low)
         median, low_text, high_text = (format_number(value, style, place) for value in (self.median, low, high))
         told = f"{style.before}{median}{style.after}"
@@ -183,6 +182,16 @@ class CopiedNumberPrediction(NumberPrediction):
     def median(self) -> float:
         return self.quantile(0.5)
 
+    def probabilities(self) -> dict[float, float]:
+        """Those of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
+        of_new: Any = self.law.law
+        new = NumberPrediction(self.loc, self.scale, self.num_prob, of_new).probabilities()
+        each = {value: p * self.law.log_weights[0].exp().item() for value, p in new.items()}
+        for value, p in self.candidates:
+            same = next((known for known in each if math.isclose(known, value, rel_tol=1e-9)), value)
+            each[same] = each.get(same, 0.0) + p
+        return dict(sorted(each.items()))
+
     @property
     def candidates(self) -> list[tuple[float, float]]:
         """Value and probability of each number that stands in the context, as they stand there."""
@@ -194,6 +203,12 @@ class CopiedNumberPrediction(NumberPrediction):
         """The number of the context that has more than half of the probability; None where none has."""
         copied, value = self.law.copied()
         return value.item() if bool(copied) else None
+
+
+def _observed(value: float) -> Tensor:
+    if not math.isfinite(value):
+        raise ValueError(f"a value must be a finite number, got {value!r}")
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def describe(prediction: NumberPrediction, value: float | None, *, raw: bool = False) -> dict[str, Any]:
@@ -209,10 +224,12 @@ def describe(prediction: NumberPrediction, value: float | None, *, raw: bool = F
 
 
 def generated_values(model: Any, loc_Y: Tensor) -> Tensor:
-    """What a text says where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`."""
-    axes = model.value_axes
-    return round_significant(
-        axes.law().transform.inverse(loc_Y), model.config.value_digits, axes.axis(None)["value_place"]
+    """What a text says where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`, and
+    where that is none of its values the nearest of the support."""
+    axes, digits = model.value_axes, model.config.value_digits
+    transform = axes.law().transform
+    return transform.support.take_in(
+        round_significant(transform.inverse(loc_Y), digits, axes.axis(None)["value_place"])
     )
 
 
@@ -246,6 +263,8 @@ def predict_number(
         ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are known,
             asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
     """
+    if individual is not None:
+        individual.check_size(model.config.causal_size)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     names = [classes] * len(prompts) if classes is None or isinstance(classes, str) else list(classes)
     if len(names) != len(prompts):

@@ -128,6 +128,7 @@ def counterfactual_samples(
         _check_speaker(model, world.model or model)
     if individual is None:
         individual = abduct(model, observed)
+    individual.check_size(model.config.causal_size)
     length = max_new_tokens or len(encode_text(model, observed.text).ids)
     found: list[list[World]] = [[] for _ in worlds]
     for sample in range(num_samples):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from causalqwen.numbers.rendering import round_significant
+
 _FEW = 12
 """Up to so many distinct values, each met several times, are all that there are."""
 
@@ -87,6 +89,12 @@ class Support:
     def nearest(self, values: Tensor) -> Tensor:
         """The value of the support that is nearest to each, float64."""
         return self.held(self._on_grid(values, torch.round))
+
+    def take_in(self, values: Tensor) -> Tensor:
+        """Values of the support as they are, others as the nearest one that it holds, float64."""
+        nearest = self.nearest(values)
+        inside = (nearest - values).abs() <= 1e-9 * values.abs().clamp(min=1e-300)
+        return torch.where(inside, values, round_significant(nearest, 12))
 
     def floor(self, values: Tensor) -> Tensor:
         """The greatest value of the grid up to each, but for rounding errors."""

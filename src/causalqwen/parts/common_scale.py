@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class CommonScale(ScoreScale):
     """One number per position where nothing is drawn, one per token where something is."""
 
-    common = True
+    common = one_law = True
 
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """min(max_j scale_j max_k |W_k|_a, m . scale) [...], |W_k|_a the row's a-norm, m_j = max_k |W_kj|.

@@ -98,15 +98,34 @@ def add_domain(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> Do
 
     Raises ValueError for a name that is taken, or no name, or settings that there are not.
     """
-    if not name.isidentifier() or name in model.config.domains or hasattr(nn.ModuleDict, name):
-        raise ValueError(
-            f"a domain needs a name of its own, of letters, digits and _, and none of torch's own; got {name!r}"
-        )
+    _check_name(name)
+    if name in model.config.domains:
+        raise ValueError(f"a domain needs a name of its own; there is a domain {name!r}")
     network = make_domain(model.config, settings)
     model.config.domains = {**model.config.domains, name: settings}
     model.abduction.domains[name] = network.to(model.abduction.scale_net.weight.device)
     set_domain(model, name)
     return network
+
+
+def check_asked(model: "CausalQwenForCausalLM", name: str, settings: dict[str, Any]) -> None:
+    """ValueError for a name that `add_domain` would not take, or settings that the domain of this name does not have."""
+    own = model.config.domains.get(name)
+    if own is None:
+        _check_name(name)
+    else:
+        for key, value in settings.items():
+            if value != own.get(key):
+                raise ValueError(
+                    f"domain {name!r} is there already, its {key} {own.get(key)!r}: leave domain_{key} out"
+                )
+
+
+def _check_name(name: str) -> None:
+    if not name.isidentifier() or hasattr(nn.ModuleDict, name):
+        raise ValueError(
+            f"a domain needs a name of its own, of letters, digits and _, and none of torch's own; got {name!r}"
+        )
 
 
 def ask(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> DomainNetwork:

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 class ScoreScale:
     """How scale_S follows from the scale of U', and how tokens read what is drawn of it; here, as one scale for all of them.
 
-    common: whether all tokens of a position have one scale where nothing is drawn, so that it decides nothing. older: what
+    common: whether all tokens of a position have one scale where nothing is drawn, so that it decides nothing. one_law: whether
+    what is drawn at a temperature up to 1, and what it leaves, are together the law, of tokens and of values. older: what
     somebody is told who loads a checkpoint that has it, if it is not made any more.
     """
 
     common = False
+    one_law = False
     older = ""
 
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:

@@ -58,6 +58,7 @@ def train(
     output = Path(output)
     ranks.join(model.device)
     say = say if ranks.rank() == 0 else lambda line: None
+    model.config.check()
     _check_batches(settings)
     check_stages(model, settings, train_examples, eval_examples)
     if ranks.world_size() > 1:

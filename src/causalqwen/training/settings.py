@@ -117,6 +117,12 @@ class HeadStage(Stage):
         """Of a domain's network that has to be made."""
         return {"layers": self.domain_layers, "limit": self.domain_limit}
 
+    @property
+    def domain_asked(self) -> dict[str, Any]:
+        """Those of them that are not the default."""
+        default = HeadStage(domain=self.domain).domain_settings
+        return {name: value for name, value in self.domain_settings.items() if value != default[name]}
+
 
 @dataclass(frozen=True)
 class TokenStage(Stage):

@@ -13,6 +13,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
+from causalqwen.checking import nearest
 from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
@@ -27,7 +28,7 @@ from causalqwen.training.batches import FactRows, class_code, collate_facts, col
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import score_tokens
-from causalqwen.training.settings import TrainSettings
+from causalqwen.training.settings import HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
 _NOISE_AT_CENTER = 0.05
@@ -122,10 +123,24 @@ def check_stages(
         raise ValueError(
             f"backbone: {settings.backbone.layers} layers are to be trained, and there are {len(_layers(model))}"
         )
+    if settings.lora is not None:
+        names = {
+            name.split(".")[-1] for name, part in model.backbone.named_modules() if isinstance(part, torch.nn.Linear)
+        }
+        if unknown := [name for name in settings.lora.target_modules if name.split(".")[-1] not in names]:
+            raise ValueError(f"lora: this backbone has no {unknown[0]} to adapt; {nearest(unknown[0], sorted(names))}")
     if settings.heads is not None and settings.heads.score_matrix == "shared" and model.score_head is not None:
         raise ValueError(
             "heads: score_matrix 'shared' is the backbone's lm_head, and this model's scores have their own"
         )
+    if settings.heads is not None and settings.heads.domain is not None:
+        domain.check_asked(model, settings.heads.domain, settings.heads.domain_asked)
+    for name, stage in stages.items():
+        moves = name in ("lora", "backbone") or (name == "heads" and _moves_embedding(model, stage))
+        if moves and model.config.value_columns:
+            raise ValueError(f"{name}: columns of a table are learned on kept features, which this stage moves")
+        if (asked := getattr(stage, "negatives", 0)) > (most := int(model.action.vocabulary_mask.sum()) - 1):
+            raise ValueError(f"{name}: {asked} negatives of {most} tokens")
     if settings.ovr_impl != "auto":
         _try_loss(settings.ovr_impl, model.device)
 
@@ -263,11 +278,9 @@ def _train_heads(run: Run) -> None:
         for part in parts:
             if part is not None:
                 part.requires_grad_(True)
-    lm_head, moves = model.backbone.get_output_embeddings(), False
     if stage.score_matrix == "shared":
-        lm_head.requires_grad_(True)
-        moves = lm_head.weight is model.backbone.get_input_embeddings().weight
-    if moves:
+        model.backbone.get_output_embeddings().requires_grad_(True)
+    if _moves_embedding(model, stage):
         sampled = None
         if stage.negatives:
             sampled = sampling_of_negatives(model, next(stream_facts(model, run.train_examples))[1], stage.negatives)
@@ -285,6 +298,12 @@ def _train_heads(run: Run) -> None:
         lambda model: eval_store.renewed(model, split=True),
         best="eval_cls_loss",
     )
+
+
+def _moves_embedding(model: CausalQwenForCausalLM, stage: HeadStage) -> bool:
+    """Whether the heads' stage trains the embedding too, which is one with the backbone's lm_head."""
+    tied = model.backbone.get_output_embeddings().weight is model.backbone.get_input_embeddings().weight
+    return stage.score_matrix == "shared" and tied
 
 
 # ---- stage 2 ---------------------------------------------------------------------------------------------------------
@@ -325,10 +344,6 @@ def _layers(model: CausalQwenForCausalLM) -> list[torch.nn.Module]:
 def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     """What a stage trains that moves the backbone, made while the backbone is what it was."""
     model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
-    if model.config.value_columns:
-        raise ValueError(
-            f"{name}: columns of a table are learned on kept features, by the stages values and heads alone"
-        )
     model.numeric_embedding.requires_grad_(True)
     for direction in model.numeric_embedding.directions:
         direction.requires_grad_(stage.direction)
@@ -398,7 +413,7 @@ def _run_stage(
         weight_decay=stage.weight_decay,
         lr_scheduler_type="cosine",
         max_grad_norm=settings.max_grad_norm,
-        warmup_steps=stage.warmup,
+        warmup_steps=stage.warmup if updates > 1 else 0,  # the first update of a warm-up has the rate 0
         logging_steps=settings.logging_steps,
         eval_strategy="steps" if eval_examples else "no",
         eval_steps=every,
