@@ -76,9 +76,9 @@ def laws(draw):
 
 def slow_cdf(found: CopyLaw, loc, scale, y: float, raw: bool) -> float:
     """F(y), number by number; the recalibrated F_0 by reading its levels backwards."""
-    of_new = found.law.cdf(loc, scale, torch.tensor(y, dtype=torch.float64)).item()
-    if not raw and found.law.interval_levels is not None:
-        central = np.interp(abs(2 * of_new - 1), found.law.interval_levels, np.linspace(0, 1, 101))
+    of_new = found.of_new.cdf(loc, scale, torch.tensor(y, dtype=torch.float64)).item()
+    if not raw and found.of_new.interval_levels is not None:
+        central = np.interp(abs(2 * of_new - 1), found.of_new.interval_levels, np.linspace(0, 1, 101))
         of_new = 0.5 + 0.5 * math.copysign(central, of_new - 0.5)
     pairs = zip(found.candidates.tolist(), found.log_weights[1:].tolist(), strict=True)
     return sum(math.exp(w) for v, w in pairs if v <= y) + math.exp(found.log_weights[0]) * of_new
@@ -114,7 +114,7 @@ def test_without_weight_on_a_number_the_law_is_that_of_a_new_one(law):
         ("log_prob", (value,)),
         ("quantile_crps", (value,)),
     ):
-        ours, theirs = (getattr(one, name)(loc, scale, *arguments) for one in (nobody, found.law))
+        ours, theirs = (getattr(one, name)(loc, scale, *arguments) for one in (nobody, found.of_new))
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

@@ -128,11 +128,11 @@ class MixedNumberPrediction(NumberPrediction):
     def _cdf(self, axis: Tensor) -> Tensor:
         """[...] -> mean over the individuals of P(t(Y) <= axis)."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
-        return self.law.law.cdf(axis.unsqueeze(-1), self.locs, scale).mean(-1)
+        return self.law.stable.cdf(axis.unsqueeze(-1), self.locs, scale).mean(-1)
 
     def _quantiles(self, p: Tensor) -> Tensor:
         """On the axis, by bisection; p [...]."""
-        reach = self.scale * self.law.law.quantile(p)
+        reach = self.scale * self.law.stable.quantile(p)
         low, high = self.locs.min() + reach, self.locs.max() + reach
         for _ in range(80):
             middle = (low + high) / 2
@@ -184,7 +184,7 @@ class CopiedNumberPrediction(NumberPrediction):
 
     def probabilities(self) -> dict[float, float]:
         """Those of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
-        of_new: Any = self.law.law
+        of_new: Any = self.law.of_new
         new = NumberPrediction(self.loc, self.scale, self.num_prob, of_new).probabilities()
         each = {value: p * self.law.log_weights[0].exp().item() for value, p in new.items()}
         for value, p in self.candidates:
@@ -295,8 +295,8 @@ def predict_number(
             features = model.features(**inputs, position_ids=position_ids).last_hidden_state
             offered = number_candidates(model, features, **inputs)
             last = None if offered is None else offered[:, -1]
-            found = predict_values(model, features[:, -1], individual, last, [names[row] for row in rows])
-            for row, prediction in zip(rows, found, strict=True):
+            predicted = predict_values(model, features[:, -1], individual, last, [names[row] for row in rows])
+            for row, prediction in zip(rows, predicted, strict=True):
                 predictions[row] = prediction
     model.train(was_training)
     return predictions
@@ -327,14 +327,14 @@ def predict_values(
         return plain
     copies = model.copy_law(features, candidates, ValueLaw())  # each row's own law takes its place below
     columns = (candidates.offered.cpu(), copies.candidates.cpu(), copies.log_weights.cpu().double())
-    found = []
+    predictions = []
     for one, offered, values, log_weights in zip(plain, *columns, strict=True):
         if bool(offered.any()):
             kept = torch.cat([log_weights[:1], log_weights[1:][offered]])
             of_text = CopyLaw(one.law, values[offered], kept)
             one = CopiedNumberPrediction(one.loc, one.scale, one.num_prob, of_text)
-        found.append(one)
-    return found
+        predictions.append(one)
+    return predictions
 
 
 def _of_individual(chain: Chain, individual: Individual, prob: list[float], law: ValueLaw) -> list[NumberPrediction]:
@@ -342,16 +342,16 @@ def _of_individual(chain: Chain, individual: Individual, prob: list[float], law:
     law = replace(law, interval_levels=None)
     loadings, left = (t.double().cpu() for t in chain.value_loadings())
     centre = chain.action.value(*chain.read_by_values())[0].double().cpu()
-    if individual.draws is None and (individual.precision is None or law.law.alpha == 2):
-        known = law.law.quantile(individual.factor)
-        found, spread = centre + loadings @ known, left
+    if individual.draws is None and (individual.precision is None or law.stable.alpha == 2):
+        known = law.stable.quantile(individual.factor)
+        loc, spread = centre + loadings @ known, left
         if individual.precision is not None:  # Gaussian: what is not known about them adds to the noise
             upper = torch.linalg.cholesky(individual.precision)
             open_ = torch.linalg.solve_triangular(upper, loadings.T, upper=False).square().sum(0)
             spread = (left.square() + open_).sqrt()
-        pairs = zip(found.tolist(), spread.tolist(), prob, strict=True)
+        pairs = zip(loc.tolist(), spread.tolist(), prob, strict=True)
         return [NumberPrediction(*pair, law) for pair in pairs]
-    known = law.law.quantile(torch.special.ndtr(individual.likely(_MIXED)))
+    known = law.stable.quantile(torch.special.ndtr(individual.likely(_MIXED)))
     locs = centre.unsqueeze(-1) + loadings @ known.T
     return [
         MixedNumberPrediction(row.median().item(), width, p, law, row)

@@ -19,12 +19,12 @@ class CopyLaw:
     It stands in for the `ValueLaw` of the new number: loc and scale [...] are that one's, and so are most of the methods.
 
     Args:
-        law: F_0.
+        of_new: F_0.
         candidates: float64 [..., m], v_j; +inf where a row has fewer.
         log_weights: [..., 1 + m], log pi, the new number's first; -inf where a row has fewer.
     """
 
-    law: ValueLaw | ClassLaws
+    of_new: ValueLaw | ClassLaws
     candidates: Tensor
     log_weights: Tensor
 
@@ -86,16 +86,16 @@ class CopyLaw:
         new = weights[..., 0].clamp(min=torch.finfo(torch.float64).tiny)
 
         def of_new(level: Tensor) -> Tensor:
-            found = self.law.quantile(loc, scale, level.clamp(_END, 1 - _END), raw=raw)
-            found = self.law.clip(found) if clip else found
-            return found.masked_fill(level <= 0, -torch.inf).masked_fill(level >= 1, torch.inf)
+            quantile = self.of_new.quantile(loc, scale, level.clamp(_END, 1 - _END), raw=raw)
+            quantile = self.of_new.clip(quantile) if clip else quantile
+            return quantile.masked_fill(level <= 0, -torch.inf).masked_fill(level >= 1, torch.inf)
 
         values, order = self.candidates.sort(-1)
         below = weights[..., 1:].gather(-1, order).cumsum(-1)
-        found = of_new(p / new)
+        least = of_new(p / new)
         for value, weight in zip(values.unbind(-1), below.unbind(-1), strict=True):
-            found = torch.minimum(found, torch.maximum(value, of_new((p - weight) / new)))
-        return found
+            least = torch.minimum(least, torch.maximum(value, of_new((p - weight) / new)))
+        return least
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval of `level` in (0, 1)."""
@@ -106,7 +106,7 @@ class CopyLaw:
         """F(value) of the raw law."""
         weights = self._weights()
         reached = self.candidates <= value.unsqueeze(-1)
-        return (weights[..., 1:] * reached).sum(-1) + weights[..., 0] * self.law.cdf(loc, scale, value)
+        return (weights[..., 1:] * reached).sum(-1) + weights[..., 0] * self.of_new.cdf(loc, scale, value)
 
     def _either(self, value: Tensor, of_new: Tensor) -> Tensor:
         """log pi of the candidates that `value` is, else log pi_0 + of_new."""
@@ -114,11 +114,11 @@ class CopyLaw:
 
     def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
         """What is trained on: -log pi of a value in the context, else -log pi_0 + `ValueLaw.axis_losses`, elementwise."""
-        return -self._either(value, -self.law.axis_losses(loc, scale, value, kind))
+        return -self._either(value, -self.of_new.axis_losses(loc, scale, value, kind))
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Log density per unit of a new value; of one in the context, the log of its candidates' probability."""
-        return self._either(value, self.law.log_prob(loc, scale, value))
+        return self._either(value, self.of_new.log_prob(loc, scale, value))
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """CRPS in the data's units from 199 raw quantiles, those of a new number clipped (theory 3.11)."""

@@ -44,11 +44,11 @@ def level_of_quantile(p: Tensor | float) -> Tensor:
 
 def rows_of_classes(classes: Sequence[str | None]) -> dict[str, Tensor]:
     """The indices of each class's rows, int64, classes in the order of their names."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row, name in enumerate(classes):
         if name is not None:
-            found.setdefault(name, []).append(row)
-    return {name: torch.tensor(found[name]) for name in sorted(found)}
+            rows.setdefault(name, []).append(row)
+    return {name: torch.tensor(rows[name]) for name in sorted(rows)}
 
 
 def ends_of_interval(level: float) -> tuple[float, float]:
@@ -109,11 +109,11 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> int | None:
         test = stats.ks_2samp(central[:place].numpy(), central[place:].numpy(), method="asymp")
         distance = test.statistic * (place * (n - place) / n) ** 0.5  # probabilities of several may all be 0
         best = max(best, (distance, place, test.pvalue))
-    _, found, probability = best
+    _, split, probability = best
     if _SPLITS * probability >= _ALIKE:
         return None
     reach = 1 + (n - 2 * FEWEST_OF_CLASS) // (_SPLITS - 1)
-    first, last = max(1, found - reach), min(n - 1, found + reach)
+    first, last = max(1, split - reach), min(n - 1, split + reach)
     return first + int((scale[first : last + 1] / scale[first - 1 : last].clamp(min=1e-300)).argmax())
 
 
@@ -154,11 +154,11 @@ class ValueLaw(_Calibrated):
     interval_kinds: tuple[tuple[float, tuple[float, ...]], ...] = field(default=(), repr=False)
 
     @property
-    def law(self) -> StableFamily:
+    def stable(self) -> StableFamily:
         return get_value_family(self.family)
 
     def _raw_quantile(self, loc: Tensor, scale: Tensor, p: Tensor) -> Tensor:
-        return self.transform.inverse(loc.double() + scale.double() * self.law.quantile(p.double()))
+        return self.transform.inverse(loc.double() + scale.double() * self.stable.quantile(p.double()))
 
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
         """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`.
@@ -173,10 +173,10 @@ class ValueLaw(_Calibrated):
 
     def _raw_level(self, level: Tensor, scale: Tensor) -> Tensor:
         """The central level of the raw law that covers `level` of the validation rows of a scale's kind."""
-        found = _between(self.interval_levels, level)
+        raw = _between(self.interval_levels, level)
         for least, levels in self.interval_kinds:
-            found = torch.where(scale >= least, _between(levels, level), found)
-        return found
+            raw = torch.where(scale >= least, _between(levels, level), raw)
+        return raw
 
     def levels_at(self, scale: Tensor) -> Tensor:
         """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]; these themselves where
@@ -210,11 +210,11 @@ class ValueLaw(_Calibrated):
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
-        return self.law.cdf(self.transform.reached(value), loc.double(), scale.double())
+        return self.stable.cdf(self.transform.reached(value), loc.double(), scale.double())
 
     def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """The smallest central level whose raw interval holds `value`: |2 P(Y <= value) - 1|, and less for an atom."""
-        low, high = (2 * self.law.cdf(end, loc.double(), scale.double()) - 1 for end in self.transform.cell(value))
+        low, high = (2 * self.stable.cdf(end, loc.double(), scale.double()) - 1 for end in self.transform.cell(value))
         return torch.where(
             low * high > 0, torch.minimum(low.abs(), high.abs()), torch.where(low == high, low.abs(), 0.0)
         )
@@ -223,16 +223,16 @@ class ValueLaw(_Calibrated):
         """Log density of the raw law at t(value), per unit of the axis; of an atom, the log of its probability."""
         low, high = self.transform.cell(value)
         if not self.transform.has_atoms:
-            return self.law.log_prob(low, loc, scale)
-        density = self.law.log_prob(torch.where(high > low, 0.0, low), loc, scale)
+            return self.stable.log_prob(low, loc, scale)
+        density = self.stable.log_prob(torch.where(high > low, 0.0, low), loc, scale)
         return torch.where(
-            high > low, self.law.log_interval(low, torch.where(high > low, high, low + 1), loc, scale), density
+            high > low, self.stable.log_interval(low, torch.where(high > low, high, low + 1), loc, scale), density
         )
 
     def axis_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point (theory 3.11); its dtype is
         that of loc and scale."""
-        quantiles = loc.unsqueeze(-1) + scale.unsqueeze(-1) * self.law.quantile(LOSS_LEVELS).to(loc)
+        quantiles = loc.unsqueeze(-1) + scale.unsqueeze(-1) * self.stable.quantile(LOSS_LEVELS).to(loc)
         target = self.transform.collapse(self.transform.forward(value))
         return quantile_crps(target.to(loc), self.transform.collapse(quantiles), LOSS_LEVELS.to(loc))
 
@@ -252,7 +252,7 @@ class ValueLaw(_Calibrated):
         """
         if self.transform.is_affine:
             axis = self.transform.forward(value)
-            return self.law.crps(axis, loc.double(), scale.double()) * self.transform.width
+            return self.stable.crps(axis, loc.double(), scale.double()) * self.transform.width
         return self.quantile_crps(loc, scale, value)
 
     def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:

@@ -108,8 +108,8 @@ def spaced(before: str, written: str, rules: NumberRules | None = None) -> bool:
         return False
     if before[-1] in _OPENING:
         start = len(before)
-        found = find_numbers(before + written, rules)
-        return not (found and found[-1][:2] == (start, start + len(written)))
+        numbers = find_numbers(before + written, rules)
+        return not (numbers and numbers[-1][:2] == (start, start + len(written)))
     return not any(low <= before[-1] <= high for low, high in _UNSPACED)
 
 

@@ -204,10 +204,10 @@ class ValueTransform:
 
     def to_dict(self) -> dict:
         """Plain data for a configuration file."""
-        found = asdict(self)
+        fields = asdict(self)
         if self.support == Support():
-            del found["support"]
-        return found
+            del fields["support"]
+        return fields
 
 
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
