@@ -58,11 +58,11 @@ def check_values(kind: type, values: Mapping[str, Any], place: str = "") -> None
             first, *others = [one for one in errors if len(one["loc"]) == max(len(one["loc"]) for one in errors)]
             known = value if isinstance(value, Mapping) else ()
             inside = "".join(f"[{part!r}]" for part in first["loc"] if isinstance(part, int) or part in known)
-            found = repr(first["input"])
-            found = found if len(found) <= 60 else found[:57] + "..."
+            shown = repr(first["input"])
+            shown = shown if len(shown) <= 60 else shown[:57] + "..."
             what = first["msg"][0].lower() + first["msg"][1:]
             what += "".join(" or " + other["msg"].removeprefix("Input should be ") for other in others)
-            raise ValueError(f"{place}{name}{inside}: {what}, got {found}") from None
+            raise ValueError(f"{place}{name}{inside}: {what}, got {shown}") from None
 
 
 def check_fields(settings: Any) -> None:

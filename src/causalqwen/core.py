@@ -128,10 +128,10 @@ class Scores:
 
     def solved(self) -> "Scores":
         """The same with the threshold at which the P_k of each position sum to 1."""
-        found = solve_thresholds(
+        threshold = solve_thresholds(
             upcast(self.loc), self.scale, family=self.law.name, slope=self.slope, vocabulary_mask=self.mask
         )
-        return replace(self, threshold=found)
+        return replace(self, threshold=threshold)
 
 
 class Chain:

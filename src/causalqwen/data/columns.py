@@ -112,12 +112,12 @@ class TableReader:
         if self.target is None:
             (column,) = self.columns
             return [written(cell)[: self.characters] if cell is not None else "" for cell in table[column.name]]
-        found = []
+        texts = []
         for row in range(len(next(iter(table.values()), []))):
             cells = ((column.name, table[column.name][row]) for column in named)
             told = "; ".join(f"{name}: {written(cell)}" for name, cell in cells if cell is not None)[: self.characters]
-            found.append(told if words else self.asked(told))
-        return found
+            texts.append(told if words else self.asked(told))
+        return texts
 
     def asked(self, told: str) -> str:
         """What is told of a row, with the question for its number."""
@@ -166,16 +166,16 @@ def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Co
     if path.suffix == ".parquet":
         arrow = arrow_for(path)
         try:
-            found = arrow.parquet.read_table(path).to_pydict()
+            table = arrow.parquet.read_table(path).to_pydict()
         except arrow.ArrowException as error:
             raise ColumnError(f"{path.name}: {error}") from None
     elif path.suffix == ".jsonl":
-        found = _read_objects(path)
+        table = _read_objects(path)
     else:
-        found = _read_cells(path, {c.name for c in reader.columns if c.kind == "number"} if reader else set())
-    if not found or not next(iter(found.values())):
+        table = _read_cells(path, {c.name for c in reader.columns if c.kind == "number"} if reader else set())
+    if not table or not next(iter(table.values())):
         raise ColumnError(f"{path.name} holds no rows")
-    return table_of(found)
+    return table_of(table)
 
 
 def taken_from(table: Columns, name: str) -> list[Any]:
@@ -187,12 +187,12 @@ def taken_from(table: Columns, name: str) -> list[Any]:
 
 def numbers_of(table: Columns, name: str) -> list[float]:
     """`taken_from` a column of numbers, none missing. ColumnError for a cell that is none, by row."""
-    found = taken_from(table, name)
-    for row, cell in enumerate(found, start=1):
+    cells = taken_from(table, name)
+    for row, cell in enumerate(cells, start=1):
         if isinstance(cell, bool) or not isinstance(cell, int | float):
             shown = "nothing" if cell is None else repr(str(cell)[:40])
             raise ColumnError(f"column {name!r}, row {row}: expected a number to learn, found {shown}")
-    return [float(cell) for cell in found]
+    return [float(cell) for cell in cells]
 
 
 def _read_objects(path: Path) -> Columns:
@@ -272,8 +272,8 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
     missing = len(there) < len(cells)
     for row, cell in enumerate(cells):
         if cell is not None and not isinstance(cell, str | int | float | date):
-            found = f"{type(cell).__name__} {str(cell)[:40]!r}"
-            raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {found}")
+            shown = f"{type(cell).__name__} {str(cell)[:40]!r}"
+            raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {shown}")
     if is_text:
         return Column(name, "text", missing=missing)
     if all(isinstance(cell, int | float) for cell in there):

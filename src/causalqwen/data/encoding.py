@@ -127,7 +127,7 @@ def _also_right(
 ) -> tuple[tuple[int, int], ...] | None:
     """Where each further answer parts from the taught one, and its token there: the children of the taught answer's path in
     the prefix tree of all answers. One that is the start of another has no token there."""
-    found = set()
+    children = set()
     for index, text in enumerate(row.other_texts(), start=1):
         other = processor(text)
         path, other_path = (list(zip(of["input_ids"], of["numeric_values"], strict=True)) for of in (taught, other))
@@ -139,8 +139,8 @@ def _also_right(
             raise ValueError(f"answer[{index}] parts from answer[0] at a number; another answer has words there")
         if not learned[place]:
             raise ValueError(f"answer[{index}] changes the tokens of the question, which are only read")
-        found.add((place, token))
-    return tuple(sorted(found)) or None
+        children.add((place, token))
+    return tuple(sorted(children)) or None
 
 
 class EncodedRows(Sequence[Example]):
@@ -239,8 +239,8 @@ def columns_of(examples: Sequence[Example], count: int) -> np.ndarray | None:
     if not count:
         return None
     for place, example in enumerate(examples):
-        if (found := len(example.columns or ())) != count:
-            raise ValueError(f"example {place} has {found} columns beside its text; this model reads {count}")
+        if (width := len(example.columns or ())) != count:
+            raise ValueError(f"example {place} has {width} columns beside its text; this model reads {count}")
     return np.array([example.columns for example in examples], dtype=np.float32).reshape(-1, count)
 
 

@@ -91,7 +91,7 @@ class Row:
             return None if self.asks_number else [(self._question(), self.text(processor))]
         if self.kind != "messages":
             return None
-        messages, found = self.fields["messages"], []
+        messages, answers = self.fields["messages"], []
         whole = self.text(processor)
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -101,10 +101,10 @@ class Row:
                     raise ValueError(
                         "the chat template does not write turns one after the other, so that none can be told apart"
                     )
-                found.append((before, through))
-        if not found:
+                answers.append((before, through))
+        if not answers:
             raise ValueError("the assistant says nothing here, and nothing else is learned")
-        return found
+        return answers
 
 
 def read_rows(path: str | os.PathLike, *, values_required: bool = False) -> list[Row]:
@@ -185,8 +185,8 @@ def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
     arrow, number = arrow_for(path), 0
     try:
         with arrow.parquet.ParquetFile(path) as file:
-            found = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
-            for number, fields in enumerate(found, start=1):
+            rows = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
+            for number, fields in enumerate(rows, start=1):
                 yield check_row(fields, f"{path.name}, row {number}", values_required=values_required)
     except arrow.ArrowException as error:
         raise RowError(f"{path.name}, after row {number}: {error}") from None
@@ -223,8 +223,8 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         raise RowError(f'{place}: expected an object such as {{"text": ...}}, found {type(fields).__name__}')
     kinds = [kind for kind in ("text", "prompt", "messages", "question") if fields.get(kind) is not None]
     if len(kinds) != 1:
-        found = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
-        raise RowError(f"{place}: expected exactly one of the fields text, prompt, messages and question; {found}")
+        told = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
+        raise RowError(f"{place}: expected exactly one of the fields text, prompt, messages and question; {told}")
     kind = kinds[0]
     if kind == "messages":
         _check_messages(fields["messages"], place)

@@ -127,8 +127,8 @@ def masked(remark: str, stated: re.Pattern) -> str:
 
 def states(remark: str, value: float) -> bool:
     """Whether a number of the remark, from 20 on, lies within 10% of the value: "DESCENDING THRU 10,000"."""
-    found = (float(number.replace(",", "")) for number in _NUMBER.findall(remark))
-    return any(number >= 20 and abs(number - value) <= 0.1 * number for number in found)
+    numbers = (float(number.replace(",", "")) for number in _NUMBER.findall(remark))
+    return any(number >= 20 and abs(number - value) <= 0.1 * number for number in numbers)
 
 
 def _breaches() -> list[dict[str, Any]]:

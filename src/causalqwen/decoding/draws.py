@@ -256,8 +256,8 @@ class Drawn:
             return loc_Y
         loc_Y = loc_Y.double()
         for row, column, index, given in self.bound.given(self.positions):
-            said, found = given.values[index], loc_Y[row, column] + given.value_residuals[index]
-            loc_Y[row, column] = said if (found - said).abs() <= given.value_slack[index] else found
+            said, value = given.values[index], loc_Y[row, column] + given.value_residuals[index]
+            loc_Y[row, column] = said if (value - said).abs() <= given.value_slack[index] else value
         return loc_Y
 
     def said_again(self, values: Tensor, loc_Y: Tensor) -> Tensor:

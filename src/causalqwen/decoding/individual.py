@@ -135,9 +135,9 @@ class Individual:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Individual":
         """Read what `save` wrote; ValueError names a file that holds no individual."""
-        about, found = load_tensors(path, "individual")
+        about, tensors = load_tensors(path, "individual")
         evidence = tuple(Observed(**e) for e in about.get("evidence", []))
-        return cls(name=about.get("name", ""), evidence=evidence, **found)
+        return cls(name=about.get("name", ""), evidence=evidence, **tensors)
 
     def __str__(self) -> str:
         head = f"Individual({self.name or 'unnamed'}, {len(self.factor)} coordinates"

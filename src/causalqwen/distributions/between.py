@@ -71,15 +71,15 @@ class Between(StableFamily):
         middle, half = (cuts[1:] + cuts[:-1]) / 2, (cuts[1:] - cuts[:-1]) / 2
         t = (middle[:, None] + half[:, None] * places).ravel()
         w = (half[:, None] * weights).ravel() * np.exp(-(t**a)) / math.pi
-        found: dict[str, list[np.ndarray]] = {name: [] for name in ("f", "f'", "S", "G")}
+        integrals: dict[str, list[np.ndarray]] = {name: [] for name in ("f", "f'", "S", "G")}
         for part in np.array_split(x, 20):
             sine, cosine = np.sin(np.outer(part, t)), np.cos(np.outer(part, t))
             squares = np.sin(np.outer(part / 2, t)) ** 2
-            found["f"].append(cosine @ w)
-            found["f'"].append(-sine @ (w * t))
-            found["S"].append(0.5 - sine @ (w / t))
-            found["G"].append(math.gamma(1 - 1 / a) / math.pi - part / 2 + 2 * squares @ (w / t**2))
-        return {"x": x} | {name: np.concatenate(parts) for name, parts in found.items()}
+            integrals["f"].append(cosine @ w)
+            integrals["f'"].append(-sine @ (w * t))
+            integrals["S"].append(0.5 - sine @ (w / t))
+            integrals["G"].append(math.gamma(1 - 1 / a) / math.pi - part / 2 + 2 * squares @ (w / t**2))
+        return {"x": x} | {name: np.concatenate(parts) for name, parts in integrals.items()}
 
     def _curve(self, value: str, slope: np.ndarray, terms: list[float], power: float) -> Curve:
         """slope: d/dx; the grid is even in asinh x, dx = sqrt(1 + x^2) of it."""

@@ -200,8 +200,8 @@ class _LogNdtr(torch.autograd.Function):
 
 def log_ndtr(x: Tensor) -> Tensor:
     """log Phi(x), exact in the lower tail, its derivative too."""
-    found: Tensor = _LogNdtr.apply(x)
-    return found
+    log_p: Tensor = _LogNdtr.apply(x)
+    return log_p
 
 
 class Cauchy(StableFamily):

@@ -104,11 +104,11 @@ class TokenEvidence:
     def each(self, g: Tensor) -> Tensor:
         """log p(token | g), one by one, float64 [N]; they add up to the total of `evaluate`."""
         q = read_factor(self.reader, g)[0].to(self.reach.dtype)
-        found = []
+        parts = []
         for part in torch.arange(len(self), device=g.device).split(self.positions_at_once):
             scores = F.linear(self.loc[part] + self.reach[part] * q, upcast(self.weight), self.bias)
-            found.append(self._terms(scores, part, False)[0].double())
-        return torch.cat(found) if found else g.new_zeros(0, dtype=torch.float64)
+            parts.append(self._terms(scores, part, False)[0].double())
+        return torch.cat(parts) if parts else g.new_zeros(0, dtype=torch.float64)
 
     def _terms(self, scores: Tensor, part: Tensor, curvature: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Log-likelihoods [n], derivatives by the scores [n, V], weights of the curvature [n, V], and if it is a softmax's."""

@@ -89,7 +89,7 @@ def abduct_noise(
     start: [N, C], draws of the prior. projections: half-spaces at most. steps: of elliptical slice sampling; the first point
     lies on the border of its region, and a few steps leave it there (experiments 8).
     """
-    found, missing = [], []
+    noise, missing = [], []
     for part in torch.arange(len(targets), device=targets.device).split(positions_at_once):
         h, residual = _project(scorer[part], targets[part], start[part].double(), projections)
         inside = (residual == 0).nonzero().squeeze(-1)
@@ -98,9 +98,9 @@ def abduct_noise(
             walked = _walk(of_inside, of_targets, h[inside], steps, generator).clamp(-7, 7)  # where Phi is exact
             leads = of_inside.leads(walked, of_targets)[0] >= MARGIN / 2
             h[inside[leads]] = walked[leads]
-        found.append(h)
+        noise.append(h)
         missing.append(residual)
-    return torch.cat(found), torch.cat(missing)
+    return torch.cat(noise), torch.cat(missing)
 
 
 def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tuple[Tensor, Tensor]:

@@ -64,12 +64,12 @@ def likeliest_population(
     mean, squared = torch.zeros_like(gradients[0]), start**2
     identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
     for _ in range(steps):
-        found, width = [], 0.0
+        means, width = [], 0.0
         for gradient, information in zip(gradients, informations, strict=True):
             covariance = torch.cholesky_inverse(torch.linalg.cholesky(information + identity / squared))
-            found.append(covariance @ (gradient + mean / squared))
+            means.append(covariance @ (gradient + mean / squared))
             width += covariance.diagonal().mean().item() / len(gradients)
-        people = torch.stack(found)
+        people = torch.stack(means)
         mean = people.sum(0) / (len(people) + 1)
         squared = min((people - mean).square().mean().item() + width, 1.0)
     return mean, squared**0.5

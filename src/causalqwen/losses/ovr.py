@@ -132,12 +132,12 @@ def solve_thresholds(
     low, high = (loc.amax(-1, keepdim=True) + sign * scale.amax(-1, keepdim=True) for sign in (-1, 1))
     ends = []
     for end, sign in ((low, -1), (high, 1)):  # P of the largest score is 1/2 where the threshold meets it
-        found, step = log_sum(end, every), scale.amax(-1, keepdim=True)
-        while len(rows := (sign * found > 0).squeeze(-1).nonzero().squeeze(-1)):
+        at_end, step = log_sum(end, every), scale.amax(-1, keepdim=True)
+        while len(rows := (sign * at_end > 0).squeeze(-1).nonzero().squeeze(-1)):
             step = 2 * step
             end[rows] += sign * step[rows]
-            found[rows] = log_sum(end[rows], rows)
-        ends.append(found)
+            at_end[rows] = log_sum(end[rows], rows)
+        ends.append(at_end)
     at_low, at_high = ends
     solved = torch.where(at_low.abs() < at_high.abs(), low, high)
     rows = (torch.minimum(at_low.abs(), at_high.abs()) > tolerance).squeeze(-1).nonzero().squeeze(-1)
@@ -147,12 +147,12 @@ def solve_thresholds(
         # Regula falsi; the end that stays twice has its value halved (the Illinois rule), so that both ends move.
         left, right = at_low[rows], at_high[rows]
         middle = low[rows] + (high[rows] - low[rows]) * left / (left - right)
-        found = log_sum(middle, rows)
+        at_middle = log_sum(middle, rows)
         solved[rows] = middle
-        above = found > 0
+        above = at_middle > 0
         low[rows], high[rows] = torch.where(above, middle, low[rows]), torch.where(above, high[rows], middle)
-        at_low[rows], at_high[rows] = torch.where(above, found, left / 2), torch.where(above, right / 2, found)
-        rows = rows[(found.abs() > tolerance).squeeze(-1)]
+        at_low[rows], at_high[rows] = torch.where(above, at_middle, left / 2), torch.where(above, right / 2, at_middle)
+        rows = rows[(at_middle.abs() > tolerance).squeeze(-1)]
     return solved.view(*shape, 1)
 
 

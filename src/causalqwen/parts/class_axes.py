@@ -29,8 +29,8 @@ class ClassAxes(OneAxis):
         return name
 
     def axis(self, name: str | None) -> dict[str, Any]:
-        found: dict[str, Any] = self.config.class_values[self.check(name)]
-        return found
+        axis: dict[str, Any] = self.config.class_values[self.check(name)]
+        return axis
 
     def coded(self, codes: Tensor | None) -> ValueLaw | ClassLaws:
         if codes is None:

@@ -60,9 +60,9 @@ class DomainNetwork(nn.Module):
         """The domain's law [..., C] of who speaks, loc in the dtype of the base's."""
         loc, scale = base.loc, base.scale
         a, d = self._held(*self.moves(base.features))
-        found = type(base)(base.network, base.features)
-        found.loc, found.scale = (upcast(loc) + scale * a).to(loc.dtype), scale * d.exp()
-        return found
+        law = type(base)(base.network, base.features)
+        law.loc, law.scale = (upcast(loc) + scale * a).to(loc.dtype), scale * d.exp()
+        return law
 
     def distance(self, features: Tensor) -> Tensor:
         """D(U_D, U) [...] at features z [..., H], as the limit leaves it."""
@@ -133,8 +133,8 @@ def ask(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> DomainNet
     if name not in model.config.domains:
         return add_domain(model, name, **settings)
     set_domain(model, name)
-    found: Any = model.abduction.domains[name]
-    return found  # type: ignore[no-any-return]
+    network: Any = model.abduction.domains[name]
+    return network  # type: ignore[no-any-return]
 
 
 def set_domain(model: "CausalQwenForCausalLM", name: str | None) -> None:

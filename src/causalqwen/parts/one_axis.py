@@ -33,8 +33,8 @@ class OneAxis:
         """The class that `name` stands for. ValueError for one that is not known."""
         name = self.own if name is None else name
         if name is not None and name not in self.known:
-            found = ", ".join(self.known) or "none"
-            raise ValueError(f"unknown class {name!r}; the classes of this model's numbers: {found}")
+            known = ", ".join(self.known) or "none"
+            raise ValueError(f"unknown class {name!r}; the classes of this model's numbers: {known}")
         return name
 
     def axis(self, name: str | None) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class OneAxis:
             self.config.value_family,
             (span[0], span[1]) if span else None,
             tuple(levels) if levels else None,
-            tuple((least, tuple(found)) for least, found in kinds or ()),
+            tuple((least, tuple(of_kind)) for least, of_kind in kinds or ()),
         )
 
     def laws(self, names: Sequence[str | None]) -> ValueLaw | ClassLaws:

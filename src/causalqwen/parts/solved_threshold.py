@@ -17,5 +17,5 @@ class SolvedThreshold:
         everybody = Chain(chain.model, chain.features, words=chain.words)
         everybody.loc_U, everybody.scale_U = chain.loc_U, chain.scale_U
         everybody.threshold = torch.zeros_like(chain.scale_U[..., :1])  # not known yet, and not looked at
-        found = [part.scores.solved().threshold for part in everybody.parts()]
-        return torch.cat(found).view(*chain.loc_U.shape[:-1], 1)
+        thresholds = [part.scores.solved().threshold for part in everybody.parts()]
+        return torch.cat(thresholds).view(*chain.loc_U.shape[:-1], 1)
