@@ -66,9 +66,9 @@ def fetch_default_backbone(progress=lambda message: None) -> Path:
 
 def check_sha256(path: Path, expected: str) -> None:
     """ValueError unless the file has the expected SHA-256."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != expected:
-        raise ValueError(f"{path.name} has the SHA-256 {found}, expected {expected}: refusing to use it")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != expected:
+        raise ValueError(f"{path.name} has the SHA-256 {digest}, expected {expected}: refusing to use it")
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:

@@ -273,12 +273,12 @@ class CausalQwenConfig(PreTrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: transformers' fields as they are, those of a graft by `SECTIONS`."""
-        found = super().to_diff_dict()
+        fields = super().to_diff_dict()
         for title, parts in SECTIONS.items():
-            found[title] = {
-                part: {name: found.pop(name) for name in names if name in found} for part, names in parts.items()
+            fields[title] = {
+                part: {name: fields.pop(name) for name in names if name in fields} for part, names in parts.items()
             }
-        return found
+        return fields
 
     def check(self) -> None:
         """ValueError unless every value is one that there is, and goes with the others; before training and saving too."""
@@ -327,8 +327,8 @@ class CausalQwenConfig(PreTrainedConfig):
     @property
     def context(self) -> Context:
         """What the context holds of a number."""
-        found: Context = self.part("number_context")
-        return found
+        context: Context = self.part("number_context")
+        return context
 
     def require(self, what: str, **needs: Any) -> None:
         """ValueError where `what` is asked for and these settings, or those of `parts.limits.NEEDS`, are others."""

@@ -62,15 +62,15 @@ def announced(
     ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, float]], num_token_id: int
 ) -> list[tuple[int, int | None, bool]]:
     """Plain ids with `<NUM>` before the first token of each span: id, index of the number on `<NUM>`, whether it is a digit."""
-    found: list[tuple[int, int | None, bool]] = []
+    tokens: list[tuple[int, int | None, bool]] = []
     number, end = 0, 0
     for token, (low, high) in zip(ids, offsets, strict=True):
         while number < len(spans) and high > spans[number][0]:
-            found.append((num_token_id, number, False))
+            tokens.append((num_token_id, number, False))
             end = spans[number][1]
             number += 1
-        found.append((token, None, high > 0 and low < end))  # what a tokenizer adds itself lies at (0, 0)
-    return found
+        tokens.append((token, None, high > 0 and low < end))  # what a tokenizer adds itself lies at (0, 0)
+    return tokens
 
 
 def as_tensor(key: str, rows: list) -> Tensor:

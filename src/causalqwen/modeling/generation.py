@@ -183,9 +183,9 @@ class CausalGenerationMixin(GenerationMixin):
                 _, value_log.positions = without(torch.zeros_like(input_ids, dtype=torch.bool), attention_mask)
         if value_log is not None and value_log.last >= 0 and not value_log.at_once:
             # Behind the last token of the text there may be drafts, which hold no number.
-            found = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
-            if found is not None:
-                numeric_values[:, value_log.last] = found
+            settled = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
+            if settled is not None:
+                numeric_values[:, value_log.last] = settled
         model_inputs = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
@@ -374,9 +374,9 @@ def _values_of(config: CausalQwenConfig, sequences: Tensor, prompt_values: Tenso
     values[:, : prompt_values.shape[1]] = prompt_values
     is_number = sequences == config.num_token_id
     for place in log.places():
-        found = log.settle(place, is_number[:, place])
-        if found is not None:
-            values[:, place] = found
+        settled = log.settle(place, is_number[:, place])
+        if settled is not None:
+            values[:, place] = settled
     return values.masked_fill(~is_number, 0.0)
 
 

@@ -127,17 +127,17 @@ def abduct(
     precision: Tensor | float | None = None if spread is None else spread**-2
     if prior is not None and prior.precision is not None:
         precision = prior.precision.to(device)
-    found = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
-    width = found.prior_precision.diagonal().mean().item() ** -0.5
-    observed = Observed(len(tokens), len(values), found.gained, found.directions, width, likelihood, method)
+    posterior = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
+    width = posterior.prior_precision.diagonal().mean().item() ** -0.5
+    observed = Observed(len(tokens), len(values), posterior.gained, posterior.directions, width, likelihood, method)
     made = None
     if method == "sample":
-        made, trust = sample_posterior([tokens, values], found, draws=draws, seed=seed)
+        made, trust = sample_posterior([tokens, values], posterior, draws=draws, seed=seed)
         observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
     before = () if prior is None else prior.evidence
     label = name or ("" if prior is None else prior.name)
-    evidence, precision = (*before, observed), found.precision.cpu()
-    return Individual.from_normal(found.mode, label, precision=precision, evidence=evidence, draws=made)
+    evidence, precision = (*before, observed), posterior.precision.cpu()
+    return Individual.from_normal(posterior.mode, label, precision=precision, evidence=evidence, draws=made)
 
 
 @torch.no_grad()
@@ -264,10 +264,10 @@ def abduct_noise(
     draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
     generator = torch.Generator().manual_seed(seed)
     start = torch.special.ndtri(draws[chosen])
-    h, found = hindsight.abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
+    h, residual = hindsight.abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
     draws[chosen] = torch.special.ndtr(h)
     residuals = torch.zeros(len(tokens))
-    residuals[chosen.cpu()] = found.float().cpu()
+    residuals[chosen.cpu()] = residual.float().cpu()
     said, value_residuals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
     numbers = (tokens == model.config.num_token_id).nonzero().squeeze(-1)
     if len(numbers):

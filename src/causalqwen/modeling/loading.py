@@ -71,12 +71,12 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
 def _read_json(path: Path) -> dict[str, Any]:
     """What a file of a model says. ValueError where it is no JSON object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: it is not a JSON object")
-    return found
+    return content
 
 
 @contextmanager
@@ -102,10 +102,10 @@ def _read_config(path: Path) -> CausalQwenConfig:
         return CausalQwenConfig.from_pretrained(path.parent, local_files_only=True)
 
 
-def _check_types(found: dict[str, Any], defaults: Any, place: str = "") -> None:
+def _check_types(fields: dict[str, Any], defaults: Any, place: str = "") -> None:
     """ValueError that names the first field whose value is of another type than its default's, or no token's id."""
     known = vars(defaults)
-    for name, value in found.items():
+    for name, value in fields.items():
         default: Any = known.get(name)
         if name.endswith("_token_id") or (name.endswith("_token_ids") and value is not None):
             ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -145,10 +145,10 @@ _KINDS: dict[type, str] = {
 def _check_generation(path: Path, config: CausalQwenConfig) -> None:
     if not path.exists():
         return
-    found = _read_json(path)
-    _check_types(found, GenerationConfig())
+    fields = _read_json(path)
+    _check_types(fields, GenerationConfig())
     for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
-        ids = found.get(name)
+        ids = fields.get(name)
         for one in ids if isinstance(ids, list) else [ids]:
             if one is not None and one >= config.vocab_size:
                 raise ValueError(f"{name}: {one} lies outside the {config.vocab_size} tokens of this model")
@@ -164,8 +164,8 @@ def _check_shapes(folder: Path, config: CausalQwenConfig) -> None:
     for file in files:
         with safe_open(file, framework="pt") as weights:
             for name in iter(weights.keys()):
-                if found := _LAYER.match(name):
-                    layers.add(int(found[1]))
+                if match := _LAYER.match(name):
+                    layers.add(int(match[1]))
                 if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight")):
                     rows = weights.get_slice(name).get_shape()[0]
     text = config.text_config
@@ -188,8 +188,8 @@ def _read_processor(folder: Path, model: CausalQwenForCausalLM) -> None:
         raise ValueError(f"{folder} holds no processor: {path.name} is missing")
     settings = _read_json(path)
     if settings.get("num_token_id") != model.config.num_token_id:
-        found, expected = settings.get("num_token_id"), model.config.num_token_id
-        raise ValueError(f"{path} is damaged: num_token_id is {found!r}, and that of the model is {expected}")
+        given, expected = settings.get("num_token_id"), model.config.num_token_id
+        raise ValueError(f"{path} is damaged: num_token_id is {given!r}, and that of the model is {expected}")
     for name in _TOKENIZER:
         longest = _read_json(folder / name).get("model_max_length", 1) if (folder / name).is_file() else 1
         if type(longest) not in (int, float):

@@ -82,10 +82,10 @@ class ValueLog:
         self._kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
 
     def __getitem__(self, place: int) -> Tensor:
-        found = self._kept[place]
-        if isinstance(found, tuple):
-            found = self._kept[place] = self.compute(*found)
-        return found
+        kept = self._kept[place]
+        if isinstance(kept, tuple):
+            kept = self._kept[place] = self.compute(*kept)
+        return kept
 
     def set(self, place: int, row: int, value: float) -> None:
         """What is predicted for a row at `place` is to be `value`."""
@@ -149,7 +149,7 @@ class WriteDigits(LogitsProcessor):
         """The digits that must come next, of the rows that are within a number."""
         start, end = self.log.start - 1, self.log.values.shape[1]  # behind the end are drafts, which hold no number
         numbers = (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
-        found = {}
+        digits = {}
         for row, place in dict(numbers).items():  # the last of each row
             place += start
             written = input_ids.shape[1] - place - 1
@@ -161,8 +161,8 @@ class WriteDigits(LogitsProcessor):
                 self._known[key] = self.digits(*key)
                 self._longest = max(self._longest, len(self._known[key]))
             if written < len(self._known[key]):
-                found[row] = self._known[key][written]
-        return found
+                digits[row] = self._known[key][written]
+        return digits
 
 
 @dataclass(frozen=True)

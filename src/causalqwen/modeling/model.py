@@ -183,12 +183,12 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            found = self.backbone.base_model(**given)
-        hidden = found.last_hidden_state.to(self.dtype) if self.bf16 else found.last_hidden_state
+            outputs = self.backbone.base_model(**given)
+        hidden = outputs.last_hidden_state.to(self.dtype) if self.bf16 else outputs.last_hidden_state
         if input_ids is not None:
             hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
-        found.last_hidden_state = hidden
-        return found
+        outputs.last_hidden_state = hidden
+        return outputs
 
     def seen(
         self,

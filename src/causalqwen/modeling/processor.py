@@ -171,13 +171,13 @@ class CausalQwenProcessor(ProcessorMixin):
 
     def _spans(self, text: str) -> list[tuple[int, int, float]]:
         """Start, end and value of each number of a text, with the space that it absorbs."""
-        found = find_numbers(text, self.number_rules)
+        numbers = find_numbers(text, self.number_rules)
         if SLOT in text:
             raise ValueError(
                 "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
             )
         spans: list[tuple[int, int, float]] = []
-        for span in found:
+        for span in numbers:
             absorbs = span.start > (spans[-1][1] if spans else 0) and text[span.start - 1] == " "
             spans.append((span.start - absorbs, span.end, span.value))
         return spans

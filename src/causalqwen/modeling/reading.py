@@ -95,10 +95,10 @@ def encode_text(model: "CausalQwenForCausalLM", text: str, *, prompt: bool = Fal
     if not text:
         return EncodedText.of([], [], [])
     if reads_numbers(model):
-        found = model.processor(text, prompt=prompt, add_special_tokens=False)
-        if model.config.num_token_id in found["input_ids"]:
+        encoding = model.processor(text, prompt=prompt, add_special_tokens=False)
+        if model.config.num_token_id in encoding["input_ids"]:
             model.config.require("a text with numbers that somebody said, or that a world holds,")
-        return EncodedText.of(found["input_ids"], found["numeric_values"], found.digits[0])
+        return EncodedText.of(encoding["input_ids"], encoding["numeric_values"], encoding.digits[0])
     text = text[:-1] if prompt and text.endswith(" ") else text
     ids = model.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return EncodedText.of(ids, [0.0] * len(ids), [False] * len(ids))

@@ -130,7 +130,7 @@ def counterfactual_samples(
         individual = abduct(model, observed)
     individual.check_size(model.config.causal_size)
     length = max_new_tokens or len(encode_text(model, observed.text).ids)
-    found: list[list[World]] = [[] for _ in worlds]
+    samples: list[list[World]] = [[] for _ in worlds]
     for sample in range(num_samples):
         plan = CausalDecoding(
             individual=individual,
@@ -152,8 +152,8 @@ def counterfactual_samples(
             plan = replace(plan, noise=kept)
         for place, world in enumerate(worlds):
             prompt, speaker = world.prompt_from(observed.prompt), world.model or model
-            found[place] += continue_prompt(speaker, prompt, plan, 1, length, world)
-    return found
+            samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world)
+    return samples
 
 
 def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM") -> None:
