@@ -177,7 +177,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
-        model, found = self.model_, []
+        model, examples = self.model_, []
         texts, limit = self.reader_.texts(table), model.config.context_length or math.inf
         for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
             told = text.removesuffix(self.reader_.asked("..")[2:])
@@ -192,8 +192,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         ]
         for row, example in enumerate(encode_rows(rows, model.processor, model.config.context_length)):
             learned = [False] * (len(example) - 1) + [True]
-            found.append(replace(example, learned=learned, columns=tuple(columns[row].tolist())))
-        return found
+            examples.append(replace(example, learned=learned, columns=tuple(columns[row].tolist())))
+        return examples
 
     def _kept(self) -> KeptRows:
         if not self.workers:
@@ -227,10 +227,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         }
         if output_type != "full":
             return asked[output_type]()
-        found = {name: ask() for name, ask in asked.items()}
+        answers = {name: ask() for name, ask in asked.items()}
         columns = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), prob.tolist(), strict=True)
         own = self.model_.value_law
-        return found | {"predictions": [NumberPrediction(*row, own) for row in columns]}
+        return answers | {"predictions": [NumberPrediction(*row, own) for row in columns]}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -253,7 +253,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             parts.append(self.experts_.answers(self._known(table)))
         columns = np.concatenate(parts, axis=1)
         z = self._kept().features(self._examples(table, columns, np.zeros(len(columns))))
-        model, found, facts = self.model_, [], np.concatenate([z, columns], axis=1)
+        model, batches, facts = self.model_, [], np.concatenate([z, columns], axis=1)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
         with model.standing():
@@ -261,9 +261,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
                 whole = torch.nn.functional.pad(rows, (0, 0, 0, _ROWS_AT_ONCE - len(rows)))
                 chain = Chain(model, whole.to(model.device))
                 asked = (*chain.value(), chain.number.log_p()[0].exp())
-                found.append([column[: len(rows)].double().cpu() for column in asked])
+                batches.append([column[: len(rows)].double().cpu() for column in asked])
         back = torch.from_numpy(np.argsort(order))
-        loc, scale, prob = (torch.cat(column)[back] for column in zip(*found, strict=True))
+        loc, scale, prob = (torch.cat(column)[back] for column in zip(*batches, strict=True))
         return model.value_law.beside_levels(), loc.unsqueeze(-1), scale.unsqueeze(-1), prob
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
@@ -422,10 +422,10 @@ def _times(weight: Any, values: np.ndarray, random: np.random.RandomState) -> np
     """How often each row is taken, int [n], for weights that are 1 on average."""
     if weight is None:
         return np.ones(len(values), dtype=np.int64)
-    found = _check_sample_weight(weight, values, dtype=np.float64, ensure_non_negative=True)
-    if not found.sum() > 0:
+    weights = _check_sample_weight(weight, values, dtype=np.float64, ensure_non_negative=True)
+    if not weights.sum() > 0:
         raise ValueError("sample_weight: all weights are 0")
-    wanted = found / found[found > 0].mean()
+    wanted = weights / weights[weights > 0].mean()
     return np.floor(wanted + random.uniform(size=len(wanted))).astype(np.int64)
 
 

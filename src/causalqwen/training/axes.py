@@ -30,15 +30,15 @@ def numbers_learned(examples: Iterable[Example], num_token_id: int) -> Iterator[
 def certain_contexts(examples: Iterable[Example], num_token_id: int) -> set[tuple[int, ...]]:
     """Words behind which these rows have always the same number: it is certain from them, part of a template. None, where
     nothing else is learned."""
-    found: defaultdict[tuple[int, ...], Counter[float]] = defaultdict(Counter)
+    counts: defaultdict[tuple[int, ...], Counter[float]] = defaultdict(Counter)
     for words, value in numbers_learned(examples, num_token_id):
-        found[words][value] += 1
+        counts[words][value] += 1
     certain = {
         words
-        for words, values in found.items()
+        for words, values in counts.items()
         if values.total() >= _TIMES and max(values.values()) >= _CERTAIN * values.total()
     }
-    return certain if len(certain) < len(found) else set()
+    return certain if len(certain) < len(counts) else set()
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class LearnedNumbers:
     @classmethod
     def of(cls, examples: Sequence[Example], num_token_id: int, certain: Set[tuple[int, ...]]) -> "LearnedNumbers":
         """Those of examples; certain: `certain_contexts` of the training rows."""
-        found = [(value, words in certain) for words, value in numbers_learned(examples, num_token_id)]
-        values, of_template = zip(*found, strict=True) if found else ((), ())
+        pairs = [(value, words in certain) for words, value in numbers_learned(examples, num_token_id)]
+        values, of_template = zip(*pairs, strict=True) if pairs else ((), ())
         classes = number_classes(examples, num_token_id)
         return cls(torch.tensor(values, dtype=torch.float64), torch.tensor(of_template, dtype=torch.bool), classes)
 
@@ -71,18 +71,18 @@ class LearnedNumbers:
     def class_axes(self, kind: str, settings: TrainSettings) -> dict[str, dict[str, Any]]:
         """`axis` of each class's numbers, by its name; symlog in place of log where a class has too few to show that they are
         positive."""
-        found = {}
+        axes = {}
         for name, of in rows_of_classes(self.classes).items():
             one = LearnedNumbers(self.values[of], self.certain[of], [name] * len(of))
             positive = (settings.support_of(one.values).low or 0.0) > 0
-            found[name] = one.axis("symlog" if kind == "log" and not positive else kind, settings)
-        return found
+            axes[name] = one.axis("symlog" if kind == "log" and not positive else kind, settings)
+        return axes
 
 
 def fit_axes(config: Any, numbers: LearnedNumbers, kind: str, settings: TrainSettings) -> None:
     """Write the axis of a kind, and those of classes where they have axes of their own, into a configuration."""
     if kind == "keep" or not len(numbers.values):
         return
-    for name, found in numbers.axis(kind, settings).items():
-        setattr(config, name, found)
+    for name, value in numbers.axis(kind, settings).items():
+        setattr(config, name, value)
     config.class_values = numbers.class_axes(kind, settings) if settings.class_transforms else {}

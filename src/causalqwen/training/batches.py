@@ -81,8 +81,8 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
         },
     }
     if rows[0].numbers is not None:
-        found = KeptNumbers.joined([row.numbers for row in rows if row.numbers is not None]).candidates()
-        batch["candidates"] = found | {name: found[name].unsqueeze(0) for name in ("rows", "at")}
+        candidates = KeptNumbers.joined([row.numbers for row in rows if row.numbers is not None]).candidates()
+        batch["candidates"] = candidates | {name: candidates[name].unsqueeze(0) for name in ("rows", "at")}
     if rows[0].also_right.shape[1]:
         also_right = packed("also_right").long()
         batch["also_right"] = torch.cat([torch.full_like(also_right[:, :1], NO_TARGET), also_right], dim=1)

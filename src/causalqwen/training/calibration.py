@@ -290,8 +290,8 @@ def fit_temperature(model: CausalQwenForCausalLM, facts: ScoreSummary, settings:
     index = torch.arange(0, len(facts), max(1, len(facts) // settings.temperature_positions))
     features = facts.features[index.to(facts.features.device)]
     temperatures = [1.15**step for step in range(24)]  # to 25
-    found = choice_distances(model, features, draws=settings.temperature_draws, temperatures=temperatures)
-    best = min(temperatures, key=lambda temperature: found[temperature].mean().item())
+    distances = choice_distances(model, features, draws=settings.temperature_draws, temperatures=temperatures)
+    best = min(temperatures, key=lambda temperature: distances[temperature].mean().item())
     model.config.text_temperature = best
     return best
 
@@ -312,7 +312,7 @@ def choice_distances(
     all of them. Returns, per temperature, [N].
     """
     words = model.vocabulary()
-    found: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
+    distances: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
     for place, z in enumerate(tqdm(features, desc="choices of drawn individuals", leave=False)):
         z = z.to(model.abduction.loc_net.weight.dtype)
         nobody = Chain(model, z[None], words=words).scores
@@ -325,5 +325,5 @@ def choice_distances(
         for temperature in temperatures:
             chosen = replace(people, loc=upcast(nobody.loc) + temperature * moved).decide().flatten()
             share = torch.bincount(chosen, minlength=len(likely)) / draws
-            found[temperature].append((share - likely).abs().sum() / 2)
-    return {temperature: torch.stack(parts) for temperature, parts in found.items()}
+            distances[temperature].append((share - likely).abs().sum() / 2)
+    return {temperature: torch.stack(parts) for temperature, parts in distances.items()}

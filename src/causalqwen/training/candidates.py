@@ -86,9 +86,9 @@ class KeptNumbers:
         """Those that `save` wrote beside facts on `lengths` positions of each row; None where the model did not copy."""
         if not (folder / FEATURES).exists():
             return None
-        found = {name: np.load(folder / f"number_{name}.npy") for name in _INDICES}
+        indices = {name: np.load(folder / f"number_{name}.npy") for name in _INDICES}
         features = np.load(folder / FEATURES, mmap_mode="c")
-        return cls(row=np.repeat(np.arange(len(lengths)), lengths), features=features, **found)
+        return cls(row=np.repeat(np.arange(len(lengths)), lengths), features=features, **indices)
 
     def save(self, folder: Path) -> None:
         """All of it; features that lie there already, being mapped from there, are left."""

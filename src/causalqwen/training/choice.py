@@ -146,14 +146,14 @@ class HeldNumbers:
         data's units and on the log scale, the mean of both."""
         self.recalibrate(model)
         quantiles = model.value_law_of(self.class_name).clip(self.quantiles(model))
-        found = []
+        scores = []
         for shape in (torch.clone, torch.log if bool((self.values > 0).all()) else symlog):
             values = shape(self.values)
             spread = (values - values.median()).abs().mean().clamp(min=1e-300)
-            found.append(
+            scores.append(
                 quantile_crps(values, shape(quantiles.clamp(min=_floor(self.values, quantiles))), CRPS_LEVELS) / spread
             )
-        return torch.stack(found).mean(0).numpy()
+        return torch.stack(scores).mean(0).numpy()
 
 
 def _floor(values: Tensor, quantiles: Tensor) -> float:
@@ -330,12 +330,12 @@ class Choice:
     def _rows(self) -> tuple[Sequence[Example], Sequence[Example]]:
         """Some rows to train on, and some to choose by."""
         generator = np.random.default_rng(self.settings.seed)
-        found = []
+        parts = []
         for examples, most in ((self.train_examples, MOST_ROWS), (self.eval_examples, MOST_HELD)):
             if len(examples) > most:
                 examples = _Drawn(examples, sorted(generator.permutation(len(examples))[:most].tolist()))
-            found.append(examples)
-        return found[0], found[1]
+            parts.append(examples)
+        return parts[0], parts[1]
 
     @cached_property
     def _known(self) -> dict[str, Tried]:

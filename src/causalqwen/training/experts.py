@@ -106,11 +106,11 @@ class Experts:
     def _fit_grams(self, words: Sequence[str]) -> None:
         for place, settings in enumerate(_GRAMS):
             try:
-                found = TfidfVectorizer(sublinear_tf=True, **settings).fit(words)
+                vectorizer = TfidfVectorizer(sublinear_tf=True, **settings).fit(words)
             except ValueError:  # not one gram that stands often enough
                 continue
-            self.vocabularies.append([str(place), *(str(gram) for gram in found.get_feature_names_out())])
-            self.arrays[f"idf{place}"] = found.idf_.astype(np.float32)
+            self.vocabularies.append([str(place), *(str(gram) for gram in vectorizer.get_feature_names_out())])
+            self.arrays[f"idf{place}"] = vectorizer.idf_.astype(np.float32)
 
     def _counts(self, words: Sequence[str]) -> sparse.csr_matrix | None:
         """TF-IDF of the n-grams, each kind of length 1; None where there are none."""

@@ -146,7 +146,7 @@ def facts_of(
         log_p_also, log_not_also = (t.gather(-1, also.clamp(min=0)) for t in (log_p, log_not_p))
         of_also = (log_p_also - log_not_also).masked_fill(also == NO_TARGET, 0.0)
         of_right = (log_p_target - log_not_target).masked_fill(numbers, 0.0) + of_also.sum(-1)
-        found = {
+        facts = {
             "features": upcast(chain.features),
             "targets": targets[part],
             "values": values[part],
@@ -163,7 +163,7 @@ def facts_of(
             "threshold": chain.threshold.squeeze(-1),
             "also_right": also,
         }
-        for name, tensor in found.items():
+        for name, tensor in facts.items():
             columns[name].append(tensor.cpu())
     made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
     return TokenFacts(**made, numbers=None, class_code=None)

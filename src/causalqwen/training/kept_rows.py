@@ -73,10 +73,10 @@ class KeptRows:
         """Where each row is, by its digest: the number of its store, and its place there."""
         stores = sorted(path.parent for path in self.folder.glob(f"features-*/{_ROWS}"))
         digests = [np.load(store / _ROWS) for store in stores]
-        found = {
+        index = {
             row.tobytes(): (number, place) for number, rows in enumerate(digests) for place, row in enumerate(rows)
         }
-        return found, stores
+        return index, stores
 
     def read_block(self, block: Block, title: str = "reading rows") -> None:
         """Read these rows and keep them."""

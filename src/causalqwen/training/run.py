@@ -185,10 +185,10 @@ def _check_classes(
     num_id = model.config.num_token_id
     for name in dict.fromkeys([*numbers.classes, *number_classes(eval_examples, num_id)]):
         if name not in known:
-            found = (
+            reason = (
                 "a row with a number names no class" if name is None else f"no training row is of the class {name!r}"
             )
-            raise ValueError(f"class_transforms: {found}; an axis was fitted for {', '.join(known)}")
+            raise ValueError(f"class_transforms: {reason}; an axis was fitted for {', '.join(known)}")
     if any(example.individual is not None for example in train_examples):
         raise ValueError("class_transforms: rows that name individuals have one axis for all")
 

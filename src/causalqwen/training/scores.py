@@ -244,11 +244,11 @@ def uneven_coverage(tenths: Sequence[dict[str, Any]], level: float = 0.8) -> str
 
 def _inside(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
     """Which values lie in their intervals: bool [2, levels, n], those of the law as it is and of the raw one."""
-    found = []
+    inside = []
     for raw in (False, True):
         ends = [law.interval(loc, scale, level, raw=raw) for level in LEVELS]
-        found.append(torch.stack([(low <= values) & (values <= high) for low, high in ends]))
-    return torch.stack(found)
+        inside.append(torch.stack([(low <= values) & (values <= high) for low, high in ends]))
+    return torch.stack(inside)
 
 
 def _coverage(inside: Tensor) -> dict[str, dict[str, float]]:

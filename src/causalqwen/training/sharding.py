@@ -99,9 +99,9 @@ def spread_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's `state_dict`, as one process would have it. Every rank must call it."""
-    found = optimizer.state_dict()
-    state = {index: {name: whole(x) for name, x in slots.items()} for index, slots in found["state"].items()}
-    return found | {"state": state}
+    own = optimizer.state_dict()
+    state = {index: {name: whole(x) for name, x in slots.items()} for index, slots in own["state"].items()}
+    return own | {"state": state}
 
 
 def spread_state(optimizer: torch.optim.Optimizer) -> None:

@@ -209,7 +209,7 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     features = store.facts.tensor("features")[learned].to(model.device)
     columns = branch.standardize(features)[:, -branch.columns :].double()  # all of x where there are none
     within = (columns - columns.mean(0)).cpu()
-    found, left = _ridge(within, axis - axis.mean(), (_COLUMN_RIDGE,) if branch.columns else _RIDGES)
+    slopes, left = _ridge(within, axis - axis.mean(), (_COLUMN_RIDGE,) if branch.columns else _RIDGES)
     left = left + axis.mean()
     # The chain where each feature in turn stands one standard deviation off its mean: loc_Y is linear in z there.
     was_training = branch.training
@@ -217,10 +217,10 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     loc, scale = (column.double().cpu() for column in Chain(model.eval(), steps.to(features.dtype)).value())
     branch.train(was_training)
     own = loc[0] - loc[1:]
-    own[-len(found) :] += found
+    own[-len(slopes) :] += slopes
     branch.along.copy_(head.weight[0] / head.weight.square().sum())
     branch.direct[0].copy_(own)
-    head.bias.add_((left.median() - loc[0] - columns.mean(0).cpu() @ found).item())
+    head.bias.add_((left.median() - loc[0] - columns.mean(0).cpu() @ slopes).item())
     least = (left - left.median()).abs().median() / law.quantile(torch.tensor(0.75))
     step = float((least.clamp(min=1e-6) / scale[0]).log())
     for member in (branch.residual, *branch.others):

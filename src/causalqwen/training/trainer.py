@@ -383,11 +383,11 @@ def _among(parameter: Tensor, others: Iterable[Tensor]) -> bool:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The latest checkpoint in `folder` that was written to its end, or None."""
-    found = []
+    checkpoints = []
     for candidate in folder.glob("checkpoint-*"):
         try:
             json.loads((candidate / "trainer_state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        found.append(candidate)
-    return max(found, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+        checkpoints.append(candidate)
+    return max(checkpoints, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
