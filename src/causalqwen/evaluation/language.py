@@ -174,8 +174,8 @@ def choice_diversity(
         )
     z = torch.cat(features)[:positions]
     temperature = model.config.text_temperature
-    found = choice_distances(model, z, draws=draws, temperatures=[temperature], seed=10**9 + seed * 10**7)
-    distance = found[temperature].mean().item()
+    distances = choice_distances(model, z, draws=draws, temperatures=[temperature], seed=10**9 + seed * 10**7)
+    distance = distances[temperature].mean().item()
     probabilities = upcast(model.backbone.get_output_embeddings()(z)).softmax(-1).cpu()
     errors = []
     for p in probabilities:
@@ -231,9 +231,9 @@ def language_facts(metrics: dict[str, Any]) -> list[str]:
             facts.append(
                 f"{sampler}: perplexity over that of top-p at equal distinct-2: {at} at p = 0.9, {along} along the curve."
             )
-    for preset, found in m.get("resemblance", {}).items():
+    for preset, test in m.get("resemblance", {}).items():
         facts.append(
-            f"{preset}: texts of one individual resemble each other by {found['difference']:.4f} more than those of different "
-            f"ones (null: 0 with a standard deviation of {found['null_std']:.4f}; p = {found['p_value']:.4f})."
+            f"{preset}: texts of one individual resemble each other by {test['difference']:.4f} more than those of different "
+            f"ones (null: 0 with a standard deviation of {test['null_std']:.4f}; p = {test['p_value']:.4f})."
         )
     return facts

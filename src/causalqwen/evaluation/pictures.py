@@ -68,15 +68,15 @@ def values_in_worlds(
 
 def _heights(numbers: Sequence[Sequence[Sequence]]) -> list[list[list[float]]]:
     """A line per text, a gap between individuals."""
-    found: list[list[list[float]]] = []
+    heights: list[list[list[float]]] = []
     at = 0.0
     for of_person in numbers:
-        found.append([])
+        heights.append([])
         for cell in of_person:
-            found[-1].append([at + place for place in range(len(cell))])
+            heights[-1].append([at + place for place in range(len(cell))])
             at += len(cell)
         at += 0.8
-    return found
+    return heights
 
 
 def _person_heights(numbers: Sequence[Sequence[Sequence]]) -> list[float]:

@@ -69,9 +69,9 @@ def what_told(
     if individual.knows_values:
         laws = zip(model.predict_values(at_numbers, individual), model.predict_values(at_numbers), strict=True)
     scored = iter(zip(gains.tolist(), is_number.tolist(), strict=True))
-    found: list[list[Said]] = []
+    said: list[list[Said]] = []
     for encoded in read_texts:
-        found.append([])
+        said.append([])
         carried = 0.0  # by tokens within a character
         pieces = token_texts(model, encoded)
         for place, (text, value, is_digit) in enumerate(
@@ -80,12 +80,12 @@ def what_told(
             if is_digit:  # part of its number
                 continue
             if place % limit == 0:  # nothing before it was read
-                found[-1].append(Said(text, None))
+                said[-1].append(Said(text, None))
                 continue
             gain, number = next(scored)
             gain, carried = (gain + carried, 0.0) if text else (0.0, gain + carried)
-            found[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
-    return found, tokens
+            said[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
+    return said, tokens
 
 
 def token_texts(model: CausalQwenForCausalLM, text: EncodedText) -> list[str]:
@@ -94,15 +94,15 @@ def token_texts(model: CausalQwenForCausalLM, text: EncodedText) -> list[str]:
     Of a `<NUM>` and the digits behind it, the first adds the number, the others nothing.
     """
     numbers = (text.ids == model.config.num_token_id) & text.digits.any()
-    found, told, owner = [""] * len(text.ids), "", 0
+    texts, told, owner = [""] * len(text.ids), "", 0
     for place in range(len(text.ids)):
         owner = owner if text.digits[place] else place
         read = text.part(slice(place + 1)).part(~numbers[: place + 1])
         decoded = model.processor.decode(read.ids, numeric_values=read.values)
         if not decoded.endswith("\ufffd") or place == len(text.ids) - 1:
-            found[owner] += decoded[len(told) :]
+            texts[owner] += decoded[len(told) :]
             told = decoded
-    return found
+    return texts
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,14 @@ def telling_plane(means: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
 
 def _moved_values(said: Sequence[Sequence[Said]]) -> list[dict[str, Any]]:
     """The values of texts, those first that moved furthest beside their noise, with what stands before them."""
-    found = []
+    rows = []
     for text in said:
         for place, piece in enumerate(text):
             if piece.own is not None and piece.nobodys is not None:
                 before = "".join(earlier.text for earlier in text[max(place - 12, 0) : place])
                 moved = abs(piece.own.loc - piece.nobodys.loc) / piece.own.scale
-                found.append({"piece": piece, "before": before, "interval": piece.own.interval(LEVEL), "moved": moved})
-    return sorted(found, key=lambda row: -row["moved"])
+                rows.append({"piece": piece, "before": before, "interval": piece.own.interval(LEVEL), "moved": moved})
+    return sorted(rows, key=lambda row: -row["moved"])
 
 
 def write_portrait(

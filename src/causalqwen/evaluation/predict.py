@@ -85,7 +85,7 @@ def _predict_texts(
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     features = model.features(**batch).last_hidden_state
     candidates = model.candidates(features, **batch)
-    found = []
+    rows = []
     for row, example in enumerate(examples):
         places = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]
         before = torch.tensor([place - 1 for place in places if place > 0], dtype=torch.long)
@@ -99,8 +99,8 @@ def _predict_texts(
             if place > 0:
                 described = describe(next(predictions), value, raw=raw)
             entries.append({"value": value} | described)
-        found.append(entries)
-    return found
+        rows.append(entries)
+    return rows
 
 
 def predict_file(

@@ -201,12 +201,12 @@ def individual_resemblance(
         return float(same * individuals / (individuals - 1))  # same less different: each pair's mean is 0
 
     generator = np.random.default_rng(seed)
-    found = gap(np.tile(np.arange(individuals), (len(prompts), 1)))
+    difference = gap(np.tile(np.arange(individuals), (len(prompts), 1)))
     null = [gap(np.stack([generator.permutation(individuals) for _ in prompts])) for _ in range(permutations)]
     return {
-        "difference": found,
+        "difference": difference,
         "null_std": float(np.std(null)),
-        "p_value": (1 + sum(value >= found for value in null)) / (1 + permutations),
+        "p_value": (1 + sum(value >= difference for value in null)) / (1 + permutations),
     }
 
 

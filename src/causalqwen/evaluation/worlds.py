@@ -53,7 +53,7 @@ def world_numbers(model: CausalQwenForCausalLM, world: World, individual: Indivi
     def characters(count: int) -> int:
         return len(model.processor.decode(ids[:count], numeric_values=values[:count]))
 
-    found, origin = [], characters(first)
+    numbers, origin = [], characters(first)
     for place in range(first, len(ids)):
         if ids[place] != model.config.num_token_id:
             continue
@@ -63,8 +63,8 @@ def world_numbers(model: CausalQwenForCausalLM, world: World, individual: Indivi
         span = (characters(place) - origin, characters(end) - origin)
         law = predictions.get(place - first)
         told = () if law is None else (law.median, *law.interval(LEVEL))
-        found.append(WorldNumber(values[place].item(), *span, *told))
-    return found
+        numbers.append(WorldNumber(values[place].item(), *span, *told))
+    return numbers
 
 
 def word_changes(before: str, after: str) -> list[tuple[str, str]]:
@@ -84,21 +84,21 @@ def word_changes(before: str, after: str) -> list[tuple[str, str]]:
 
 def segments(before: str, after: str, numbers: Sequence[WorldNumber] = ()) -> list[Segment]:
     """`word_changes`, cut further where the numbers of `after` stand."""
-    found, end, upcoming = [], 0, list(numbers)
+    pieces, end, upcoming = [], 0, list(numbers)
     for kind, text in word_changes(before, after):
         if kind == "gone":
-            found.append(Segment(kind, text))
+            pieces.append(Segment(kind, text))
             continue
         at, end = end, end + len(text)
         while upcoming and upcoming[0].end <= end:
             number = upcoming.pop(0)
             if number.start > at:
-                found.append(Segment(kind, after[at : number.start]))
-            found.append(Segment(kind, after[max(at, number.start) : number.end], number))
+                pieces.append(Segment(kind, after[at : number.start]))
+            pieces.append(Segment(kind, after[max(at, number.start) : number.end], number))
             at = number.end
         if at < end:
-            found.append(Segment(kind, after[at:end]))
-    return found
+            pieces.append(Segment(kind, after[at:end]))
+    return pieces
 
 
 def mark_changes(before: str, after: str, numbers: Sequence[WorldNumber] = ()) -> str:

@@ -73,10 +73,10 @@ def _about(who: Individual) -> str:
 
 def _distinct(cell: Sequence[Told]) -> list[Told]:
     """The worlds of a cell whose texts differ, in their order."""
-    found: dict[str, Told] = {}
+    by_text: dict[str, Told] = {}
     for world, numbers in cell:
-        found.setdefault(world.text, (world, numbers))
-    return list(found.values())
+        by_text.setdefault(world.text, (world, numbers))
+    return list(by_text.values())
 
 
 def _cell(text: str, cell: Sequence[Told]) -> list[dict]:

@@ -183,14 +183,14 @@ class Benchmark:
         """Ask a fitted rival about the test rows, and about the validation rows for the conformal intervals; write it down."""
         parts, file = self.parts(name), self.file(name, method, seed)
         started = time.perf_counter()
-        found = predict(parts.test)
+        forecast = predict(parts.test)
         asking = (time.perf_counter() - started) / len(parts.test)
         held = predict(parts.validation)
-        arrays: dict[str, Any] = {"quantiles": found.quantiles, "values": parts.test.values}
-        arrays |= {} if found.log_prob is None else {"log_prob": found.log_prob}
-        arrays |= {} if found.raw is None else {"raw": found.raw}
+        arrays: dict[str, Any] = {"quantiles": forecast.quantiles, "values": parts.test.values}
+        arrays |= {} if forecast.log_prob is None else {"log_prob": forecast.log_prob}
+        arrays |= {} if forecast.raw is None else {"raw": forecast.raw}
         for level in LEVELS:
-            ends = (central(held.quantiles, level), parts.validation.values, central(found.quantiles, level))
+            ends = (central(held.quantiles, level), parts.validation.values, central(forecast.quantiles, level))
             arrays[f"conformal_{level}"] = conformal_interval(*ends, level, parts.transform)
         if method not in _TEXT_ALONE:
             read = parts.facts_seconds if method in GRAFTS else parts.prompt_seconds
@@ -199,7 +199,7 @@ class Benchmark:
         about = {
             "table": name, "unit": parts.unit, "method": method, "seed": seed, "range": parts.law.value_range,
             "sizes": [len(parts.train), len(parts.validation), len(parts.test)],
-            "train_seconds": seconds, "predict_seconds": 1000 * asking, "notes": found.notes,
+            "train_seconds": seconds, "predict_seconds": 1000 * asking, "notes": forecast.notes,
         }  # fmt: skip
         file.parent.mkdir(parents=True, exist_ok=True)
         with writing(file) as part, part.open("wb") as target:

@@ -147,9 +147,9 @@ class DigitWriter:
                 logits = backbone(
                     input_ids=chosen, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
                 ).logits[:, -1]
-            found = tokenizer.batch_decode(made, skip_special_tokens=True)
+            decoded = tokenizer.batch_decode(made, skip_special_tokens=True)
             for place, row in enumerate(rows):
-                texts[row] = found[place * self.samples : (place + 1) * self.samples]
+                texts[row] = decoded[place * self.samples : (place + 1) * self.samples]
         return texts
 
 
@@ -157,8 +157,8 @@ def drawn(logits: Tensor, level: Tensor) -> Tensor:
     """A token of the softmax over logits [B, V] per row, int64 [B, 1], by its cumulated probabilities at level [B, 1] in
     [0, 1): one uniform draw where `torch.multinomial` takes V of them."""
     cumulated = logits.float().softmax(-1).cumsum(-1)
-    found = torch.searchsorted(cumulated, level * cumulated[:, -1:], right=True)
-    return found.clamp(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulated, level * cumulated[:, -1:], right=True)
+    return tokens.clamp(max=logits.shape[-1] - 1)
 
 
 def written(value: float) -> str:
@@ -168,16 +168,16 @@ def written(value: float) -> str:
 
 def parse(text: str) -> float | None:
     """The number with which the text begins, or None."""
-    found = _ANSWER.match(text)
-    return float(found[1].replace(",", "")) if found else None
+    match = _ANSWER.match(text)
+    return float(match[1].replace(",", "")) if match else None
 
 
 def digit_ids(tokenizer: Any) -> Tensor:
     """Ids of the tokens 0 to 9, int64 [10]. ValueError for a tokenizer that does not write single digits."""
     ids = [tokenizer(str(digit), add_special_tokens=False)["input_ids"] for digit in range(10)]
-    if any(len(found) != 1 for found in ids):
+    if any(len(tokens) != 1 for tokens in ids):
         raise ValueError("the number token loss needs a tokenizer with one token for each digit")
-    return torch.tensor([found[0] for found in ids])
+    return torch.tensor([tokens[0] for tokens in ids])
 
 
 def number_token_loss(logits: Tensor, targets: Tensor, digits: Tensor) -> Tensor:

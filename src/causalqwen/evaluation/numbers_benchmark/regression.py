@@ -102,9 +102,9 @@ def fit_quantile_boosting(train: NumberTable, validation: NumberTable, seed: int
 
     def predict(table: NumberTable) -> Forecast:
         x_new = read(table.prompts)
-        found = np.stack([model.predict(x_new) + shift for model, shift in zip(models, shifts, strict=True)], axis=1)
-        found = np.sort(found, axis=1)
-        quantiles = np.stack([np.interp(CRPS_LEVELS.numpy(), BOOSTED_LEVELS, row) for row in found])
+        boosted = np.stack([model.predict(x_new) + shift for model, shift in zip(models, shifts, strict=True)], axis=1)
+        boosted = np.sort(boosted, axis=1)
+        quantiles = np.stack([np.interp(CRPS_LEVELS.numpy(), BOOSTED_LEVELS, row) for row in boosted])
         return Forecast(from_axis(transform, quantiles))
 
     return predict
@@ -137,11 +137,13 @@ def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: 
     model.fit(x, on_axis(transform, train.values), **held)
 
     def predict(table: NumberTable) -> Forecast:
-        found = model.pred_dist(reader.transform(table.features.astype(np.float64)), max_iter=model.best_val_loss_itr)
-        axis = np.stack([found.dist.ppf(level) for level in CRPS_LEVELS.tolist()], axis=1)
+        predicted = model.pred_dist(
+            reader.transform(table.features.astype(np.float64)), max_iter=model.best_val_loss_itr
+        )
+        axis = np.stack([predicted.dist.ppf(level) for level in CRPS_LEVELS.tolist()], axis=1)
         jacobian = transform.log_jacobian(torch.from_numpy(table.values)).numpy()
         return Forecast(
-            from_axis(transform, axis), log_prob=found.dist.logpdf(on_axis(transform, table.values)) + jacobian
+            from_axis(transform, axis), log_prob=predicted.dist.logpdf(on_axis(transform, table.values)) + jacobian
         )
 
     return predict

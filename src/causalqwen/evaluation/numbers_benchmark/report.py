@@ -22,8 +22,8 @@ def summary(benchmark: Benchmark, methods: Sequence[str], seeds: int) -> dict[st
     notes, and 95% bootstrap intervals over test rows: `interval` of crps and crps_log, `over_constant` of their ratio to
     the constant's, `over_best` of their paired difference to the method with the lowest mean.
     """
-    found: dict[str, Any] = {"backbone": benchmark.backbone, "bf16": benchmark.bf16, "config": benchmark.config}
-    found["tables"] = {}
+    report: dict[str, Any] = {"backbone": benchmark.backbone, "bf16": benchmark.bf16, "config": benchmark.config}
+    report["tables"] = {}
     for name in benchmark.tables:
         scored: dict[str, Rows] = {}
         told: dict[str, list[dict[str, Any]]] = {}
@@ -35,13 +35,13 @@ def summary(benchmark: Benchmark, methods: Sequence[str], seeds: int) -> dict[st
                 scored[method] = [row_scores(arrays, ValueLaw(value_range=about["range"])) for about, arrays in results]
         if scored:
             first = next(iter(told.values()))[0]
-            found["tables"][name] = {key: first[key] for key in ("unit", "sizes")} | {
+            report["tables"][name] = {key: first[key] for key in ("unit", "sizes")} | {
                 "methods": {
                     method: _means(rows) | _seconds(told[method]) | _intervals(rows, scored)
                     for method, rows in scored.items()
                 }
             }
-    return found
+    return report
 
 
 def read_result(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -63,18 +63,18 @@ def _seconds(abouts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _intervals(rows: Rows, scored: dict[str, Rows]) -> dict[str, Any]:
-    found: dict[str, Any] = {"interval": {}, "over_constant": {}, "over_best": {}}
+    intervals: dict[str, Any] = {"interval": {}, "over_constant": {}, "over_best": {}}
     for key in ("crps", "crps_log"):
         column = {method: np.mean([seed[key] for seed in those], axis=0) for method, those in scored.items()}
         own = np.mean([seed[key] for seed in rows], axis=0)
         best = min(column.values(), key=lambda those: those.mean())
         means = resampled_means(own)
-        found["interval"][key] = interval_of(means)
-        found["over_best"][key] = interval_of(means - resampled_means(best))
+        intervals["interval"][key] = interval_of(means)
+        intervals["over_best"][key] = interval_of(means - resampled_means(best))
         if "constant" in column:
             ratio = {"mean": float(own.mean() / column["constant"].mean())}
-            found["over_constant"][key] = ratio | interval_of(means / resampled_means(column["constant"]))
-    return found
+            intervals["over_constant"][key] = ratio | interval_of(means / resampled_means(column["constant"]))
+    return intervals
 
 
 def markdown(found: dict[str, Any]) -> str:

@@ -72,12 +72,12 @@ def benchmark_speed(
     sizes = sizes or Sizes.full()
     output.mkdir(parents=True, exist_ok=True)
     file = output / "speed.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    found["threads"] = torch.get_num_threads()
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    results["threads"] = torch.get_num_threads()
 
     def keep(part: str, result: Any) -> None:
-        found[part] = result
-        write_text(file, json.dumps(found, indent=1) + "\n")
+        results[part] = result
+        write_text(file, json.dumps(results, indent=1) + "\n")
 
     if "loss" in parts:
         rows = []
@@ -111,23 +111,23 @@ def benchmark_speed(
     if "tokenizer" in parts:
         say("tokenizer")
         keep("tokenizer", score_tokenizer(backbone, repeats))
-    return found
+    return results
 
 
 def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], CausalQwenForCausalLM], dict[int, int]]]:
     """Name, maker, and the tokens to write at each batch size."""
     name = "SmolLM2-135M" if backbone == DEFAULT_BACKBONE else Path(backbone).name
     small: Any = partial(CausalQwenForCausalLM.from_backbone, backbone)
-    found = [
+    models = [
         (name, small, sizes.lengths),
         (f"{name}, the documents' scale", partial(small, start="documents"), sizes.lengths),
     ]
     if sizes.large is not None:
         large: Any = partial(random_qwen, CausalQwenProcessor.from_pretrained(backbone).tokenizer)
-        found.append(("Qwen2 0.5B shape, random", large, sizes.large))
+        models.append(("Qwen2 0.5B shape, random", large, sizes.large))
         documents = partial(large, start="documents")
-        found.append(("Qwen2 0.5B shape, random, the documents' scale", documents, sizes.large))
-    return found
+        models.append(("Qwen2 0.5B shape, random, the documents' scale", documents, sizes.large))
+    return models
 
 
 def speed_table(found: dict[str, Any]) -> str:
