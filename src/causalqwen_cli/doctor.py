@@ -42,8 +42,8 @@ def _checks_with_torch(fetch: bool, say: Callable[[str], None]) -> list[dict[str
     if fetch:
         fetch_default_backbone(say)
     there = (path / "model.safetensors").is_file() and (path / "config.json").is_file()
-    found = str(path) if there else f"not in {path}; fetch it with `causalqwen doctor --fetch`"
-    return [_check("device", device, True), _check("default backbone", found, there)]
+    where = str(path) if there else f"not in {path}; fetch it with `causalqwen doctor --fetch`"
+    return [_check("device", device, True), _check("default backbone", where, there)]
 
 
 def _check(what: str, found: str, ok: bool) -> dict[str, Any]:

@@ -110,11 +110,11 @@ def evaluate(
                 "higher for the log score."
             )
     if language is not None:
-        found = evaluate_language(loaded, words, texts=texts, seed=seed, say=say)
-        metrics = metrics | {"language": found}
-        lead.append(f"{found['tokens']:,} tokens of text")
-        facts += language_facts(found)
-        content["language"] = figures.language(found)
+        of_language = evaluate_language(loaded, words, texts=texts, seed=seed, say=say)
+        metrics = metrics | {"language": of_language}
+        lead.append(f"{of_language['tokens']:,} tokens of text")
+        facts += language_facts(of_language)
+        content["language"] = figures.language(of_language)
     output.mkdir(parents=True, exist_ok=True)
     write_metrics(output / "metrics.json", metrics)
     names = " and ".join(path.name for path in (data, language) if path is not None)
@@ -152,9 +152,9 @@ def speed(
     if unknown := [part for part in asked if part not in PARTS]:
         raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
     sizes = Sizes.quick() if quick else Sizes.full()
-    found = benchmark_speed(output, asked, repeats, backbone=backbone, sizes=sizes, say=say)
-    write_text(output / "speed.svg", figures.speed(found))
-    show({"output": str(output), "speed": found}, f"{speed_table(found)}\n{output / 'speed.svg'}", as_json)
+    results = benchmark_speed(output, asked, repeats, backbone=backbone, sizes=sizes, say=say)
+    write_text(output / "speed.svg", figures.speed(results))
+    show({"output": str(output), "speed": results}, f"{speed_table(results)}\n{output / 'speed.svg'}", as_json)
 
 
 def numbers(
@@ -229,11 +229,11 @@ def numbers(
     read_so = bf16_pays(make()) if bf16 is None else bf16
     made = Benchmark(output, named, backbone, make, read, fields, bf16=read_so, say=say)
     made.run(asked, seeds)
-    found = summary(made, METHODS, seeds)
-    write_text(output / "numbers.json", json.dumps(found, indent=1) + "\n")
-    write_text(output / "numbers.md", markdown(found))
-    write_text(output / "numbers.svg", figures.numbers(found))
-    show({"output": str(output), "numbers": found}, f"{markdown(found)}\n{output / 'numbers.svg'}", as_json)
+    results = summary(made, METHODS, seeds)
+    write_text(output / "numbers.json", json.dumps(results, indent=1) + "\n")
+    write_text(output / "numbers.md", markdown(results))
+    write_text(output / "numbers.svg", figures.numbers(results))
+    show({"output": str(output), "numbers": results}, f"{markdown(results)}\n{output / 'numbers.svg'}", as_json)
 
 
 def _sizes(rows: str) -> tuple[int, ...]:

@@ -125,17 +125,17 @@ def abduct(
     loaded = load_model(model, device)
     if population:
         people = {str(path): words for path, words in zip(text, texts, strict=True)}
-        found = loaded.abduct_population(people, likelihood=likelihood, name=name)
+        individual = loaded.abduct_population(people, likelihood=likelihood, name=name)
     else:
-        found = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
+        individual = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
     if html is not None:
         from causalqwen.evaluation.portrait import write_portrait
 
-        write_portrait(html, loaded, found, texts, [(other.name or path.stem, other) for path, other in others])
-    found.save(output)
-    about: dict[str, Any] = {"name": found.name, "evidence": [vars(observed) for observed in found.evidence]}
+        write_portrait(html, loaded, individual, texts, [(other.name or path.stem, other) for path, other in others])
+    individual.save(output)
+    about: dict[str, Any] = {"name": individual.name, "evidence": [vars(observed) for observed in individual.evidence]}
     paths = {"output": str(output)} | ({} if html is None else {"html": str(html)})
-    show(paths | about, f"{output}: {found}", as_json)
+    show(paths | about, f"{output}: {individual}", as_json)
 
 
 @command
@@ -233,7 +233,7 @@ def counterfactual(
     ]
     if noise == "abduct" and any(number.low is not None for _, _, numbers in rows for number in numbers):
         say("intervals are those of fresh noise; the values themselves keep the noise of what was observed")
-    found = [
+    described = [
         {
             "individual": name,
             "prompt": world.prompt,
@@ -249,21 +249,21 @@ def counterfactual(
         + f"{mark_changes(prompt, world.prompt)} |{mark_changes(text, world.text, numbers)}"
         for name, world, numbers in rows
     ]
-    about: dict[str, Any] = {"prompt": prompt, "text": text, "worlds": found}
+    about: dict[str, Any] = {"prompt": prompt, "text": text, "worlds": described}
     show(about | ({} if html is None else {"html": str(html)}), "\n".join(lines), as_json)
 
 
 def _at_places(option: str, given: list[str] | None) -> dict[int, str]:
     """POSITION=SOMETHING, each position once."""
-    found: dict[int, str] = {}
+    by_place: dict[int, str] = {}
     for one in given or []:
         place, equals, what = one.partition("=")
         if not (equals and place.strip().isdecimal() and what):
             raise ValueError(f"{option} {one!r} is not POSITION=..., a count of tokens and what comes behind them")
-        if int(place) in found:
+        if int(place) in by_place:
             raise ValueError(f"{option} sets position {int(place)} twice")
-        found[int(place)] = what
-    return found
+        by_place[int(place)] = what
+    return by_place
 
 
 def _finite(option: str, text: str) -> float:

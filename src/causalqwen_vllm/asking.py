@@ -172,15 +172,15 @@ def _answer(
     ids, known = tokens["prompt_token_ids"], iter(params.extra_args[KEY]["values"])
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]
-    text, found, of_token = GrowingText(processor, ids, values, ()), [], []
+    text, said, of_token = GrowingText(processor, ids, values, ()), [], []
     made = list(_told(processor, done.token_ids, len(ids), numbers))
     for index, (token, law) in enumerate(made):
         of_token.append(0.0 if law is None else law["value"])
         span = text.append(token, of_token[-1])
         if law is not None:
-            found.append(Number(token=index, span=span, **law))
+            said.append(Number(token=index, span=span, **law))
     text.take(final=True)
-    return Answer(text.text, [token for token, _ in made], of_token, found, done.finish_reason, seed)
+    return Answer(text.text, [token for token, _ in made], of_token, said, done.finish_reason, seed)
 
 
 def _told(

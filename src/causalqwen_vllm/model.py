@@ -117,12 +117,14 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
                     request.feed(places[start], ids[start:end])
             is_number = input_ids == self.config.num_token_id
             if is_number.any():
-                found = is_number.nonzero().flatten().tolist()
-                rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in found]
-                places = [(requests[row], place) for row, place in zip(rows, positions[found].tolist(), strict=True)]
+                at_numbers = is_number.nonzero().flatten().tolist()
+                rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in at_numbers]
+                places = [
+                    (requests[row], place) for row, place in zip(rows, positions[at_numbers].tolist(), strict=True)
+                ]
                 self._write([request for request, place in places if request.lacks(place)])
                 values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
-                values[found] = values.new_tensor([request.value(place) for request, place in places])
+                values[at_numbers] = values.new_tensor([request.value(place) for request, place in places])
         if values is None:
             embeddings = self.embed_input_ids(input_ids.clamp(max=self.config.text_config.vocab_size - 1))
         else:
@@ -267,5 +269,5 @@ def refuse_settings(config: VllmConfig) -> None:
         "LoRA adapters would not reach the heads: merge the adapter first": config.lora_config is not None,
         "quantized weights: the heads read the vocabulary matrix itself": config.quant_config is not None,
     }
-    if found := [text for text, is_wrong in wrong.items() if is_wrong]:
-        raise ValueError("a grafted model cannot be served this way: " + "; ".join(found))
+    if reasons := [text for text, is_wrong in wrong.items() if is_wrong]:
+        raise ValueError("a grafted model cannot be served this way: " + "; ".join(reasons))

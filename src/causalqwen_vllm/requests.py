@@ -89,9 +89,9 @@ class Company(BoundDecoding):
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "Company":
         bounds = [request.bound for request in requests]
-        found = cls(bounds[0].plan, torch.cat([bound.seeds for bound in bounds]), bounds[0].causal_size)
-        found.bounds = bounds
-        return found
+        company = cls(bounds[0].plan, torch.cat([bound.seeds for bound in bounds]), bounds[0].causal_size)
+        company.bounds = bounds
+        return company
 
     bounds: list[BoundDecoding]
 

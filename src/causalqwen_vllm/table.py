@@ -99,8 +99,8 @@ class RowFollower(FirstLogitsProcessor, SecondLogitsProcessor):
     def _of(self, params: SamplingParams, prompt: list[int] | None) -> Request:
         """A preempted request comes back with the SamplingParams that it came with first; its `Request` is kept there."""
         extra: dict[str, Any] = params.extra_args or {}
-        owner, found = extra.get(_STATE, (None, None))
+        owner, request = extra.get(_STATE, (None, None))
         if owner is not params:  # a shallow copy of another request's parameters shares their extra_args
-            found = self.table.arrive(params, prompt)
-            extra[_STATE] = params, found
-        return found
+            request = self.table.arrive(params, prompt)
+            extra[_STATE] = params, request
+        return request

@@ -32,9 +32,9 @@ class ShardedRows:
 
     def _gather(self, rows: Tensor) -> Tensor:
         is_mine = (rows >= self._start) & (rows < self._end)
-        found = self._mine.new_zeros(*rows.shape, self._mine.shape[1])
-        found[is_mine] = self._mine[rows[is_mine] - self._start]
-        return tensor_model_parallel_all_reduce(found)  # every row is zero on all ranks but one
+        gathered = self._mine.new_zeros(*rows.shape, self._mine.shape[1])
+        gathered[is_mine] = self._mine[rows[is_mine] - self._start]
+        return tensor_model_parallel_all_reduce(gathered)  # every row is zero on all ranks but one
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Blocks of rows, one after the other."""

@@ -54,14 +54,14 @@ def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individu
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder of individuals")
-    found = {path.stem: Individual.load(path) for path in sorted(folder.glob("*.safetensors"))}
-    for name, individual in found.items():
+    individuals = {path.stem: Individual.load(path) for path in sorted(folder.glob("*.safetensors"))}
+    for name, individual in individuals.items():
         size = len(individual.factor)
         if size != causal_size:
             raise ValueError(
                 f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
             )
-    return found
+    return individuals
 
 
 class ApiError(Exception):

@@ -55,10 +55,10 @@ class GrowingText:
         """What can be sent and was not yet; everything up to a stop string, if this is the end."""
         if final:
             self._settle(flush=True)
-        found = [at for stop in self.stops if (at := self._masked.find(stop, self._sent)) >= 0]
-        if found:
+        places = [at for stop in self.stops if (at := self._masked.find(stop, self._sent)) >= 0]
+        if places:
             self.stopped = True
-            self.text, self._masked = self.text[: min(found)], self._masked[: min(found)]
+            self.text, self._masked = self.text[: min(places)], self._masked[: min(places)]
         held = 0 if final or self.stopped else self._beginning_of_stop()
         piece = self.text[self._sent : len(self.text) - held]
         self._sent += len(piece)
