@@ -235,6 +235,19 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
     assert session["as_it_was"].text == session["said"].text
 
 
+def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to():
+    """Of docs/mutations.md: each line as it is, but for its spaces, and a test of that name."""
+    rows = table_rows((ROOT / "docs/mutations.md").read_text(encoding="utf-8"), 6)
+    assert len(rows) > 100
+    for _, test, file, line, *_ in rows:
+        path = ROOT / ("" if file.startswith("`examples/") else "src/causalqwen") / file.strip("`")
+        code = "".join(path.read_text(encoding="utf-8").split())
+        stands = "".join(line.strip("`").replace("\\|", "|").split()) in code
+        assert stands, (file, line)
+        name, function = test.strip("`").split("::")
+        assert function in functions_of(f"tests/{name}"), test
+
+
 @pytest.mark.parametrize("name", ["serving.md", "serving.zh.md"])
 def test_the_python_of_serving_runs(tiny_tokenizer, name):
     (block,) = (block for block in python_blocks(ROOT / "docs" / name) if "OpenAI(" in block)
