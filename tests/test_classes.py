@@ -18,8 +18,8 @@ from causalqwen.data import EncodedRows, RowError, encode_rows, number_classes, 
 from causalqwen.evaluation import evaluate, predict_file, predict_rows
 from causalqwen.evaluation.figures import calibration
 from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
-from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import FEWEST_OF_CLASS, WANTED_LEVELS
+from causalqwen.parts.copying import CopyLaw
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen_cli.app import app
 from conftest import graft_tiny

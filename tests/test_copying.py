@@ -18,7 +18,7 @@ from causalqwen.data.synthetic import choices
 from causalqwen.evaluation.predict import predict_rows
 from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
-from causalqwen.numbers.copies import CopyLaw
+from causalqwen.parts.copying import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
 from causalqwen.training.batches import FactRows, collate_facts, collate_tokens
 from causalqwen.training.features import COLUMNS, facts_keys, stream_facts

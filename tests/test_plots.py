@@ -12,7 +12,7 @@ from causalqwen import NumberPrediction
 from causalqwen.evaluation.plots import plot_prediction, plot_predictions
 from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform
-from causalqwen.numbers.copies import CopyLaw
+from causalqwen.parts.copying import CopyLaw
 
 LEVELS = tuple(np.linspace(0, 1, 101) ** 2)
 LAW = ValueLaw(ValueTransform("affine", 100.0, 5.0), "gaussian", (50.0, 150.0), LEVELS)

@@ -72,9 +72,9 @@ class CausalGenerationMixin(GenerationMixin):
         Returns:
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
-            finer than those that the model was trained on. Where digits stand in the context (`config.number_context`),
+            finer than those that the model was trained on. Where digits stand in the context (theory 2.1),
             those of a value are the tokens behind its `<NUM>`; beams count them as tokens that are certain. A model that
-            copies (`config.copy_numbers`) says a number of the text so far again, exactly, where it has more than half of the
+            copies (theory 3.8) says a number of the text so far again, exactly, where it has more than half of the
             probability; it reads a prompt with numbers twice.
 
         Raises:

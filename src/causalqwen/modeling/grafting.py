@@ -10,7 +10,7 @@ from causalqwen.checking import check_values, nearest
 from causalqwen.distributions import get_family, get_value_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
-from causalqwen.modeling.heads import make_heads
+from causalqwen.modeling.heads import VALUE_MODULES, make_heads
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.own_scores import own_scores
 from causalqwen.modeling.processor import CausalQwenProcessor
@@ -197,12 +197,12 @@ def start_temperature(model: Any) -> None:
 
 
 def renew_values(model: Any, **config: Any) -> None:
-    """Give a graft other value parts, at their start values, by fields of its configuration: `value_family`, `value_loss`,
-    `copy_numbers` and those of the branch."""
+    """Give a graft other value parts, at their start values, by fields of its configuration: those of the branch, of the
+    value's law and loss, and whether numbers are copied."""
     for name, value in config.items():
         setattr(model.config, name, value)
     made = make_heads(model.config)
-    for name in ("value_branch", "copy_head"):
+    for name in VALUE_MODULES:
         part = made[name]
         setattr(model, name, None if part is None else part.to(model.device))
     model.action.value_law = get_value_family(model.config.value_family)

@@ -25,6 +25,7 @@ from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.domain import equip
 from causalqwen.parts.one_axis import OneAxis
+from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.plain_reader import PlainReader
 
 if TYPE_CHECKING:
@@ -154,6 +155,13 @@ NUMBER_PARTS = ("value_branch.", "copy_head.", "action.num_row", "action.num_bia
 """Where the parameters start that only numbers are learned by: no score of a word depends on them."""
 
 
+VALUE_MODULES = ("value_branch", "copy_head")
+"""What is made anew where values are read in another way."""
+
+OWN_STARTS = (AbductionNetwork, ActionNetwork, ResidualPerceptron, CopyHead)
+"""Modules that know their start values."""
+
+
 def number_parameters(model: Any) -> list[nn.Parameter]:
     """Those of `NUMBER_PARTS`, but for the noise's size on the value axis: a value alone cannot tell it from scale_U."""
     noise = None if model.value_branch is None else model.value_branch.log_noise
@@ -265,7 +273,7 @@ def value_losses(
     """L_reg of values [n], in the data's units, after features [n, H]: see `Chain.value_losses`.
 
     group: int64 [n], -1 for none; values of one group share an individual. candidates: for each value, the numbers that it may
-    be a copy of; not beside a group. classes: int64 [n], the place in `config.class_values` of each one's class, where classes
+    be a copy of; not beside a group. classes: int64 [n], each one's class by its place in `value_axes.apart`, where classes
     have axes of their own; not beside a group either.
     """
     law = model.value_axes.coded(classes) if len(values) else ValueLaw()  # nothing to lose, under any law

@@ -28,7 +28,6 @@ from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.law import ClassLaws
 from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.copying import CopyHead
 from causalqwen.parts.perceptron import ResidualPerceptron
 
 logger = logging.get_logger(__name__)
@@ -58,7 +57,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
                     module.reset_parameters()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        if isinstance(module, AbductionNetwork | ActionNetwork | ResidualPerceptron | CopyHead):
+        if isinstance(module, laws.OWN_STARTS):
             module.reset_parameters()
         if isinstance(module, ActionNetwork):
             module.reset_buffers()

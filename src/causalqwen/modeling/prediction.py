@@ -21,7 +21,6 @@ from causalqwen.numbers import (
     last_place,
     round_significant,
 )
-from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import LEVELS, ends_of_interval, level_of_quantile
 from causalqwen.parts.copying import Candidates
 
@@ -176,7 +175,7 @@ class CopiedNumberPrediction(NumberPrediction):
     are exact, and the log density at a candidate is the log of its probability.
     """
 
-    law: CopyLaw  # type: ignore[assignment]
+    law: Any
 
     @property
     def median(self) -> float:
@@ -325,15 +324,11 @@ def predict_values(
     plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
     if candidates is None:
         return plain
-    copies = model.copy_law(features, candidates, ValueLaw())  # each row's own law takes its place below
-    columns = (candidates.offered.cpu(), copies.candidates.cpu(), copies.log_weights.cpu().double())
+    copies = model.copy_law(features, candidates, ValueLaw()).to("cpu")  # each row's own law takes its place below
     predictions = []
-    for one, offered, values, log_weights in zip(plain, *columns, strict=True):
-        if bool(offered.any()):
-            kept = torch.cat([log_weights[:1], log_weights[1:][offered]])
-            of_text = CopyLaw(one.law, values[offered], kept)
-            one = CopiedNumberPrediction(one.loc, one.scale, one.num_prob, of_text)
-        predictions.append(one)
+    for row, one in enumerate(plain):
+        law = copies.of_row(row, one.law)
+        predictions.append(one if law is one.law else CopiedNumberPrediction(one.loc, one.scale, one.num_prob, law))
     return predictions
 
 

@@ -260,6 +260,10 @@ class ValueLaw(_Calibrated):
         quantiles = self._raw_quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS)
         return quantile_crps(value.double(), self.clip(quantiles), CRPS_LEVELS)
 
+    def stands(self, value: Tensor) -> Tensor:
+        """Whether each value [...] is one that the context holds: none, under a law that does not look at it."""
+        return torch.zeros_like(value, dtype=torch.bool)
+
     def to(self, device: torch.device | str) -> "ValueLaw":
         """The same there: it holds no tensors."""
         return self

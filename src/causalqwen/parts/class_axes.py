@@ -18,6 +18,10 @@ class ClassAxes(OneAxis):
     def known(self) -> list[str]:
         return list(self.config.class_values or {})
 
+    @property
+    def apart(self) -> list[str]:
+        return self.known
+
     def check(self, name: str | None) -> str | None:
         """The class that `name` stands for. ValueError for one that is not known, or for none."""
         name = super().check(name)

@@ -29,6 +29,11 @@ class OneAxis:
         """The classes that may be named."""
         return list(self.config.class_interval_levels or {})
 
+    @property
+    def apart(self) -> list[str]:
+        """The classes that have axes of their own, in their order."""
+        return []
+
     def check(self, name: str | None) -> str | None:
         """The class that `name` stands for. ValueError for one that is not known."""
         name = self.own if name is None else name

@@ -27,7 +27,6 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.numbers import CRPS_LEVELS, symlog
-from causalqwen.numbers.copies import CopyLaw
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.copying import Candidates
 from causalqwen.training import ranks
@@ -37,6 +36,9 @@ from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, Run
 
 FAMILIES = ("gaussian", "cauchy")
+READER = {"copy_numbers": True}
+"""The graft that reads rows for all that are tried: the numbers in them too."""
+
 BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_branch_members": 4, "value_loss": "crps"}
 """Of every graft that is tried: what is not chosen between (experiments 13)."""
 
@@ -123,17 +125,17 @@ class HeldNumbers:
         features = self.features.to(model.device, model.abduction.loc_net.weight.dtype)
         loc, scale = Chain(model, features).value()
         offered = self.candidates.to(model.device) if model.copies and self.candidates is not None else None
-        law = model.copy_law(features, offered, model.value_law_of(self.class_name)).to("cpu")
+        law = model.copy_law(features, offered, model.value_axes.law(self.class_name)).to("cpu")
         return law, loc.double().cpu(), scale.double().cpu()
 
     def recalibrate(self, model: CausalQwenForCausalLM) -> None:
         """Fit the levels of the model's intervals on these numbers alone; of a model that copies, on those that are none of the
         context's, because the levels are a new number's."""
         law, loc, scale = self.located(model)
-        new = ~law.stands(self.values) if isinstance(law, CopyLaw) else torch.ones_like(self.values, dtype=torch.bool)
+        new = ~law.stands(self.values)
         set_levels(model, None)
         if bool(new.any()):
-            of_new = model.value_law_of(self.class_name)
+            of_new = model.value_axes.law(self.class_name)
             set_levels(model, of_new.fit_interval_kinds(loc[new], scale[new], self.values[new]))
 
     def quantiles(self, model: CausalQwenForCausalLM, *, raw: bool = False) -> Tensor:
@@ -145,7 +147,7 @@ class HeldNumbers:
         """CRPS [n] of the model, recalibrated on these numbers, over the mean distance of the values from their median: in the
         data's units and on the log scale, the mean of both."""
         self.recalibrate(model)
-        quantiles = model.value_law_of(self.class_name).clip(self.quantiles(model))
+        quantiles = model.value_axes.law(self.class_name).clip(self.quantiles(model))
         scores = []
         for shape in (torch.clone, torch.log if bool((self.values > 0).all()) else symlog):
             values = shape(self.values)
@@ -180,7 +182,7 @@ def held_numbers(
     keep, offered = ~numbers.certain, None
     if store.facts.numbers is not None:
         offered = Candidates(**store.facts.numbers.candidates())[torch.from_numpy(rows)]
-    groups: Any = rows_of_classes(numbers.classes) if model.config.class_values else {None: torch.arange(len(rows))}
+    groups: Any = rows_of_classes(numbers.classes) if model.value_axes.apart else {None: torch.arange(len(rows))}
     made = []
     for name, of in groups.items():
         of = of[keep[of]]
@@ -271,7 +273,7 @@ class Choice:
             for other in [self._tried(axis, best.config | {"value_branch_direct": straight}) for axis in axes]:
                 best = clearly_better(best, other)
         if copies is None:
-            best = clearly_better(best, self._tried(best.axis, best.config | {"copy_numbers": True}))
+            best = clearly_better(best, self._tried(best.axis, best.config | READER))
         for loss in losses[1:]:
             best = clearly_better(best, self._tried(best.axis, best.config | {"value_loss": loss}))
         worst = max(self._known.values(), key=lambda one: one.mean)
@@ -314,8 +316,8 @@ class Choice:
 
     def _copying(self) -> bool | None:
         """Whether a number may be the context's: True where the graft says so, False where no value is, None to try."""
-        if self.model.config.copy_numbers or self.model.config.value_columns:
-            return self.model.config.copy_numbers
+        if self.model.copies or self.model.config.value_columns:
+            return self.model.copies
         num_id, said = self.model.config.num_token_id, 0
         for example in self._rows[0]:
             places = [place for place, token in enumerate(example.input_ids) if token == num_id]
@@ -344,7 +346,7 @@ class Choice:
     def _read(self, numbers: bool) -> None:
         """Keep the features of all rows, and of those that are chosen on; numbers: with what a model that copies needs, which
         serves the others too."""
-        reader = self._renewed({"copy_numbers": numbers})
+        reader = self._renewed(READER if numbers else {})
         whole = self.train_examples, self.eval_examples
         for examples, rows in zip(whole, self._rows, strict=True):
             store = FactStore.build(reader, examples, self.work, title="reading rows")

@@ -50,7 +50,7 @@ class TokenFacts:
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
     numbers: those in the positions' rows, where the model copies; it is no column.
-    class_code: of one row, the place in `config.class_values` of its class, -1 for none, None where classes have no axes; no
+    class_code: of one row, the place of its class among those that have axes, -1 for none, None where classes have no axes; no
         column either. table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from
         the examples each time, and stand behind z in `tensor("features")`.
     """

@@ -13,7 +13,7 @@ from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
-from causalqwen.training.axes import LearnedNumbers, certain_contexts, fit_axes
+from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
 from causalqwen.training.choice import EVALUATIONS, FEWEST_HELD, Choice, apply, choosing, hold_out, set_levels
 from causalqwen.training.scores import coverage_by_scale, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings
@@ -75,7 +75,7 @@ def train(
     numbers = LearnedNumbers.of(train_examples, num_id, certain)
     if settings.values is not None and not len(numbers.values):
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
-    _check_classes(model, train_examples, eval_examples, numbers, settings)
+    check_classes(model, train_examples, eval_examples, numbers, settings)
     _open_work(output, work, settings, resume)
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model), None
@@ -92,7 +92,7 @@ def train(
             apply(model, chosen.config, settings.seed)
             stage, most = choice.stage_of(chosen.config), max(settings.evaluations, EVALUATIONS)
             settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
-        settings = _as_it_was(settings, model)
+        settings = as_it_was(settings, model)
         set_levels(model, None)
         fit_axes(model.config, numbers, settings.value_transform, settings)
         model.ovr_impl = settings.ovr_impl
@@ -138,7 +138,7 @@ def _recalibrate(
         return False
     loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
     config, of_new = model.config, [name for name, one in zip(classes, new.tolist(), strict=True) if one]
-    law = model.value_law_of(of_new if config.class_values else None)
+    law = model.value_axes.laws(of_new) if model.value_axes.apart else model.value_law
     set_levels(model, law.fit_interval_kinds(loc, scale, value))
     met = class_names(train_examples) | {name for name in classes if name is not None}
     config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
@@ -154,43 +154,6 @@ def _check_batches(settings: TrainSettings) -> None:
                 f"{name}: a batch of {stage.batch_size} rows cannot be split over {ranks.world_size()} ranks; "
                 "batch_size counts the rows of all ranks together"
             )
-
-
-def _as_it_was(settings: TrainSettings, model: CausalQwenForCausalLM) -> TrainSettings:
-    """Settings where nothing is chosen: an affine axis, or that of values which were learned before."""
-    if settings.value_transform != "auto":
-        return settings
-    anew = model.config.value_range is None or settings.class_transforms
-    return dataclasses.replace(settings, value_transform="affine" if anew else "keep")
-
-
-def _check_classes(
-    model: CausalQwenForCausalLM,
-    train_examples: Sequence[Example],
-    eval_examples: Sequence[Example],
-    numbers: LearnedNumbers,
-    settings: TrainSettings,
-) -> None:
-    """ValueError for a number of no class, or of one that will have no axis, where classes have axes of their own."""
-    if settings.class_transforms:
-        known = sorted({name for name in numbers.classes if name is not None})
-        if not known:
-            raise ValueError("class_transforms: no row with a number names a class")
-    elif settings.value_transform in ("keep", "auto") or not len(numbers.values):
-        known = list(model.config.class_values or {})
-    else:
-        known = []
-    if not known:
-        return
-    num_id = model.config.num_token_id
-    for name in dict.fromkeys([*numbers.classes, *number_classes(eval_examples, num_id)]):
-        if name not in known:
-            reason = (
-                "a row with a number names no class" if name is None else f"no training row is of the class {name!r}"
-            )
-            raise ValueError(f"class_transforms: {reason}; an axis was fitted for {', '.join(known)}")
-    if any(example.individual is not None for example in train_examples):
-        raise ValueError("class_transforms: rows that name individuals have one axis for all")
 
 
 def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:

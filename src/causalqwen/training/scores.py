@@ -10,10 +10,9 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.numbers import ClassLaws, ValueLaw
-from causalqwen.numbers.copies import CopyLaw
+from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.law import LEVELS, rows_of_classes
-from causalqwen.parts.copying import Candidates
+from causalqwen.parts.copying import AnyLaw, Candidates, joined
 from causalqwen.training import ranks
 from causalqwen.training.features import COLUMNS, TokenFacts, known_of_number
 from causalqwen.training.sharding import on_whole
@@ -82,16 +81,13 @@ def score_tokens(
         metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
     known = model.config.class_interval_levels or {}
-    of_new = model.value_law_of(classes if known or model.config.class_values else None)
+    of_new = model.value_axes.laws(classes) if known or model.value_axes.apart else model.value_law
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = 0.0
     if len(values["value"]):
-        law: ValueLaw | ClassLaws | CopyLaw = of_new
+        law: AnyLaw = of_new
         if model.copies:
-            law = CopyLaw(
-                of_new,
-                *(_padded(columns[name], end) for name, end in (("of_text", math.inf), ("pi", -math.inf))),
-            )
+            law = joined(of_new, columns["of_text"], columns["pi"])
             values["stands"] = law.stands(values["value"])
             metrics["copied"] = column["copied"].double().mean().item()
         metrics |= score_values(law, values["loc"], values["scale"], values["value"])
@@ -167,12 +163,6 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool)
     }
 
 
-def _padded(parts: list[Tensor], end: float) -> Tensor:
-    """Parts [n, m] of different widths m as one, float64, filled with `end`."""
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=end) for part in parts]).double()
-
-
 @torch.no_grad()
 def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: int = 0) -> Tensor:
     """sum_k P_k [N] for one individual at each position, drawn from U's own law, noise integrated out; features [N, H].
@@ -185,7 +175,7 @@ def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: i
     return Chain(model, features.unsqueeze(0), bound.at(places)).scores.p().sum(-1)[0]
 
 
-def score_values(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
+def score_values(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> dict[str, Any]:
     """Scores of predicted values (theory 3.11), float64 [n] each, in the data's units.
 
     mae, mse and median_error of the median; log_score, the mean log density (higher is better); crps (lower is better, see
@@ -206,7 +196,7 @@ def score_values(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor
 
 
 def score_classes(
-    law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
+    law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
 ) -> dict[str, dict[str, Any]]:
     """Scores of each class's values by name: numbers (how many), median_error, coverage, coverage_raw as `score_values`."""
     inside = _inside(law, loc, scale, values)
@@ -217,9 +207,7 @@ def score_classes(
     }
 
 
-def coverage_by_scale(
-    law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor
-) -> list[dict[str, Any]]:
+def coverage_by_scale(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> list[dict[str, Any]]:
     """Tenths of the values by predicted scale on the axis, ascending: numbers, scale (the greatest), coverage as in
     `score_values`. An average may hide two populations: one that is certain, and one whose intervals are useless."""
     order, inside = scale.argsort(), _inside(law, loc, scale, values)
@@ -242,7 +230,7 @@ def uneven_coverage(tenths: Sequence[dict[str, Any]], level: float = 0.8) -> str
     )
 
 
-def _inside(law: ValueLaw | ClassLaws | CopyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
+def _inside(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
     """Which values lie in their intervals: bool [2, levels, n], those of the law as it is and of the raw one."""
     inside = []
     for raw in (False, True):

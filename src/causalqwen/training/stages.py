@@ -69,7 +69,7 @@ class Run:
     @property
     def class_names(self) -> list[str]:
         """The classes that have axes of their own, in their order."""
-        return list(self.model.config.class_values or {})
+        return self.model.value_axes.apart
 
     def class_codes(self) -> list[int] | None:
         """`TokenFacts.class_code` of every training row; None where classes have no axes."""
@@ -431,7 +431,7 @@ def _run_stage(
         dataloader_pin_memory=False,
         use_cpu=model.device.type == "cpu",
     )
-    classes = number_classes(eval_examples, model.config.num_token_id) if model.config.class_values else None
+    classes = number_classes(eval_examples, model.config.num_token_id) if model.value_axes.apart else None
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
     trainer = CausalTrainer(
         model=trained,

@@ -33,7 +33,7 @@ class Graft:
         return lambda table: forecast(model, table)
 
     def trained(self, training: list[NumberTable], held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
-        """One model of all these tables, each on an axis of its own where `class_transforms` says so."""
+        """One model of all these tables, each on an axis of its own where the settings say so."""
         model = self.make(**self.config)
         learned, kept = (
             [
@@ -64,10 +64,10 @@ def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     numbers = held_numbers(table)
     law, loc, scale = numbers.located(model)
     quantiles, raw = (numbers.quantiles(model, raw=raw).numpy() for raw in (False, True))
-    of_new = model.value_law_of(table.class_name)
+    of_new = model.value_axes.law(table.class_name)
     kept = (of_new.transform.kind, of_new.family)
     notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)}
-    notes["copies"] = float(model.config.copy_numbers)
+    notes["copies"] = float(model.copies)
     log_prob = law.log_prob(loc, scale, numbers.values)
     return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)
 
