@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
+from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
@@ -263,6 +264,39 @@ def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path):
     plain = graft_tiny("llama", tiny_tokenizer)
     with pytest.raises(ValueError, match="not finitely many"):
         plain.predict_number("It is")[0].probabilities()
+
+
+@given(
+    st.sampled_from([0.1, 0.2, 0.25, 0.3, 0.5, 1 / 3, 0.05, 1.0, 2.5]),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.1, -0.7, 1.0, 100.3]),
+    st.sampled_from(["gaussian", "cauchy"]),
+    st.floats(-5, 60),
+)
+def test_probabilities_of_any_grid_sum_to_one_and_its_ends_take_the_tails(step, count, low, family, loc):
+    """Seen in data, and said; the values are those of the data, as they are written."""
+    values = [round(low + place * step, 12) for place in range(count + 1)]
+    said = Support(values[0], values[-1], step)
+    seen = Support.seen_in(torch.tensor(values * 40, dtype=torch.float64)) if count < 12 else said
+    for support in (said, seen):
+        law = ValueLaw(ValueTransform("affine", 0.0, 0.3, support=support), family)
+        found = NumberPrediction(loc, 1.0, 0.5, law)
+        each = found.probabilities()
+        assert sum(each.values()) == pytest.approx(1, abs=1e-9)
+        assert [*each] == pytest.approx(values, rel=1e-11, abs=1e-11)
+        assert step == 1 / 3 or all(len(f"{value!r}") < 8 for value in each), [*each]
+        assert found.law.cdf(*found._parameters(), torch.tensor(values[-1], dtype=torch.float64)).item() == 1
+        if (last := each[[*each][-1]]) > 1e-6:
+            assert found.log_prob(values[-1]) == pytest.approx(math.log(last), abs=1e-6)
+
+
+def test_a_grid_of_too_many_values_is_not_listed():
+    values = torch.tensor([1e9, 2e9, 3e9] * 40, dtype=torch.float64)
+    law = ValueLaw(ValueTransform.fit("affine", values, Support.seen_in(values)))
+    with pytest.raises(ValueError, match="more than 10,000"):
+        NumberPrediction(0.0, 1.0, 0.5, law).probabilities()
+    with pytest.raises(ValueError, match="high 10.5 is no multiple of step 1.0 from low 0"):
+        Support(high=10.5, step=1.0)
 
 
 def test_the_start_at_a_regression_is_scikit_learns():

@@ -115,6 +115,28 @@ def test_files_that_are_not_written_and_options_that_do_nothing_are_refused(trai
     assert deep.is_file()
 
 
+def test_no_command_writes_over_what_it_reads(trained, tmp_path):  # noqa: F811
+    rows, said = write(tmp_path / "rows.jsonl", ROWS[:2]), tmp_path / "said.txt"
+    said.write_text("The long one is 31.")
+    before, model = rows.read_text(), ("--model", trained)
+    for words in (
+        ("predict", *model, "--input", rows, "--output", rows),
+        ("abduct", *model, "--text", said, "--output", said),
+        ("abduct", *model, "--text", said, "--output", tmp_path / "who", "--html", said),
+    ):
+        assert "is read by this very command" in run(*words, code=1).stderr
+    for words in (
+        ("predict", *model, "--input", rows, "--output", tmp_path),
+        ("abduct", *model, "--text", said, "--output", tmp_path),
+        ("counterfactual", *model, "--prompt", "a", "--text", "b", "--edit", "c", "--html", tmp_path),
+    ):
+        assert "is a folder; name a file" in run(*words, code=1).stderr
+    assert rows.read_text() == before and said.read_text() == "The long one is 31."
+    talk = ("generate", *model, "--prompt", "The long one is", "--seed", 1, "--save-individual", tmp_path / "who")
+    assert "no seed draws somebody for the whole text" in run(*talk, "--preset", "causal", code=1).stderr
+    assert not (tmp_path / "who").exists()
+
+
 def test_predict_takes_batches_raw_intervals_and_a_stopped_run(trained, tmp_path):  # noqa: F811
     rows, out = write(tmp_path / "rows.jsonl", ROWS[:5]), tmp_path / "out.jsonl"
     base = ("predict", "--model", trained, "--input", rows, "--output", out, "--device", "cpu")

@@ -584,6 +584,11 @@ def test_bad_prompts_are_refused(talker):
     inputs = encode(talker, PROMPTS[:1])
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         talker.generate(ids[:, :4].repeat(2, 1), attention_mask=torch.tensor([[1] * 4, [0] * 4]))
+    for given in ({}, 3):
+        with pytest.raises(ValueError, match="causal_decoding: expected a CausalDecoding or a preset's name"):
+            talker.generate(ids[:, :4], causal_decoding=given)
+    with pytest.raises(ValueError, match="causal_decoding: expected a CausalDecoding, got 'causal'"):
+        talker(ids[:, :4], causal_decoding="causal")
     with pytest.raises(ValueError, match="unknown field temprature of a plan; did you mean temperature"):
         CausalDecoding.preset("causal", temprature=0.5)
     with pytest.raises(ValueError, match="they must agree"):

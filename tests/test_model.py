@@ -420,6 +420,9 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
         ),
         ({"threshold_shift": "solvd"}, "threshold_shift: input should be 'predicted' or 'solved', got 'solvd'"),
         ({"num_token_id": 3}, "num_token_id: the tokens that nothing uses are found"),
+        ({"threshold_shift": "solved", "initial_threshold": 1.0}, "needs threshold_shift='predicted'"),
+        ({"domains": {"x": {"layers": "a"}}}, "a domain's layers is a whole number, got 'a'"),
+        ({"domains": {"x": {"layers": -1}}}, "a domain's layers is a whole number, got -1"),
         ({"value_digits": 0}, "value_digits: input should be greater than or equal to 1, got 0"),
         ({"central_mass": 5}, "central_mass: input should be less than or equal to 1, got 5"),
         ({"value_range": [1.0, math.nan]}, r"value_range\[1\]: input should be a finite number, got nan"),
@@ -510,6 +513,19 @@ def test_predict_number_is_the_heads_at_the_last_token(tiny):
         prediction.crps(math.nan)
     with pytest.raises(ValueError, match="level"):
         prediction.format(0)
+    for name, value, described in (
+        ("value_family", "gaussian", "value_law"),
+        ("score_scale", "documents", "scales"),
+        ("own_scores", True, "score_head"),
+        ("causal_size", 8, "abduction"),
+        ("value_columns", 3, "value_branch"),
+        ("num_token_id", 7, "num_token_id"),
+    ):
+        before = getattr(tiny.config, name)
+        setattr(tiny.config, name, value)
+        with pytest.raises(ValueError, match=f"was changed after the model was made, .* another {described}|'common'"):
+            tiny.save_pretrained("nowhere")
+        setattr(tiny.config, name, before)
     tiny.config.value_digits = 0
     with pytest.raises(ValueError, match="value_digits: input should be greater than or equal to 1, got 0"):
         tiny.save_pretrained("nowhere")

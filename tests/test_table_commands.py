@@ -50,6 +50,11 @@ def test_a_table_is_fitted_and_predicted_in_every_format(model, table, tmp_path)
     assert plain["name"] == frame.name[2] and set(plain["intervals"]) == {"0.5", "0.8", "0.9"}
     assert known["mean"] == pytest.approx(plain["mean"]) == pytest.approx(found["parquet"][2]["mean"])
     assert known["price"] == pytest.approx(price[2]) and known["crps"] > 0 and "crps" not in plain
+    source = tmp_path / "rows.csv"
+    over = run("predict", "--model", model, "--input", source, "--output", source, code=1)
+    assert "is read by this very command" in over.stderr
+    named = run("predict", "--model", model, "--input", source, "--output", tmp_path / "out.csv", code=1)
+    assert "name it .jsonl or .parquet" in named.stderr
     out = tmp_path / "out.parquet"
     base = ("predict", "--model", model, "--input", tmp_path / "rows.csv", "--device", "cpu", "--output")
     run(*base, out, "--raw")

@@ -35,6 +35,17 @@ def show(result: dict[str, Any], text: str, as_json: bool) -> None:
     print(json.dumps(result, ensure_ascii=False) if as_json else text, flush=True)
 
 
+def check_written(path: Path | None, *read: Path | None) -> None:
+    """ValueError where a file to be written is a folder, or one that is read."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file")
+    for other in read:
+        if other is not None and path.resolve() == other.resolve():
+            raise ValueError(f"{path} is read by this very command; write to another file")
+
+
 def command(function: Callable, group: typer.Typer = app) -> Callable:
     """Register a command: quiet libraries, and one line on stderr with exit status 1 for a mistake of the user's."""
 

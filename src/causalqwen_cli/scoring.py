@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, benchmark, command, config_fields, figures_line, say, show
+from causalqwen_cli.base import (
+    AsJson,
+    Device,
+    Model,
+    benchmark,
+    check_written,
+    command,
+    config_fields,
+    figures_line,
+    say,
+    show,
+)
 
 
 @command
@@ -26,6 +37,10 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict numbers as distributions, row by row; the file may be larger than memory. With a model of `fit`, of a table."""
+    from causalqwen.evaluation.predict import check_output
+
+    check_written(output, input)
+    check_output(output)
     if (model / "estimator.json").is_file():
         from causalqwen_cli.tables import predict_table
 
@@ -36,11 +51,9 @@ def predict(
         return
     from causalqwen.data import stream_rows
     from causalqwen.evaluation import predict_file
-    from causalqwen.evaluation.predict import check_output
     from causalqwen.modeling.loading import load_model
     from causalqwen.modeling.precision import bf16_pays
 
-    check_output(output)
     total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
     loaded.bf16 = bf16_pays(loaded)

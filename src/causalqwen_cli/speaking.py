@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, command, say, show
+from causalqwen_cli.base import AsJson, Device, Model, check_written, command, say, show
 
 
 @command
@@ -59,6 +59,12 @@ def generate(
     ):
         if value is not None and not used:
             raise ValueError(f"{option} does nothing with the preset {preset}, which draws nothing that it is of")
+    if save_individual is not None:
+        if seed is None:
+            raise ValueError("--save-individual keeps the individual of a seed: give --seed")
+        if plan.individual != "sequence":
+            raise ValueError(f"--save-individual: with the preset {preset} no seed draws somebody for the whole text")
+        check_written(save_individual)
     given = {"top_k": top_k, "top_p": top_p}
     samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     loaded = load_model(model, device)
@@ -66,8 +72,6 @@ def generate(
         plan = plan.fresh_at(loaded.config.text_temperature)
     processor = loaded.processor
     if save_individual is not None:
-        if seed is None:
-            raise ValueError("--save-individual keeps the individual of a seed: give --seed")
         Individual.from_seed(seed, loaded.config.causal_size).save(save_individual)
     text = prompt
     if chat:
@@ -113,6 +117,8 @@ def abduct(
     from causalqwen.data.texts import read_text
     from causalqwen.modeling.loading import load_model
 
+    for path in (output, html):
+        check_written(path, *text, prior, *(beside or []))
     texts = [read_text(path) for path in text]
     if beside and html is None:
         raise ValueError("--beside is for the picture: give --html")
@@ -187,6 +193,7 @@ def counterfactual(
         raise ValueError(f"--value and --force both set position {min(both)}")
     if not (edit or values or tokens or checkpoint):
         raise ValueError("nothing is different in the other world: give --edit, --value, --force or --checkpoint")
+    check_written(html, *(individual or []))
     people = [(path.stem, Individual.load(path)) for path in individual or []]
     loaded = load_model(model, device)
     if values and not loaded.reads_numbers:

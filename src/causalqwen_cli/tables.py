@@ -88,8 +88,6 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     from causalqwen.modeling.prediction import describe
     from causalqwen.sklearn import NumberRegressor
 
-    if output.suffix == ".parquet":
-        arrow_for(output)  # a missing library stops the run here
     made = NumberRegressor.load(model, device)
     table = read_table(source, made.reader_)
     target = made.reader_.target

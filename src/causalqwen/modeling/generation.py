@@ -107,6 +107,8 @@ class CausalGenerationMixin(GenerationMixin):
 
         if isinstance(causal_decoding, str):
             causal_decoding = CausalDecoding.preset(causal_decoding).fresh_at(self.config.text_temperature)
+        if not isinstance(causal_decoding, CausalDecoding):
+            raise ValueError(f"causal_decoding: expected a CausalDecoding or a preset's name, got {causal_decoding!r}")
         settings: dict[str, Any] = {"return_dict_in_generate": True}
         if causal_decoding.decision == "softmax":
             if generation_config is None and kwargs.get("do_sample") is None:

@@ -155,6 +155,32 @@ NUMBER_PARTS = ("value_branch.", "copy_head.", "action.num_row", "action.num_bia
 """Where the parameters start that only numbers are learned by: no score of a word depends on them."""
 
 
+def _kind(part: Any) -> tuple[type, Any]:
+    return type(part), getattr(part, "alpha", None)
+
+
+def check_made(model: Any) -> None:
+    """ValueError where the configuration was changed after the model was made, and describes another one."""
+    config, action = model.config, model.action
+    config.check()
+    with torch.device("meta"):
+        made = make_heads(config)
+    for name, part in made.items():
+        own = getattr(model, name)
+        wanted, there = (
+            {} if one is None else {key: tensor.shape for key, tensor in one.state_dict().items()}
+            for one in (part, own)
+        )
+        if wanted != there:
+            raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
+    if config.num_token_id != action.num_token_id:
+        raise ValueError("the configuration was changed after the model was made, and describes another num_token_id")
+    again: Any = made["action"]
+    for name in ("law", "value_law", "scales", "number"):
+        if _kind(getattr(again, name)) != _kind(getattr(action, name)):
+            raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
+
+
 VALUE_MODULES = ("value_branch", "copy_head")
 """What is made anew where values are read in another way."""
 

@@ -132,7 +132,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
         """transformers' `save_pretrained` (safetensors), and the processor beside the weights. ValueError for a configuration
         that was set to what there is not."""
-        self.config.check()
+        laws.check_made(self)
         if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
             _ = self.processor  # before anything is written: it may lie where the model is saved to
         super().save_pretrained(save_directory, **kwargs)
@@ -287,6 +287,8 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
         draws: Draws = Integrated()
+        if not isinstance(causal_decoding, CausalDecoding | BoundDecoding | None):
+            raise ValueError(f"causal_decoding: expected a CausalDecoding, got {causal_decoding!r}")
         if isinstance(causal_decoding, CausalDecoding):
             size = self.config.causal_size
             causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)

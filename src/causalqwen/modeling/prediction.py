@@ -72,7 +72,8 @@ class NumberPrediction:
         values = self.law.transform.support.values()
         if values is None:
             raise ValueError(
-                "the values of this number are not finitely many: no bounded grid was seen, or said, in training"
+                "the values of this number are not finitely many, or more than 10,000: no bounded grid was seen, or said, in "
+                "training"
             )
         below = [0.0, *(self.cdf(value) for value in values)]
         return {value: after - before for value, before, after in zip(values, below, below[1:], strict=False)}

@@ -14,6 +14,8 @@ _FEW = 12
 
 _TIMES = 5
 _FEWEST = 30
+_MOST = 10_000  # so many values are listed
+_NEAR = 1e-9  # of a step: what rounding may lose
 _AT_END, _ROWS_AT_END = 0.05, 8  # an end that so large a share of the rows reaches, and so many of them, is one
 
 
@@ -37,8 +39,12 @@ class Support:
             raise ValueError(f"support: step must be positive, got {self.step}")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"support: low must be below high, got {self.low} and {self.high}")
-        if (steps := self._steps()) is not None and abs(steps - round(steps)) > 1e-9 * max(steps, 1):
-            raise ValueError(f"support: high {self.high} is no multiple of step {self.step} from low {self.low}")
+        if self.step is not None and self.high is not None:
+            steps = (self.high - (self.low or 0.0)) / self.step
+            if abs(steps - round(steps)) > _NEAR * max(abs(steps), 1):
+                raise ValueError(
+                    f"support: high {self.high} is no multiple of step {self.step} from low {self.low or 0}"
+                )
 
     @classmethod
     def seen_in(cls, values: Tensor) -> "Support":
@@ -75,10 +81,17 @@ class Support:
         return values if self.low is None and self.high is None else values.clamp(self.low, self.high)
 
     def _on_grid(self, values: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+        """Multiples of the step as they are written (0.3, not 0.1 + 0.1 + 0.1), and the ends as they are."""
         if self.step is None:
             return values
         first = self.low or 0.0
-        return first + rounded((values - first) / self.step) * self.step
+        on_grid = first + rounded((values - first) / self.step) * self.step
+        if not (float(self.step).is_integer() and float(first).is_integer()):
+            on_grid = round_significant(on_grid, 12)
+        for exact in (0.0, self.low, self.high):
+            if exact is not None:
+                on_grid = torch.where((on_grid - exact).abs() <= 1e-6 * self.step, exact, on_grid)
+        return on_grid
 
     def _steps(self) -> float | None:
         """How many from end to end; None where they are not finitely many."""
@@ -94,7 +107,7 @@ class Support:
         """Values of the support as they are, others as the nearest one that it holds, float64."""
         nearest = self.nearest(values)
         inside = (nearest - values).abs() <= 1e-9 * values.abs().clamp(min=1e-300)
-        return torch.where(inside, values, round_significant(nearest, 12))
+        return torch.where(inside & (self.held(values) == values), values, nearest)
 
     def floor(self, values: Tensor) -> Tensor:
         """The greatest value of the grid up to each, but for rounding errors."""
@@ -109,9 +122,13 @@ class Support:
         return held - half, held + half, least, greatest
 
     def values(self) -> list[float] | None:
-        """All of them, where they are finitely many."""
+        """All of them; None where they are not finitely many, or more than 10,000."""
         steps = self._steps()
-        return None if steps is None else [self.low + place * self.step for place in range(round(steps) + 1)]
+        if steps is None or steps >= _MOST:
+            return None
+        places = torch.arange(round(steps) + 1, dtype=torch.float64)
+        each: list[float] = self.nearest(self.low + places * self.step).tolist()
+        return each
 
 
 def _above_zero(low: float) -> float | None:

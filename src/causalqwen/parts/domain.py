@@ -46,8 +46,11 @@ class DomainNetwork(nn.Module):
         family: str = "cauchy",
     ) -> None:
         super().__init__()
-        if limit is not None and not limit > 0:
-            raise ValueError(f"a domain's limit must be positive, got {limit}")
+        for name, value in (("layers", layers), ("width", width)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < (name == "width"):
+                raise ValueError(f"a domain's {name} is a whole number, got {value!r}")
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ValueError(f"a domain's limit must be positive, got {limit!r}")
         self.limit, self.law = limit, get_family(family)
         self.residual = ResidualPerceptron(hidden_size, width, 2 * causal_size, layers=layers)
 

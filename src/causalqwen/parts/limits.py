@@ -10,6 +10,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the setting number_encoding": {"number_context": _SEEN},
     "the setting initial_direction": {"number_context": _SEEN},
     "the setting normalize_direction": {"number_context": _SEEN},
+    "the setting initial_threshold": {"threshold_shift": "predicted"},
     "the setting abduction_hidden_size": {"deep_abduction": True},
     "the setting value_branch_hidden_size": {"value_branch": True},
     "the setting value_branch_members": {"value_branch": True},

@@ -12,6 +12,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.heads import check_made
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
 from causalqwen.training.choice import EVALUATIONS, FEWEST_HELD, Choice, apply, choosing, hold_out, set_levels
@@ -58,7 +59,7 @@ def train(
     output = Path(output)
     ranks.join(model.device)
     say = say if ranks.rank() == 0 else lambda line: None
-    model.config.check()
+    check_made(model)
     _check_batches(settings)
     check_stages(model, settings, train_examples, eval_examples)
     if ranks.world_size() > 1:
@@ -76,6 +77,8 @@ def train(
     if settings.values is not None and not len(numbers.values):
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     check_classes(model, train_examples, eval_examples, numbers, settings)
+    if settings.value_transform not in ("auto", "keep"):
+        numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
     _open_work(output, work, settings, resume)
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model), None

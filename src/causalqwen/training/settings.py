@@ -271,7 +271,12 @@ class TrainSettings:
             return Support() if self.support is None else Support.seen_in(values)
         if isinstance(self.support, str) or len(self.support) not in (2, 3):
             raise ValueError(f"support: expected auto, null, [low, high] or [low, high, step], got {self.support!r}")
-        return Support(*self.support)
+        given = Support(*self.support)
+        if values.numel() and not bool((given.held(values) == values).any()):
+            raise ValueError(
+                f"support: none of the training values, such as {values[0].item():g}, lies in {self.support}"
+            )
+        return given
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "TrainSettings":

@@ -124,6 +124,8 @@ def check_stages(
             f"backbone: {settings.backbone.layers} layers are to be trained, and there are {len(_layers(model))}"
         )
     if settings.lora is not None:
+        if not settings.lora.target_modules:
+            raise ValueError("lora: target_modules names nothing to adapt")
         names = {
             name.split(".")[-1] for name, part in model.backbone.named_modules() if isinstance(part, torch.nn.Linear)
         }
