@@ -76,7 +76,7 @@ def measure(count: int, kind: str, parts: dict[str, list[dict]], folder: Path) -
     write_text(files / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     if not (files / "model" / "config.json").exists():
         command = [sys.executable, "-m", "causalqwen_cli"]
-        subprocess.run([*command, "graft", "--output", files / "graft"], check=True)
+        subprocess.run([*command, "graft", "--backbone", "smollm2-135m", "--output", files / "graft"], check=True)
         train = ["train", "--model", files / "graft", "--train", files / "train.jsonl", "--output", files / "model"]
         resume = ["--resume"] if (files / "model").exists() else []
         subprocess.run([*command, *train, *resume], check=True)

@@ -199,15 +199,17 @@ def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so
     model, said = graft_tiny("llama", tiny_tokenizer), []
     learned, held = skewed(model, 96, 0), skewed(model, 48, 1)
     train(model, learned, held, tmp_path / "run", say=said.append)
-    assert said[0].startswith("choosing how values are read: at most 10 fits of 78 passes over 96 of 96 rows, by 48")
-    assert len([line for line in said if line.startswith("  ")]) == 10 and said[-1].startswith("chosen: ")
+    assert said[0].startswith(
+        "choosing how values are read: at most 9 fits of 78 passes, and 2 of 78, over 96 of 96 rows, by 48"
+    )
+    assert len([line for line in said if line.startswith("  ")]) == 11 and said[-1].startswith("chosen: ")
     config = model.config
     assert config.value_transform["kind"] in ("log", "quantile") and config.value_branch_members == 4
     short, long = model.predict_number(["The short one is", "The long one is"])
     assert 3 < short.median < 9 and 1e4 < long.median < 4e4
     assert short.quantile(0.001) > 0  # nothing that is never there
     told = json.loads((tmp_path / "run" / "choice.json").read_text())
-    assert len(told["tried"]) == 10 and told["chosen"] in told["tried"]
+    assert len(told["tried"]) == 11 and told["chosen"] in told["tried"]
     assert told["chosen"]["axis"] == config.value_transform["kind"] and told["chosen"]["score"] < 0.5
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["fitted"]["values"]["value_transform"]
     assert kept["support"]["low"] > 0
@@ -238,7 +240,7 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
     monkeypatch.setattr(choice.Choice, "_fit", lambda self, *rest: (fits.append(rest[0]), fit(self, *rest))[1])
     again = fresh()
     assert train(again, learned, held, tmp_path / "cut", resume=True) == expected
-    assert len(fits) == 10  # none of them twice
+    assert len(fits) == 11  # none of them twice
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
     shutil.rmtree(tmp_path / "cut")
 
@@ -336,12 +338,31 @@ def test_a_class_with_too_few_values_to_be_called_positive_has_another_axis():
     assert {name: axis["value_transform"]["kind"] for name, axis in axes.items()} == {"many": "log", "few": "symlog"}
 
 
+def test_more_passes_go_with_less_dropout_in_as_many_updates_of_any_number_of_rows(
+    tiny_tokenizer, tmp_path, monkeypatch
+):
+    from causalqwen.training import choice
+
+    monkeypatch.setattr(choice, "TIMES_LONGER", 5)
+    model = graft_tiny("llama", tiny_tokenizer)
+    numbers = LearnedNumbers(torch.arange(9.0), torch.zeros(9, dtype=torch.bool), [None] * 9)
+    made = choice.Choice(model, range(3000), range(9), numbers, set(), TrainSettings(), tmp_path, print)
+    plain, longer = {"value_branch_dropout": 0.5, "value_branch_direct": False}, choice.LESS_DROPOUT
+    assert [made.stage_of(plain, rows).epochs for rows in (2048, 3000, 45_000)] == [12, 12, 12]
+    assert [made.stage_of(plain | longer, rows).epochs for rows in (2048, 3000, 45_000)] == [60, 41, 12]
+    assert made.stage_of(plain | {"value_branch_direct": True}, 2048).learning_rate == choice.REGRESSION_RATE
+
+
 def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path):
     model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
     learned, held = skewed(model, 48, 0), skewed(model, 24, 1)
     train(model, learned, held, tmp_path, TrainSettings(value_transform="symlog"), say=said.append, save=False)
-    assert said[0].startswith("choosing how values are read: at most 2 fits")
+    assert said[0].startswith("choosing how values are read: at most 2 fits of 156 passes, and 1 of 156")
     assert (model.config.value_family, model.config.value_transform["kind"]) == ("gaussian", "symlog")
+    dropped = graft_tiny("llama", tiny_tokenizer, value_branch_dropout=0.1, value_branch_members=2)
+    train(dropped, learned, held, tmp_path / "dropped", TrainSettings(value_transform="log"), save=False)
+    tried = json.loads((tmp_path / "dropped" / "choice.json").read_text())["tried"]
+    assert len(tried) == 4 and dropped.config.value_branch_dropout == 0.1 and dropped.config.value_branch_members == 2
     for support in (None, [0, None]):  # no logarithm of what may be 0
         other = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps")
         only = TrainSettings.from_dict({"support": support})

@@ -47,6 +47,9 @@ EVALUATIONS = 12
 CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
 """Where classes have axes of their own: several are learned more slowly than one."""
 
+LESS_DROPOUT, TIMES_LONGER = {"value_branch_dropout": 0.2}, 5
+"""What follows closely from the text is learned in many passes, with little dropout; other values are not (experiments 16)."""
+
 CHOICE = "choice.json"
 """What was tried and chosen, beside the records of a run."""
 
@@ -248,16 +251,19 @@ class Choice:
     def made(self) -> Tried:
         """The way to read values whose held-out score is best.
 
-        Of each family the best axis; Cauchy tails, a start at a regression, copying, and the likelihood as the loss, where each
-        is clearly better.
+        Of each family the best axis; Cauchy tails, a start at a regression, more passes with less dropout, copying, and the
+        likelihood as the loss, where each is clearly better.
         (Log scores do not compare: an atom has a probability, not a density.)
         """
         axes, families = self._axes(), self._open("value_family", FAMILIES)
         copies, losses = self._copying(), self._open("value_loss", ("crps", "nll"))
-        fits = len(axes) * (len(families) + len(self._straight())) + (copies is None) + len(losses) - 1
+        fits = len(axes) * (len(families) + len(self._straight()))
+        more, longer = len(self._longer()) + (copies is None) + len(losses) - 1, bool(self._longer())
+        passes = self.stage.epochs
         self.say(
-            f"choosing how values are read: at most {fits} fits of {self.stage.epochs} passes over {len(self._rows[0]):,} of "
-            f"{len(self.train_examples):,} rows, by {len(self._rows[1]):,} rows held out"
+            f"choosing how values are read: at most {fits} fits of {passes} passes, and {more} of "
+            f"{passes * (TIMES_LONGER if longer else 1)}, over {len(self._rows[0]):,} of {len(self.train_examples):,} rows, by "
+            f"{len(self._rows[1]):,} rows held out"
         )
         own = self.model.config.value_branch_direct
         base = {"value_loss": losses[0], "copy_numbers": bool(copies), "value_branch_direct": own}
@@ -272,6 +278,8 @@ class Choice:
         for straight in self._straight():
             for other in [self._tried(axis, best.config | {"value_branch_direct": straight}) for axis in axes]:
                 best = clearly_better(best, other)
+        for longer_one in self._longer():
+            best = clearly_better(best, self._tried(best.axis, best.config | longer_one | {"value_branch_direct": own}))
         if copies is None:
             best = clearly_better(best, self._tried(best.axis, best.config | READER))
         for loss in losses[1:]:
@@ -286,11 +294,16 @@ class Choice:
             write_text(self.work.parent / CHOICE, json.dumps(told, indent=1) + "\n")
         return best
 
-    def stage_of(self, config: dict[str, Any]) -> ValueStage:
-        """What is trained in a fit, and with what is chosen in the end."""
+    def stage_of(self, config: dict[str, Any], rows: int) -> ValueStage:
+        """What is trained in a fit, and with what is chosen in the end, on so many rows: more passes, where they were better,
+        of as many updates as on `MOST_ROWS`."""
+        stage = self.stage
+        if config.items() >= LESS_DROPOUT.items() and self._longer():
+            more = TIMES_LONGER * min(1.0, MOST_ROWS / rows)
+            stage = dataclasses.replace(stage, epochs=max(stage.epochs, round(more * stage.epochs)))
         if self.model.config.value_columns or config["value_branch_direct"]:
-            return dataclasses.replace(self.stage, learning_rate=REGRESSION_RATE)
-        return self.stage
+            return dataclasses.replace(stage, learning_rate=REGRESSION_RATE)
+        return stage
 
     @property
     def stage(self) -> ValueStage:
@@ -307,6 +320,19 @@ class Choice:
         """Whether a branch that reads features straight too is tried: unless every one does already."""
         config = self.model.config
         return () if config.value_branch_direct or config.value_columns or self.settings.class_transforms else (True,)
+
+    def _longer(self) -> tuple[dict[str, Any], ...]:
+        """Whether more passes with less dropout are tried: unless the graft says how much there is."""
+        given = self.model.config.value_branch_dropout != CausalQwenConfig.value_branch_dropout
+        return () if given or self.settings.class_transforms else (LESS_DROPOUT,)
+
+    @property
+    def _branch(self) -> dict[str, Any]:
+        """`BRANCH`, but for what the graft was made with."""
+        config = self.model.config
+        return {
+            name: value for name, value in BRANCH.items() if getattr(config, name) == getattr(CausalQwenConfig, name)
+        }
 
     def _axes(self) -> tuple[str, ...]:
         if self.settings.value_transform != "auto":
@@ -373,7 +399,7 @@ class Choice:
 
     def _tried(self, axis: str, config: dict[str, Any]) -> Tried:
         """The scores of one way, from an earlier run where it got so far."""
-        config = BRANCH | config
+        config = self._branch | config
         name = "-".join([axis, *(f"{config[key]}" for key in sorted(config))])
         file = self.work / "choice" / f"{name}.npy"
         if not ranks.from_main(file.exists()):
@@ -394,7 +420,7 @@ class Choice:
         model = self._renewed(config)
         fit_axes(model.config, self.numbers, axis, self.settings)
         only: dict[str, Any] = {
-            "values": self.stage_of(config),
+            "values": self.stage_of(config, len(train_rows)),
             "heads": None,
             "lora": None,
             "backbone": None,
@@ -422,4 +448,6 @@ def described(tried: Tried) -> str:
     """In words."""
     copies = ", copying" if tried.config["copy_numbers"] else ""
     straight = ", from a ridge regression" if tried.config["value_branch_direct"] else ""
-    return f"{tried.axis} axis, {tried.config['value_family']} law, {tried.config['value_loss']} loss{straight}{copies}"
+    longer = ", more passes and less dropout" if tried.config.items() >= LESS_DROPOUT.items() else ""
+    law, loss = tried.config["value_family"], tried.config["value_loss"]
+    return f"{tried.axis} axis, {law} law, {loss} loss{straight}{longer}{copies}"

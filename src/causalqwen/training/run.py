@@ -93,7 +93,7 @@ def train(
             choice = Choice(model, train_examples, eval_examples, numbers, certain, settings, work, say)
             chosen = choice.made()
             apply(model, chosen.config, settings.seed)
-            stage, most = choice.stage_of(chosen.config), max(settings.evaluations, EVALUATIONS)
+            stage, most = choice.stage_of(chosen.config, len(train_examples)), max(settings.evaluations, EVALUATIONS)
             settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
         settings = as_it_was(settings, model)
         set_levels(model, None)
