@@ -155,7 +155,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         given["individual"] = _plain(torch.stack([person.factor.norm(), person.precision.norm()]))
         if not model.config.copy_numbers:
             edits = [Intervention(), Intervention(prompt="Your friends,")]
-            worlds = model.counterfactual_samples(SAID, edits, individual=person)
+            worlds = model.counterfactual_samples(SAID, edits, individual=person, temperature=1.0)
             given["worlds"] = [world[0].text for world in worlds]
     names = classes or ["a"]
     rows = [{"prompt": f"We count {i} and", "value": i * 1.5, "class": names[i % len(names)]} for i in range(8)]

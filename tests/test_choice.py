@@ -353,6 +353,24 @@ def test_more_passes_go_with_less_dropout_in_as_many_updates_of_any_number_of_ro
     assert made.stage_of(plain | {"value_branch_direct": True}, 2048).learning_rate == choice.REGRESSION_RATE
 
 
+def test_what_is_chosen_is_trained_as_it_was_tried(tiny_tokenizer, tmp_path, monkeypatch):
+    from causalqwen.training import choice
+
+    monkeypatch.setattr(choice, "TIMES_LONGER", 2)
+    monkeypatch.setattr(choice, "clearly_better", lambda plain, other: other if "0.2" in str(other.config) else plain)
+    model, stages, trainer = graft_tiny("llama", tiny_tokenizer), [], choice.TRAINERS["values"]
+
+    def noted(run):
+        stages.append((run.settings.values, run.model.config.value_branch_dropout))
+        trainer(run)
+
+    monkeypatch.setitem(choice.TRAINERS, "values", noted)
+    train(model, skewed(model, 96, 0), skewed(model, 48, 1), tmp_path / "run", say=lambda line: None)
+    *tried, (stage, dropout) = stages
+    assert dropout == 0.2 and stage.epochs == 156
+    assert (stage, dropout) in tried and {trial.epochs for trial, _ in tried} == {78, 156}
+
+
 def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path):
     model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
     learned, held = skewed(model, 48, 0), skewed(model, 24, 1)

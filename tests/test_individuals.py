@@ -471,11 +471,11 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
         ["It is", "A new year"], individual, num_samples=3, max_new_tokens=6, seed=9
     )
     inputs = speaker.processor(["A new year"], return_tensors="pt")
-    plan = CausalDecoding.preset("persona", individual=individual, seed=9)
+    of_noise = speaker.config.text_temperature
+    plan = CausalDecoding.preset("persona", individual=individual, noise_temperature=of_noise, seed=9)
     made = speaker.generate(**inputs, causal_decoding=plan, max_new_tokens=6, num_return_sequences=3)
     assert [w.tokens.tolist() for w in worlds[1]] == made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     forced = Intervention(tokens={2: " and"})
-    plan = CausalDecoding.preset("persona", individual=individual, seed=9)
     rows = continue_prompt(speaker, "A new year", plan, 3, 6, forced)
     whole = speaker.processor.tokenizer(" and")["input_ids"]
     assert all(row.tokens[:2].tolist() == w.tokens[:2].tolist() for row, w in zip(rows, worlds[1], strict=True))

@@ -77,10 +77,12 @@ def interventional_samples(
     num_samples: int = 1,
     max_new_tokens: int = 64,
     seed: int = 0,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     noise_temperature: float | None = None,
 ) -> list[list[World]]:
     """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+
+    temperature, noise_temperature: of a plan (`CausalDecoding`); both None for 1 of who, and `config.text_temperature` of noise.
 
     Returns: `num_samples` worlds per prompt; sample j uses seed + j.
     """
@@ -88,9 +90,8 @@ def interventional_samples(
     plan = CausalDecoding(
         individual="sequence" if individual is None else individual,
         noise="token",
-        temperature=temperature,
-        noise_temperature=noise_temperature,
         seed=seed,
+        **_temperatures(model, temperature, noise_temperature),
     )
     return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, Intervention()) for prompt in prompts]
 
@@ -105,7 +106,7 @@ def counterfactual_samples(
     num_samples: int = 1,
     max_new_tokens: int | None = None,
     seed: int = 0,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     noise_temperature: float | None = None,
     steps: int = 20,
 ) -> list[list[World]]:
@@ -118,6 +119,8 @@ def counterfactual_samples(
         individual: who it was; None to abduct them from the observed text.
         num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
         max_new_tokens: as many as the observed text has, by default.
+        temperature, noise_temperature: of a plan (`CausalDecoding`); both None for 1 of who, and `config.text_temperature` of
+            noise, which then need not be so far out to explain a text that is no argmax.
 
     Returns: `num_samples` worlds per intervention.
     """
@@ -131,29 +134,24 @@ def counterfactual_samples(
     individual.check_size(model.config.causal_size)
     length = max_new_tokens or len(encode_text(model, observed.text).ids)
     samples: list[list[World]] = [[] for _ in worlds]
+    temperatures = _temperatures(model, temperature, noise_temperature)
     for sample in range(num_samples):
-        plan = CausalDecoding(
-            individual=individual,
-            noise="token",
-            temperature=temperature,
-            noise_temperature=noise_temperature,
-            seed=seed + sample,
-        )
+        plan = CausalDecoding(individual=individual, noise="token", seed=seed + sample, **temperatures)
         if noise == "abduct":
-            kept = abduct_noise(
-                model,
-                observed,
-                individual,
-                temperature=temperature,
-                noise_temperature=noise_temperature,
-                seed=seed + sample,
-                steps=steps,
-            )
+            kept = abduct_noise(model, observed, individual, seed=seed + sample, steps=steps, **temperatures)
             plan = replace(plan, noise=kept)
         for place, world in enumerate(worlds):
             prompt, speaker = world.prompt_from(observed.prompt), world.model or model
             samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world)
     return samples
+
+
+def _temperatures(
+    model: "CausalQwenForCausalLM", temperature: float | None, noise_temperature: float | None
+) -> dict[str, Any]:
+    if temperature is None and noise_temperature is None:
+        return {"temperature": 1.0, "noise_temperature": model.config.text_temperature}
+    return {"temperature": 1.0 if temperature is None else temperature, "noise_temperature": noise_temperature}
 
 
 def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM") -> None:

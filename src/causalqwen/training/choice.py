@@ -298,7 +298,7 @@ class Choice:
         """What is trained in a fit, and with what is chosen in the end, on so many rows: more passes, where they were better,
         of as many updates as on `MOST_ROWS`."""
         stage = self.stage
-        if config.items() >= LESS_DROPOUT.items() and self._longer():
+        if config.items() >= LESS_DROPOUT.items():
             more = TIMES_LONGER * min(1.0, MOST_ROWS / rows)
             stage = dataclasses.replace(stage, epochs=max(stage.epochs, round(more * stage.epochs)))
         if self.model.config.value_columns or config["value_branch_direct"]:
