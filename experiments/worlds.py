@@ -1,10 +1,9 @@
 """Counterfactual texts: is the world that was given back, and how far does a one-word edit carry? (25 minutes on two cores)
 
 Real paragraphs that the model did not write: a prompt of 16 tokens and the 24 that follow. First every text under the empty
-intervention, then texts that hold two numbers of one to nine digits. Then one word of the prompt is edited, and what the
-individual would have said is compared with what was said:
-noise kept (ours), Gumbel noise in hindsight (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the
-softmax's own.
+intervention, then texts that hold two numbers of one to nine digits, then some with the individual behind them. Then one word
+of the prompt is edited, and what the individual would have said is compared with what was said: noise kept (ours), Gumbel
+noise in hindsight (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the softmax's own.
 
     .venv/bin/python experiments/worlds.py --model DIR      (a model that `causalqwen calibrate` has seen)
 """
@@ -127,6 +126,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--numbers", type=int, default=200)
+    parser.add_argument("--abducted", type=int, default=50)
     parser.add_argument("--edits", type=int, default=40)
     given = parser.parse_args()
     model = CausalQwenForCausalLM.from_pretrained(given.model).eval()
@@ -134,12 +134,17 @@ def main() -> None:
     nobody, texts = Individual.nobody(model.config.causal_size), observed_texts(model)
 
     plain = [observed for observed, _ in texts[: given.texts]]
-    for what, told in (("without numbers", plain), ("with numbers", texts_with_numbers(texts, given.numbers))):
+    numbered = texts_with_numbers(texts, given.numbers)
+    groups = (("nobody", plain), ("nobody, with numbers", numbered), ("abducted", plain[: given.abducted]))
+    for what, told in groups:
         same, residuals = 0, []
         for index, observed in enumerate(tqdm(told, desc=f"the world that was, {what}")):
-            ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=nobody, seed=index, steps=2)
+            who = nobody if what.startswith("nobody") else model.abduct(observed)
+            ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=who, seed=index, steps=2)
             same += world.text == observed.text
-            residuals += model.abduct_noise(observed, nobody, seed=index, steps=0).residuals.tolist()
+            of_noise = model.config.text_temperature
+            kept = model.abduct_noise(observed, who, noise_temperature=of_noise, seed=index, steps=0)
+            residuals += kept.residuals.tolist()
         if told:
             share = statistics.mean(r > 0 for r in residuals)
             print(f"{what}, identical: {same} of {len(told)}; tokens with a residual {share:.2%}", flush=True)

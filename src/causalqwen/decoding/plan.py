@@ -41,6 +41,11 @@ HELD = 0.3
 """Of the temperature of what is drawn anew at every token: somebody who is heard, and fluent (experiments 4)."""
 
 
+def held_at(temperature: float) -> float:
+    """The temperature of what is held for a text, beside that of what is drawn anew at every token; not below 1."""
+    return max(1.0, HELD * temperature)
+
+
 @dataclass(frozen=True)
 class CausalDecoding:
     """A choice for each source of randomness; give it to `generate(causal_decoding=...)`.
@@ -105,8 +110,7 @@ class CausalDecoding:
 
         `model.config.text_temperature` makes texts as diverse as softmax sampling does.
         """
-        held = max(1.0, HELD * temperature)
-        of_mode = {"token": temperature, "sequence": held}
+        of_mode = {"token": temperature, "sequence": held_at(temperature)}
         own, of_noise = (of_mode.get(mode, 1.0) for mode in (self.individual_mode, self.noise_mode))
         return replace(self, temperature=own, noise_temperature=of_noise)
 

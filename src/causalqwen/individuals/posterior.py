@@ -9,9 +9,8 @@ from torch import Tensor
 
 from causalqwen.individuals.evidence import Evidence
 
-NARROWEST, WIDEST = 1e-4, 0.2
-"""Of the spreads that are looked for where none is given. The words of one text resemble each other more than those of one
-person: beyond WIDEST, what fits the text that was heard fits their next one worse (experiments 8)."""
+NARROWEST = 1e-4
+"""Of the spreads that are looked for where none is given."""
 
 
 @dataclass
@@ -35,31 +34,35 @@ class Posterior:
         return torch.linalg.solve(self.precision, self.information).diagonal().sum().item()
 
 
-def likeliest_spread(gradient: Tensor, information: Tensor, limits: tuple[float, float] = (1e-4, 1.0)) -> float:
+def likeliest_spread(gradient: Tensor, information: Tensor, widest: float = 1.0) -> float:
     """The prior's standard deviation s of g ~ N(0, s^2 I) under which the observations are likeliest (empirical Bayes).
 
     With the log-likelihood quadratic around 0 (gradient b, information F), log evidence(s) =
-    b^T (F + I/s^2)^-1 b / 2 - log det(I + s^2 F) / 2, maximized over a grid of s in `limits`; at 1, e1 is uniform.
+    b^T (F + I/s^2)^-1 b / 2 - log det(I + s^2 F) / 2, maximized over a grid of s from `NARROWEST` to `widest`; at 1, e1 is
+    uniform.
     """
     values, vectors = torch.linalg.eigh(information)
     values, along = values.clamp(min=0), (vectors.T @ gradient).square()
-    spreads = torch.logspace(
-        math.log10(limits[0]), math.log10(limits[1]), 200, dtype=torch.float64, device=values.device
-    )
+    spreads = torch.logspace(math.log10(NARROWEST), math.log10(widest), 200, dtype=torch.float64, device=values.device)
     squared = spreads.square().unsqueeze(-1)
     evidence = 0.5 * (along * squared / (1 + squared * values)).sum(-1) - 0.5 * torch.log1p(squared * values).sum(-1)
     return spreads[evidence.argmax()].item()
 
 
 def likeliest_population(
-    gradients: Sequence[Tensor], informations: Sequence[Tensor], *, steps: int = 60, start: float = 0.2
+    gradients: Sequence[Tensor],
+    informations: Sequence[Tensor],
+    *,
+    widest: float = 1.0,
+    steps: int = 60,
+    start: float = 0.2,
 ) -> tuple[Tensor, float]:
     """Mean [C] and standard deviation of g ~ N(mean, s^2 I), the law of people under which what they said is likeliest.
 
     The mean has a prior as wide as one more person at 0. By expectation and maximization, each one's log-likelihood quadratic
     around 0 (gradient b_p, information F_p):
     C_p = (F_p + I/s^2)^-1, m_p = C_p (b_p + mean/s^2); mean = sum m_p / (n + 1), s^2 = avg (|m_p - mean|^2 + tr C_p) / C,
-    at most 1, where e1 is uniform: strong gradients with little information would widen it without end.
+    at most `widest`: strong gradients with little information would widen it without end.
     """
     mean, squared = torch.zeros_like(gradients[0]), start**2
     identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
@@ -71,7 +74,7 @@ def likeliest_population(
             width += covariance.diagonal().mean().item() / len(gradients)
         people = torch.stack(means)
         mean = people.sum(0) / (len(people) + 1)
-        squared = min((people - mean).square().mean().item() + width, 1.0)
+        squared = min((people - mean).square().mean().item() + width, widest**2)
     return mean, squared**0.5
 
 
@@ -80,13 +83,14 @@ def find_posterior(
     prior_mean: Tensor,
     prior_precision: Tensor | float | None,
     *,
+    widest: float = 1.0,
     evaluations: int = 3,
     tolerance: float = 1e-3,
 ) -> Posterior:
     """Mode by Fisher scoring from the prior's mean, the information taken there; a step that does not gain is halved.
 
     Args:
-        prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest one in bounds.
+        prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`.
         evaluations: of the log-likelihood at most; the last step is not looked at again.
         tolerance: nats that a step must promise.
     """
@@ -104,7 +108,7 @@ def find_posterior(
     assert information is not None
     identity = torch.eye(len(prior_mean), dtype=torch.float64, device=prior_mean.device)
     if prior_precision is None:
-        prior_precision = likeliest_spread(gradient, information, (NARROWEST, WIDEST)) ** -2
+        prior_precision = likeliest_spread(gradient, information, widest) ** -2
     prior = prior_precision * identity if isinstance(prior_precision, float | int) else prior_precision.double()
     precision = positive_definite(information + prior)
     factor = torch.linalg.cholesky(precision)

@@ -72,7 +72,8 @@ def abduct(
     Args:
         observations: texts, alone or behind prompts. Long ones are read `chunk` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up.
-        spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, 0.2 at most.
+        spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
+            people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
             count by their density under what is left to the noise. "values": the numbers alone, as rows of one
             individual do in training; e1 is uniform then unless a spread is given.
@@ -127,7 +128,8 @@ def abduct(
     precision: Tensor | float | None = None if spread is None else spread**-2
     if prior is not None and prior.precision is not None:
         precision = prior.precision.to(device)
-    posterior = find_posterior([tokens, values], mean, precision, evaluations=evaluations)
+    widest = model.action.scales.widest(model.config)
+    posterior = find_posterior([tokens, values], mean, precision, widest=widest, evaluations=evaluations)
     width = posterior.prior_precision.diagonal().mean().item() ** -0.5
     observed = Observed(len(tokens), len(values), posterior.gained, posterior.directions, width, likelihood, method)
     made = None
@@ -168,7 +170,8 @@ def abduct_population(
         _, gradient, information = words.evaluate(nobody, True)
         gradients.append(gradient)
         informations.append(information)
-    mean, spread = likeliest_population(gradients, informations)
+    widest = max(1.0, model.action.scales.widest(model.config))
+    mean, spread = likeliest_population(gradients, informations, widest=widest)
     precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
     return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
 

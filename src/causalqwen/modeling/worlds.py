@@ -82,7 +82,8 @@ def interventional_samples(
 ) -> list[list[World]]:
     """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
 
-    temperature, noise_temperature: of a plan (`CausalDecoding`); both None for 1 of who, and `config.text_temperature` of noise.
+    temperature, noise_temperature: of a plan (`CausalDecoding`); both None for who at 1, noise at
+        `config.text_temperature`.
 
     Returns: `num_samples` worlds per prompt; sample j uses seed + j.
     """

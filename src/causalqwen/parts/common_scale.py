@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from causalqwen.decoding.plan import held_at
 from causalqwen.distributions import SCALE_FLOOR, upcast
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
     from causalqwen.core import Chain
     from causalqwen.modeling.action import ActionNetwork
+    from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
@@ -23,6 +25,10 @@ class CommonScale(ScoreScale):
     """One number per position where nothing is drawn, one per token where something is."""
 
     common = one_law = True
+
+    def widest(self, config: "CausalQwenConfig") -> float:
+        """That of the people whom presets by name hold for a text."""
+        return held_at(config.text_temperature)
 
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """min(max_j scale_j max_k |W_k|_a, m . scale) [...], |W_k|_a the row's a-norm, m_j = max_k |W_kj|.

@@ -10,6 +10,7 @@ from causalqwen.decoding.draws import QuantileReader
 if TYPE_CHECKING:
     from causalqwen.core import Chain
     from causalqwen.modeling.action import ActionNetwork
+    from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
@@ -36,6 +37,11 @@ class ScoreScale:
     def reader(self, chain: "Chain") -> QuantileReader:
         """How tokens read e1 and e2: by their law's quantile function."""
         return QuantileReader(chain.action.law, chain.model.config.central_mass)
+
+    def widest(self, config: "CausalQwenConfig") -> float:
+        """The largest spread of g that is looked for in somebody's words. Those of one text resemble each other more than those
+        of one person: beyond it, what fits the text that was heard fits their next one worse (experiments 8)."""
+        return 0.2
 
     def gain(self, chain: "Chain") -> Tensor | float:
         """[..., 1], by which tokens read more of what is drawn at some positions."""
