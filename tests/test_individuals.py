@@ -250,6 +250,30 @@ def test_a_population_is_learned_from_people():
     found, width = likeliest_population(list(gradients), [information] * people)
     assert torch.allclose(found, mean, atol=0.1)
     assert width == pytest.approx(spread, abs=0.05)
+    assert likeliest_population(list(gradients), [information] * people, widest=0.2)[1] == pytest.approx(0.2, rel=0.02)
+
+
+def test_the_evidence_of_a_population_is_that_of_one_gaussian():
+    """Two people and their mean as one vector g with covariance s^2 (I + 1 1^T): its evidence is largest at the same s."""
+    generator, size = torch.Generator().manual_seed(1), 6
+    roots, people, errors = torch.randn(2, size, size + 2, generator=generator, dtype=torch.float64).split(
+        [size, 1, 1], -1
+    )
+    informations = list(roots @ roots.mT)
+    gradients = list((roots @ (roots.mT @ people + errors)).squeeze(-1))
+    mean, spread = likeliest_population(gradients, informations, widest=3.0)
+    both, of_both = torch.cat(gradients), torch.block_diag(*informations)
+    together = torch.kron(torch.ones(2, 2) + torch.eye(2), torch.eye(size)).double()
+
+    def evidence(s):
+        prior = s**2 * together
+        told = both @ torch.linalg.solve(of_both + torch.linalg.inv(prior), both)
+        return (told - torch.logdet(torch.eye(2 * size).double() + prior @ of_both)) / 2
+
+    grid = torch.linspace(0.02, 3.0, 600).tolist()
+    assert spread == pytest.approx(max(grid, key=lambda s: evidence(s).item()), rel=0.02)
+    people = torch.linalg.solve(of_both + torch.linalg.inv(spread**2 * together), both).view(2, size)
+    assert torch.allclose(mean, people.sum(0) / 3, atol=1e-8)
 
 
 def test_a_new_person_is_expected_to_be_like_the_population(speaker):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from causalqwen.individuals.evidence import Evidence
@@ -50,32 +51,36 @@ def likeliest_spread(gradient: Tensor, information: Tensor, widest: float = 1.0)
 
 
 def likeliest_population(
-    gradients: Sequence[Tensor],
-    informations: Sequence[Tensor],
-    *,
-    widest: float = 1.0,
-    steps: int = 60,
-    start: float = 0.2,
+    gradients: Sequence[Tensor], informations: Sequence[Tensor], *, widest: float = 1.0
 ) -> tuple[Tensor, float]:
     """Mean [C] and standard deviation of g ~ N(mean, s^2 I), the law of people under which what they said is likeliest.
 
-    The mean has a prior as wide as one more person at 0. By expectation and maximization, each one's log-likelihood quadratic
-    around 0 (gradient b_p, information F_p):
-    C_p = (F_p + I/s^2)^-1, m_p = C_p (b_p + mean/s^2); mean = sum m_p / (n + 1), s^2 = avg (|m_p - mean|^2 + tr C_p) / C,
-    at most `widest`: strong gradients with little information would widen it without end.
+    The mean has a prior N(0, s^2 I), as wide as one more person at 0, and is integrated out. Each one's log-likelihood is
+    quadratic around 0 (gradient b_p, information F_p): C_p = (F_p + I/s^2)^-1, A = (n + 1) I/s^2 - sum C_p/s^4,
+    h = sum C_p b_p/s^2, log evidence(s) = (sum b_p^T C_p b_p + h^T A^-1 h - log det(s^2 A) - sum log det(I + s^2 F_p)) / 2,
+    maximized over s up to `widest`; mean = A^-1 h.
     """
-    mean, squared = torch.zeros_like(gradients[0]), start**2
-    identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
-    for _ in range(steps):
-        means, width = [], 0.0
+    identity = torch.eye(len(gradients[0]), dtype=gradients[0].dtype, device=gradients[0].device)
+
+    def at(log_spread: float) -> tuple[float, Tensor]:
+        precision = math.exp(-2 * log_spread)
+        of_mean, pull, evidence = identity * precision, torch.zeros_like(gradients[0]), 0.0
         for gradient, information in zip(gradients, informations, strict=True):
-            covariance = torch.cholesky_inverse(torch.linalg.cholesky(information + identity / squared))
-            means.append(covariance @ (gradient + mean / squared))
-            width += covariance.diagonal().mean().item() / len(gradients)
-        people = torch.stack(means)
-        mean = people.sum(0) / (len(people) + 1)
-        squared = min((people - mean).square().mean().item() + width, widest**2)
-    return mean, squared**0.5
+            factor = torch.linalg.cholesky(information + identity * precision)
+            covariance = torch.cholesky_inverse(factor)
+            told = covariance @ gradient
+            evidence += 0.5 * (gradient @ told).item() - factor.diagonal().log().sum().item() - len(told) * log_spread
+            of_mean, pull = of_mean + identity * precision - covariance * precision**2, pull + told * precision
+        factor = torch.linalg.cholesky(of_mean)
+        mean = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
+        evidence += 0.5 * (pull @ mean).item() - factor.diagonal().log().sum().item() - len(mean) * log_spread
+        return evidence, mean
+
+    grid = torch.linspace(math.log(NARROWEST), math.log(widest), 25).tolist()
+    place = max(range(len(grid)), key=lambda index: at(grid[index])[0])
+    bounds = (grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
+    best = minimize_scalar(lambda spread: -at(spread)[0], bounds=bounds, method="bounded", options={"xatol": 0.01}).x
+    return at(best)[1], math.exp(best)
 
 
 def find_posterior(

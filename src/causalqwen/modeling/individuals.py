@@ -170,7 +170,7 @@ def abduct_population(
         _, gradient, information = words.evaluate(nobody, True)
         gradients.append(gradient)
         informations.append(information)
-    widest = max(1.0, model.action.scales.widest(model.config))
+    widest = model.action.scales.widest(model.config)
     mean, spread = likeliest_population(gradients, informations, widest=widest)
     precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
     return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
