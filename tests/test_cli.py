@@ -166,7 +166,7 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     assert len(Individual.load(who).evidence) == 2
     arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")
     edits = ("--edit", "The long one", "--edit", "The short one", "--individual", who)
-    first, second = run(*arguments, *edits).stdout.rstrip("\n").split("\n")
+    first, _, second = run(*arguments, *edits).stdout.partition("\n")
     assert re.fullmatch(r"The long one \| is 31 \(90%: \S+ to \S+\), and", first) and second.startswith(
         "The[- long-]{+ short+} one |"
     )

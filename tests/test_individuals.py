@@ -276,6 +276,52 @@ def test_the_evidence_of_a_population_is_that_of_one_gaussian():
     assert torch.allclose(mean, people.sum(0) / 3, atol=1e-8)
 
 
+def test_a_population_of_any_precision_has_a_law():
+    """Informations that rounding left no square root, float32, and a spread that is wanted wider than allowed."""
+    columns = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).mT * 100
+    rounded = (columns @ columns.mT).double() * 10
+    pull = (columns.double() @ torch.ones(4).double()) * 1e3
+    mean, spread = likeliest_population([pull, pull], [rounded, rounded], widest=1.8)
+    assert bool(mean.isfinite().all()) and 0 < spread <= 1.8
+    generator = torch.Generator().manual_seed(2)
+    roots, people = torch.randn(3, 32, 9, generator=generator, dtype=torch.float64).split([8, 1], -1)
+    gradients = list((1e4 * roots @ (roots.mT @ people)).squeeze(-1))
+    informations = list(1e4 * roots @ roots.mT)
+    wide = likeliest_population(gradients, informations, widest=3.0)
+    narrow = likeliest_population([g.float() for g in gradients], [f.float() for f in informations], widest=3.0)
+    assert narrow[1] == pytest.approx(wide[1], rel=0.02) and torch.allclose(narrow[0], wide[0], atol=0.05)
+    assert likeliest_population([g * 1e6 for g in gradients], informations, widest=2.0)[1] == pytest.approx(
+        2.0, abs=1e-9
+    )
+
+
+class Breaking:
+    """Evidence whose likelihood is no number beyond 1."""
+
+    def __len__(self):
+        return 1
+
+    def evaluate(self, g, curvature):
+        value = (30 * g).sum().item() if bool((g.abs() < 1).all()) else math.nan
+        return value, torch.full_like(g, 30.0), torch.zeros(len(g), len(g)).double() if curvature else None
+
+
+def test_a_step_to_where_nothing_is_known_is_halved():
+    found = find_posterior([Breaking()], torch.zeros(3, dtype=torch.float64), 0.5)
+    assert 0 < found.gained < 90 and bool((found.mode.abs() < 1).all())
+
+
+@pytest.mark.parametrize("scale", ["common", "equal", "documents"])
+def test_numbers_are_given_back_at_the_temperature_of_texts(tiny_tokenizer, scale):
+    model = graft_tiny("llama", tiny_tokenizer, number_context="value", score_scale=scale)
+    model.generation_config.eos_token_id, model.config.value_range = None, [0.0, 100.0]
+    model.config.text_temperature = 4.0
+    told = Observation(" 12345 people came, 3.14159 each and 1,272.50 then 7", "They say that 3.0")
+    for who in (Individual.nobody(32), None):
+        ((world,),) = model.counterfactual_samples(told, Intervention(), individual=who, seed=2)
+        assert world.text == told.text
+
+
 def test_a_new_person_is_expected_to_be_like_the_population(speaker):
     texts = ["We have come here to speak of it.", "We have seen a new year come.", "We have come to the land."]
     population = speaker.abduct_population({f"person {i}": [text, text] for i, text in enumerate(texts)})
@@ -298,6 +344,10 @@ def test_an_abducted_individual_survives_a_file(speaker, tmp_path):
     assert torch.equal(again.factor, found.factor) and torch.equal(again.precision, found.precision)
     assert again.evidence == found.evidence and str(again) == str(found)
     assert not torch.equal(found.draw(1).factor, found.draw(2).factor)
+    assert not again.drawn
+    Individual.from_seed(3, 32).save(tmp_path / "drawn.safetensors")
+    assert Individual.load(tmp_path / "drawn.safetensors").drawn
+    (tmp_path / "drawn.safetensors").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["who.safetensors"]
 
 

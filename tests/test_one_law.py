@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from causalqwen import CausalDecoding
+from causalqwen import CausalDecoding, Individual
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
@@ -198,6 +198,10 @@ def test_presets_by_name_are_tempered():
     for preset, temperatures in wanted.items():
         plan = CausalDecoding.preset(preset).fresh_at(5.0)
         assert (plan.temperature, plan.temperature_of_noise) == temperatures
+    drawn, inferred = Individual.from_seed(1, 8), Individual.from_normal(torch.ones(8))
+    for who, own in ((drawn, 1.5), (inferred, 1.0), ([drawn, inferred], 1.0), ([drawn, drawn], 1.5)):
+        plan = CausalDecoding.preset("persona", individual=who).fresh_at(5.0)
+        assert (plan.temperature, plan.temperature_of_noise) == (own, 5.0)
 
 
 def test_a_preset_by_name_is_at_the_models_own_temperature(tiny_tokenizer):

@@ -117,8 +117,8 @@ def abduct(
     from causalqwen.data.texts import read_text
     from causalqwen.modeling.loading import load_model
 
-    for path in (output, html):
-        check_written(path, *text, prior, *(beside or []))
+    check_written(output, *text, *(beside or []))  # somebody may be known better under the same name
+    check_written(html, *text, prior, output, *(beside or []))
     texts = [read_text(path) for path in text]
     if beside and html is None:
         raise ValueError("--beside is for the picture: give --html")

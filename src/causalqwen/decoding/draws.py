@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding.hindsight import Hindsight
-from causalqwen.decoding.individual import Individual
 from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws, upcast
 
@@ -68,8 +67,7 @@ class BoundDecoding:
             seeds = seeds.expand(prompts)
         seeds = (seeds.unsqueeze(1) + torch.arange(copies)).flatten().to(device)
         individuals = None
-        if not isinstance(plan.individual, str):
-            given = [plan.individual] if isinstance(plan.individual, Individual) else list(plan.individual)
+        if given := plan.individuals:
             if len(given) not in (1, prompts):
                 raise ValueError(f"{len(given)} individuals for {prompts} prompts; give one, or one per prompt")
             for individual in given:

@@ -42,6 +42,8 @@ class Individual:
         draws: the posterior itself, as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
         line: what values told where it was integrated on a line, float64 [3, n]: their residuals, sizes and noise scales
             (`line_posterior`). With it further values are heard as if all had been heard at once.
+        drawn: from the law, by a seed: a preset by name holds it at the temperature at which it would have drawn it, and
+            anybody else at 1 (`CausalDecoding.fresh_at`).
     """
 
     factor: Tensor
@@ -50,6 +52,7 @@ class Individual:
     evidence: tuple[Observed, ...] = field(default=())
     draws: Tensor | None = None
     line: Tensor | None = None
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         factor = torch.as_tensor(self.factor, dtype=torch.float64)
@@ -77,7 +80,7 @@ class Individual:
     def from_seed(cls, seed: int, causal_size: int, name: str = "") -> "Individual":
         """The individual that `individual="sequence", seed=seed` draws for its first returned sequence."""
         draws = uniform_draws(torch.tensor([check_seed(seed)]), INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size)
-        return cls(draws[0], name or f"seed {seed}")
+        return cls(draws[0], name or f"seed {seed}", drawn=True)
 
     @classmethod
     def from_normal(cls, normal: Tensor, name: str = "", **known: Any) -> "Individual":
@@ -129,7 +132,7 @@ class Individual:
         """Write a safetensors file; it appears under its name only when it is complete."""
         tensors = {"factor": self.factor, "precision": self.precision, "draws": self.draws, "line": self.line}
         known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        about = {"name": self.name, "evidence": [vars(e) for e in self.evidence]}
+        about = {"name": self.name, "evidence": [vars(e) for e in self.evidence], "drawn": self.drawn}
         save_tensors(path, "individual", about, known)
 
     @classmethod
@@ -137,7 +140,8 @@ class Individual:
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
         evidence = tuple(Observed(**e) for e in about.get("evidence", []))
-        return cls(name=about.get("name", ""), evidence=evidence, **tensors)
+        drawn = about.get("drawn", tensors.get("precision") is None)  # older files do not say
+        return cls(name=about.get("name", ""), evidence=evidence, drawn=drawn, **tensors)
 
     def __str__(self) -> str:
         head = f"Individual({self.name or 'unnamed'}, {len(self.factor)} coordinates"

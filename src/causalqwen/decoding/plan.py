@@ -106,12 +106,14 @@ class CausalDecoding:
 
     def fresh_at(self, temperature: float) -> "CausalDecoding":
         """The plan with what is drawn anew at every token at a temperature, and what is held for the text at `HELD` of it, but
-        not below 1.
+        not below 1; given individuals who were inferred, not drawn from the law, at 1, where they were heard.
 
         `model.config.text_temperature` makes texts as diverse as softmax sampling does.
         """
         of_mode = {"token": temperature, "sequence": held_at(temperature)}
         own, of_noise = (of_mode.get(mode, 1.0) for mode in (self.individual_mode, self.noise_mode))
+        if not all(one.drawn for one in self.individuals):
+            own = 1.0
         return replace(self, temperature=own, noise_temperature=of_noise)
 
     @property
@@ -123,6 +125,13 @@ class CausalDecoding:
     def noise_mode(self) -> str:
         """The mode as a word; given noise is that of tokens."""
         return self.noise if isinstance(self.noise, str) else "token"
+
+    @property
+    def individuals(self) -> Sequence[Individual]:
+        """Those that are given."""
+        if isinstance(self.individual, str):
+            return ()
+        return (self.individual,) if isinstance(self.individual, Individual) else self.individual
 
     @property
     def individual_mode(self) -> str:

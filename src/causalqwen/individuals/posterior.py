@@ -13,6 +13,9 @@ from causalqwen.individuals.evidence import Evidence
 NARROWEST = 1e-4
 """Of the spreads that are looked for where none is given."""
 
+FARTHEST, HALVINGS = 7.9, 12
+"""float64 cannot tell e1 from the cube's border any farther out; a step that does not gain is halved so often at most."""
+
 
 @dataclass
 class Posterior:
@@ -39,8 +42,8 @@ def likeliest_spread(gradient: Tensor, information: Tensor, widest: float = 1.0)
     """The prior's standard deviation s of g ~ N(0, s^2 I) under which the observations are likeliest (empirical Bayes).
 
     With the log-likelihood quadratic around 0 (gradient b, information F), log evidence(s) =
-    b^T (F + I/s^2)^-1 b / 2 - log det(I + s^2 F) / 2, maximized over a grid of s from `NARROWEST` to `widest`; at 1, e1 is
-    uniform.
+    b^T (F + I/s^2)^-1 b / 2 - log det(I + s^2 F) / 2, maximized over a grid of s from `NARROWEST` to `widest`; 1 is
+    the law.
     """
     values, vectors = torch.linalg.eigh(information)
     values, along = values.clamp(min=0), (vectors.T @ gradient).square()
@@ -60,26 +63,31 @@ def likeliest_population(
     h = sum C_p b_p/s^2, log evidence(s) = (sum b_p^T C_p b_p + h^T A^-1 h - log det(s^2 A) - sum log det(I + s^2 F_p)) / 2,
     maximized over s up to `widest`; mean = A^-1 h.
     """
-    identity = torch.eye(len(gradients[0]), dtype=gradients[0].dtype, device=gradients[0].device)
+    told = [
+        (gradient.double(), information.double()) for gradient, information in zip(gradients, informations, strict=True)
+    ]
+    size = len(gradients[0])
+    identity = torch.eye(size, dtype=torch.float64, device=gradients[0].device)
 
     def at(log_spread: float) -> tuple[float, Tensor]:
         precision = math.exp(-2 * log_spread)
-        of_mean, pull, evidence = identity * precision, torch.zeros_like(gradients[0]), 0.0
-        for gradient, information in zip(gradients, informations, strict=True):
-            factor = torch.linalg.cholesky(information + identity * precision)
+        of_mean, pull, evidence = identity * precision, torch.zeros_like(identity[0]), 0.0
+        for gradient, information in told:
+            factor = torch.linalg.cholesky(positive_definite(information + identity * precision))
             covariance = torch.cholesky_inverse(factor)
-            told = covariance @ gradient
-            evidence += 0.5 * (gradient @ told).item() - factor.diagonal().log().sum().item() - len(told) * log_spread
-            of_mean, pull = of_mean + identity * precision - covariance * precision**2, pull + told * precision
-        factor = torch.linalg.cholesky(of_mean)
+            mode = covariance @ gradient
+            evidence += 0.5 * (gradient @ mode).item() - factor.diagonal().log().sum().item() - size * log_spread
+            of_mean, pull = of_mean + identity * precision - covariance * precision**2, pull + mode * precision
+        factor = torch.linalg.cholesky(positive_definite(of_mean))
         mean = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
-        evidence += 0.5 * (pull @ mean).item() - factor.diagonal().log().sum().item() - len(mean) * log_spread
+        evidence += 0.5 * (pull @ mean).item() - factor.diagonal().log().sum().item() - size * log_spread
         return evidence, mean
 
-    grid = torch.linspace(math.log(NARROWEST), math.log(widest), 25).tolist()
+    grid = torch.linspace(math.log(min(NARROWEST, widest)), math.log(widest), 25, dtype=torch.float64).tolist()
     place = max(range(len(grid)), key=lambda index: at(grid[index])[0])
     bounds = (grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
-    best = minimize_scalar(lambda spread: -at(spread)[0], bounds=bounds, method="bounded", options={"xatol": 0.01}).x
+    between = minimize_scalar(lambda spread: -at(spread)[0], bounds=bounds, method="bounded", options={"xatol": 0.01}).x
+    best = max(between, grid[place], key=lambda spread: at(spread)[0])
     return at(best)[1], math.exp(best)
 
 
@@ -96,7 +104,7 @@ def find_posterior(
 
     Args:
         prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`.
-        evaluations: of the log-likelihood at most; the last step is not looked at again.
+        evaluations: of the log-likelihood at most, beside those that halve a step; the last step is not looked at again.
         tolerance: nats that a step must promise.
     """
 
@@ -121,16 +129,19 @@ def find_posterior(
     def penalty(g: Tensor) -> float:
         return 0.5 * ((g - prior_mean) @ prior @ (g - prior_mean)).item()
 
-    mode, best, gained, used = prior_mean, start, 0.0, 1
+    def toward(step: Tensor) -> Tensor:
+        return (mode + step).clamp(-FARTHEST, FARTHEST)
+
+    mode, best, gained, used, halved = prior_mean, start, 0.0, 1, 0
     step = torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
     promised = 0.5 * (step @ gradient).item()
-    while used < evaluations and promised > tolerance:
-        value, slope, _ = evaluate(mode + step, False)
+    while used - halved < evaluations and halved < HALVINGS and promised > tolerance:
+        value, slope, _ = evaluate(toward(step), False)
         used += 1
-        if value - penalty(mode + step) < best - penalty(mode):
-            step, promised = step / 2, promised / 2
+        if not value - penalty(toward(step)) >= best - penalty(mode):  # nor where it is not a number
+            step, promised, halved = step / 2, promised / 2, halved + 1
             continue
-        mode, best, gained = mode + step, value, value - start
+        mode, best, gained = toward(step), value, value - start
         pull = slope - prior @ (mode - prior_mean)
         step = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
         promised = 0.5 * (step @ pull).item()

@@ -1,5 +1,6 @@
 """Individuals of a grafted model: who wrote what was observed, and under which noise (theory 3.12, 3.13)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -276,9 +277,10 @@ def abduct_noise(
     if len(numbers):
         of_numbers = Chain(model, read.features[read.targets == model.config.num_token_id])
         loc_V, scale_V = of_numbers.read_by_values()
-        of_who = min(temperature, 1.0) * scale_V * readers[1](factor).float()
+        most = 1.0 if model.action.scales.one_law else math.inf
+        of_who = min(temperature, most) * scale_V * readers[1](factor).float()
         of_noise = (
-            min(noise_temperature, 1.0) * of_numbers.value_noise * readers[1](draws[numbers.to(model.device)]).float()
+            min(noise_temperature, most) * of_numbers.value_noise * readers[1](draws[numbers.to(model.device)]).float()
         )
         loc_V = upcast(loc_V) + of_who + of_noise
         said[numbers] = model.value_transform.forward(text.values[first:][behind][numbers])
