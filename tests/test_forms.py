@@ -234,7 +234,7 @@ def test_a_number_may_multiply_the_features_behind_the_backbone(tiny_tokenizer, 
 
 def test_a_law_of_values_may_lie_between(tiny_tokenizer, tmp_path):
     """Learned by likelihood and by CRPS, for people too, kept, drawn from; its intervals are its own quantiles."""
-    with pytest.raises(ValueError, match="unknown family 'stable-1.5'; known families: cauchy, gaussian"):
+    with pytest.raises(ValueError, match="vocabulary_family: input should be 'cauchy' or 'gaussian', got 'stable-1.5'"):
         graft_tiny("llama", tiny_tokenizer, vocabulary_family="stable-1.5")
     for loss, person in (("nll", {}), ("crps", {}), ("nll", {"individual": "Ann"})):
         model = graft_tiny("llama", tiny_tokenizer, value_family="stable-1.5", value_loss=loss)

@@ -77,6 +77,8 @@ def train(
     if settings.values is not None and not len(numbers.values):
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     check_classes(model, train_examples, eval_examples, numbers, settings)
+    if settings.values is not None:
+        settings.support_of(numbers.values)  # and one in which none of them lies
     if settings.value_transform not in ("auto", "keep"):
         numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
     _open_work(output, work, settings, resume)
