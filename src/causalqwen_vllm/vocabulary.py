@@ -36,6 +36,10 @@ class ShardedRows:
         gathered[is_mine] = self._mine[rows[is_mine] - self._start]
         return tensor_model_parallel_all_reduce(gathered)  # every row is zero on all ranks but one
 
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """W columns [V, n], on every rank; columns [C, n]."""
+        return tensor_model_parallel_all_gather((self._mine @ columns).mT.contiguous())[:, : self._rows].mT
+
     def split(self, size: int) -> Iterator[Tensor]:
         """Blocks of rows, one after the other."""
         return (self[start : start + size] for start in range(0, self._rows, size))
