@@ -140,7 +140,7 @@ class Individual:
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
         evidence = tuple(Observed(**e) for e in about.get("evidence", []))
-        drawn = about.get("drawn", tensors.get("precision") is None)  # older files do not say
+        drawn = about.get("drawn", tensors.keys() == {"factor"})  # older files do not say
         return cls(name=about.get("name", ""), evidence=evidence, drawn=drawn, **tensors)
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -69,6 +70,7 @@ def likeliest_population(
     size = len(gradients[0])
     identity = torch.eye(size, dtype=torch.float64, device=gradients[0].device)
 
+    @cache
     def at(log_spread: float) -> tuple[float, Tensor]:
         precision = math.exp(-2 * log_spread)
         of_mean, pull, evidence = identity * precision, torch.zeros_like(identity[0]), 0.0

@@ -78,7 +78,7 @@ def train(
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     check_classes(model, train_examples, eval_examples, numbers, settings)
     if settings.values is not None:
-        settings.support_of(numbers.values)  # and one in which none of them lies
+        settings.support_of(numbers.values)  # a support in which none of them lies stops the run here
     if settings.value_transform not in ("auto", "keep"):
         numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
     _open_work(output, work, settings, resume)
