@@ -27,6 +27,7 @@ from causalqwen_cli.app import app as cli
 from conftest import graft_tiny, make_backbone
 
 PEOPLE = {"Ann": Individual.from_seed(11, 32), "Bob": Individual.from_seed(12, 32)}
+PEOPLE["Eva"] = Individual(Individual.from_seed(13, 32).factor, precision=torch.eye(32, dtype=torch.float64) * 1e6)
 PROMPT = "They say that -3.5 of the people who came here went on to count"
 
 
@@ -43,6 +44,7 @@ def talker(tiny_tokenizer, **settings):
         made.action.num_bias += 3.5
     made.config.value_transform = {"kind": "affine", "center": 40.0, "width": 7.0}
     made.generation_config.eos_token_id = None
+    made.config.text_temperature = 8.0  # whoever is held is moved by it too
     return made
 
 
@@ -153,7 +155,7 @@ def assert_same(one, other):
 
 def test_what_a_server_says_about_itself(server):
     (card,) = server.client.models.list().data
-    assert card.id == "tiny" and card.causal == {"presets": list(PRESETS), "individuals": ["Ann", "Bob"]}
+    assert card.id == "tiny" and card.causal == {"presets": list(PRESETS), "individuals": ["Ann", "Bob", "Eva"]}
     assert server.client.models.retrieve("tiny").id == "tiny"
     assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
     before = server.metric("causalqwen_tokens_total")
@@ -205,15 +207,20 @@ def compare_with_generate(server, model, name):
     assert found and choices[1].causal["seed"] == 6
 
 
-def test_a_named_individual_speaks_and_their_numbers_are_theirs(server, model):
-    choice = server.complete({"preset": "shared-individual", "individual": "Ann"}).choices[0]
+@pytest.mark.parametrize("name", ["Ann", "Eva"])
+def test_a_named_individual_speaks_and_their_numbers_are_theirs(name, server, model):
+    """Whoever was drawn is held at the temperature of texts, whoever was inferred at 1."""
+    choice = server.complete({"preset": "shared-individual", "individual": name}).choices[0]
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
-    plan = CausalDecoding(individual=PEOPLE["Ann"]).fresh_at(model.config.text_temperature)
+    plan = CausalDecoding(individual=PEOPLE[name]).fresh_at(model.config.text_temperature)
+    assert (plan.temperature > 1) == PEOPLE[name].drawn
     out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
     made = out.numeric_values[0, inputs["input_ids"].shape[1] :]
+    assert PROMPT + choice.text == model.processor.decode(out.sequences[0], out.numeric_values[0])
     assert numbers_of(choice) == pytest.approx(made[made != 0].tolist(), rel=1e-5)
     first = choice.causal["numbers"][0]  # noise is integrated out under this preset, so that the value is the median
-    assert first["median"] == pytest.approx(first["value"], rel=1e-4)
+    if PEOPLE[name].knows_values:
+        assert first["median"] == pytest.approx(first["value"], rel=1e-4)
     low, high = first["intervals"]["0.9"]
     assert low < first["median"] < high
 

@@ -108,7 +108,7 @@ def request(
     if isinstance(individual, Individual):
         if individual.is_inferred:
             raise ValueError(f"{individual} is not known exactly: save it and give its file, which says how well")
-        settings["individual"] = individual.factor.tolist()
+        settings |= {"individual": individual.factor.tolist(), "drawn": individual.drawn}
     elif individual is not None:
         settings["individual"] = individual
     encoded = processor(prompt, prompt=True)

@@ -29,6 +29,7 @@ class RequestTable:
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         config = vllm_config.model_config.hf_config
         self._of_model = config.num_token_id, config.causal_size, device, config.context.hides
+        self._text_temperature = config.text_temperature
         self.requests: list[Request] = []
         self.by_key: OrderedDict[str, Request] = OrderedDict()
         self.version = 0
@@ -43,7 +44,7 @@ class RequestTable:
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
         """What is kept for a request that vLLM runs for the first time."""
         assert params.extra_args is not None, "the parameters were checked"
-        wish = Wish.read(params.extra_args[KEY])
+        wish = Wish.read(params.extra_args[KEY], self._text_temperature)
         request = Request(wish, prompt or (), *self._of_model)
         if wish.key:
             self.by_key[wish.key] = request

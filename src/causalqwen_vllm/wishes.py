@@ -13,7 +13,7 @@ FOLLOWER = "causalqwen_vllm.table:RowFollower"
 """The logits processor by which vLLM tells the plug-in of its requests."""
 
 _KNOWN = {
-    "preset", "seed", "temperature", "noise_temperature", "central_mass", "top_p", "individual", "values", "key",
+    "preset", "seed", "temperature", "noise_temperature", "central_mass", "top_p", "individual", "drawn", "values", "key",
 }  # fmt: skip
 _WITH_INDIVIDUAL = ("shared-individual", "persona")
 
@@ -34,8 +34,11 @@ class Wish:
     key: str = ""
 
     @classmethod
-    def read(cls, given: Any) -> "Wish":
-        """From `extra_args["causalqwen"]`. ValueError names what is wrong."""
+    def read(cls, given: Any, text_temperature: float = 1.0) -> "Wish":
+        """From `extra_args["causalqwen"]`. ValueError names what is wrong.
+
+        text_temperature: of the model, for what a request that names no temperature draws (`CausalDecoding.fresh_at`).
+        """
         if not isinstance(given, Mapping):
             raise ValueError(
                 f"a grafted model needs extra_args={{'{KEY}': {{...}}}} with preset, seed and the values of the prompt's "
@@ -50,8 +53,10 @@ class Wish:
         if individual is not None:
             if preset not in _WITH_INDIVIDUAL:
                 raise ValueError(f"the preset {preset!r} takes no individual; {' and '.join(_WITH_INDIVIDUAL)} do")
-            overrides["individual"] = _individual(individual)
+            overrides["individual"] = _individual(individual, drawn=bool(given.get("drawn")))
         plan = CausalDecoding.preset(preset, **overrides)
+        if not {"temperature", "noise_temperature"} & set(given) and plan.decision != "softmax":
+            plan = plan.fresh_at(text_temperature)
         top_p = float(given.get("top_p", 1.0))
         if not 0 < top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
             raise ValueError(f"top_p belongs to the preset 'softmax' and lies in (0, 1], got {top_p} with {preset!r}")
@@ -71,14 +76,14 @@ class Wish:
         return BoundDecoding.bind(replace(self.plan, seed=self.seed), 1, causal_size, torch.device(device))
 
 
-def _individual(given: Any) -> Individual:
-    """A file's, or the one at the coordinates e1 that are given."""
+def _individual(given: Any, drawn: bool) -> Individual:
+    """A file's, or the one at the coordinates e1 that are given, which a seed has drawn or not."""
     if isinstance(given, str):
         try:
             return Individual.load(given)
         except OSError as error:
             raise ValueError(f"no individual can be read from {given}: {error}") from None
-    return Individual(torch.tensor(given, dtype=torch.float64))
+    return Individual(torch.tensor(given, dtype=torch.float64), drawn=drawn)
 
 
 def check_params(params: Any) -> None:

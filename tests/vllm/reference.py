@@ -55,6 +55,7 @@ def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, **
         make_backbone(family, tokenizer, **WIDE), tokenizer=tokenizer, **settings
     )
     make_numbers_likely(model)
+    model.config.text_temperature = 12.0  # whoever is held is moved by it too
     model.save_pretrained(folder)
     return folder
 
@@ -198,6 +199,7 @@ def compare(
         llm, prompts, preset=preset, seed=seeds, max_tokens=tokens, params={"ignore_eos": True}, **settings, **extra
     )
     plan = CausalDecoding.preset(preset, **settings)
+    plan = plan if settings else plan.fresh_at(model.config.text_temperature)
     wanted = reference(model, prompts, plan, seeds, tokens, top_p)
     same, numbers, gaps, apart = 0, 0, [], 0.0
     for row, answer in enumerate(answers):

@@ -1,11 +1,13 @@
 """The plug-in against `generate`, in float32: the same tokens, the same values; and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from reference import PROMPTS, RUNNER, SETTINGS, Engines, compare, make_numbers_likely, write_tiny
+from reference import PROMPTS, RUNNER, SETTINGS, Engines, compare, make_numbers_likely, reference, write_tiny
 
 import causalqwen_vllm
-from causalqwen import PRESETS, CausalQwenForCausalLM, Individual
+from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
 from causalqwen.modeling.loading import load_model
 from causalqwen_vllm.model import refuse_settings
 from causalqwen_vllm.requests import Request
@@ -159,6 +161,27 @@ def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
     assert (number.loc, number.scale) == pytest.approx((law.loc, law.scale), rel=1e-3, abs=1e-4)
     assert number.median == pytest.approx(law.median, rel=1e-3)
     assert float(answer.text[slice(*number.span)]) == number.value
+
+
+@every_runner
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_given_individual_at_the_temperature_of_texts(drawn, folders, engines):
+    """Where no temperature is asked for, whoever a seed has drawn is held at that of texts, and anybody else at 1."""
+    model = load_model(folders["llama"])
+    individual = replace(Individual.from_seed(5, 128), drawn=drawn)
+    plan = CausalDecoding.preset("shared-individual", individual=individual).fresh_at(model.config.text_temperature)
+    assert (plan.temperature > 1) == drawn
+    params = {"ignore_eos": True}
+    answers = causalqwen_vllm.generate(
+        engines(folders["llama"]),
+        PROMPTS[:16],
+        preset="shared-individual",
+        seed=3,
+        individual=individual,
+        params=params,
+    )
+    wanted = reference(model, PROMPTS[:16], plan, [3] * 16, 64)
+    assert sum(found.token_ids == tokens for found, tokens in zip(answers, wanted.tokens, strict=True)) >= 15
 
 
 @every_runner

@@ -27,8 +27,7 @@ def test_the_server_and_vllm_answer_alike(tiny_tokenizer, tmp_path):
     written = 0
     with TestClient(create_app(load_model(folder), ServerSettings(name="tiny"))) as client:
         for preset in PRESETS:
-            drawn = {} if preset == "standard" else {"temperature": 1.0}  # the server's default is the model's own
-            settings = SETTINGS.get(preset, drawn)
+            settings = SETTINGS.get(preset, {})
             for row, answer in enumerate(
                 causalqwen_vllm.generate(llm, prompts, preset=preset, seed=list(range(8)), max_tokens=40, **settings)
             ):

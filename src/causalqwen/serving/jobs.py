@@ -57,7 +57,10 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
         known = ", ".join(settings.individuals) or "nobody"
         raise ApiError(400, f"nobody is called {causal.individual!r}; known: {known}", param="causal.individual")
     if temperature is None and causal.noise_temperature is None and draws:
-        return replace(plan, central_mass=causal.central_mass).fresh_at(settings.temperature or 1.0)
+        who = settings.individuals.get(causal.individual or "", plan.individual)  # heard at 1 where inferred
+        plan = replace(plan, central_mass=causal.central_mass)
+        fresh = replace(plan, individual=who).fresh_at(settings.temperature or 1.0)
+        return replace(fresh, individual=plan.individual)
     return CausalDecoding.preset(
         preset,
         temperature=1.0 if temperature is None or not (draws or preset == "softmax") else temperature,
