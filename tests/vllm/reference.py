@@ -175,7 +175,7 @@ def gap_where_they_part(
     ids = torch.tensor([encoded["input_ids"] + wanted[:at]])
     numbers = torch.tensor([list(encoded["numeric_values"]) + values[:at]], dtype=torch.float64)
     causal = None if plan.decision == "softmax" else plan
-    scores = model(ids, numeric_values=numbers, causal_decoding=causal, output_ovr=True).logits[0, -1].float()
+    scores = model(ids, numeric_values=numbers, causal_decoding=causal, scores_only=True).logits[0, -1].float()
     return (scores[found[at]] - scores[wanted[at]]).abs() / scores.std()
 
 
