@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 
 import causalqwen_vllm
-from causalqwen import CausalDecoding, CausalQwenForCausalLM
+from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
 from causalqwen.serving.sampling import RowSampler
 from conftest import make_backbone
 
@@ -25,8 +25,11 @@ ONE_CORE = {  # read when vLLM is imported, which `load` does
 RUNNER = os.environ.get("CAUSALQWEN_VLLM_RUNNER", "first")
 """Which of vLLM's model runners is tested: "first", or "second" (V2); "-async" behind it schedules asynchronously."""
 
-SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
-"""Of presets, where the defaults would show too little of them."""
+SETTINGS = {preset: {"temperature": 1.0} for preset in PRESETS} | {
+    "softmax": {"temperature": 0.7, "top_p": 0.9},
+    "persona": {"temperature": 0.3, "noise_temperature": 0.95},
+}
+"""Of presets: temperatures at which tiny models write numbers."""
 
 WIDE = {  # vLLM's attention on CPU takes heads of 32 and more
     "hidden_size": 128,

@@ -62,9 +62,7 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize("family", [pytest.param("llama", marks=every_runner), "qwen2", "qwen3"])
 def test_every_preset_writes_what_generate_writes(family, preset, folders, engines):
     prompts = PROMPTS[:: 4 if RUNNER.startswith("second") else 1]  # interpreted kernels are slow
-    same, numbers = compare(
-        engines(folders[family]), load_model(folders[family]), preset, prompts, **SETTINGS.get(preset, {})
-    )
+    same, numbers = compare(engines(folders[family]), load_model(folders[family]), preset, prompts, **SETTINGS[preset])
     assert same >= len(prompts) * 15 // 16 and numbers > len(prompts)
 
 
@@ -101,7 +99,7 @@ def test_the_digits_of_numbers_are_read(tiny_tokenizer, tmp_path_factory, engine
 def test_digits_in_the_context(context, preset, folders, engines):
     prompts = PROMPTS[:: 4 if RUNNER.startswith("second") else 1]
     llm, model = engines(folders[context]), load_model(folders[context])
-    same, numbers = compare(llm, model, preset, prompts, **SETTINGS.get(preset, {}))
+    same, numbers = compare(llm, model, preset, prompts, **SETTINGS[preset])
     assert same >= len(prompts) * 15 // 16 and numbers > len(prompts)
 
 
@@ -140,7 +138,7 @@ def test_the_real_backbone(preset, tmp_path_factory, engines):
         torch.manual_seed(1)
         make_numbers_likely(model, share=0.05)
         model.save_pretrained(folder)
-    same, numbers = compare(engines(folder), load_model(folder), preset, PROMPTS, **SETTINGS.get(preset, {}))
+    same, numbers = compare(engines(folder), load_model(folder), preset, PROMPTS, **SETTINGS[preset])
     assert same >= 56 and numbers > 20
 
 
@@ -198,7 +196,7 @@ def test_each_request_has_a_plan_of_its_own(model, folders, engines):
             seed=row,
             max_tokens=20 + row,
             params={"ignore_eos": True},
-            **SETTINGS.get(preset, {}),
+            **SETTINGS[preset],
         )
         for row, (prompt, preset) in enumerate(zip(PROMPTS, [*PRESETS, *PRESETS], strict=False))
     ]

@@ -20,7 +20,7 @@ def test_two_ranks_write_what_generate_writes(form, tiny_tokenizer, tmp_path, mo
     llm, model = engines(folder, tensor_parallel_size=2), load_model(folder)
     try:
         for preset in ("standard", "causal", "persona", "softmax"):
-            same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS.get(preset, {}))
+            same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS[preset])
             assert same >= 15
             assert numbers > 16 or form.get("score_scale") == "documents"  # under which `<NUM>` hardly ever wins here
     finally:
