@@ -146,7 +146,7 @@ def lightgbm(train: Columns, values: np.ndarray, test: Columns, given: dict[str,
 
     def make(level: float | None) -> Any:
         loss: dict[str, Any] = {} if level is None else {"objective": "quantile", "alpha": level}
-        return package.LGBMRegressor(random_state=0, verbose=-1, n_jobs=-1, **loss)
+        return package.LGBMRegressor(random_state=0, verbose=-1, n_jobs=0, **loss)
 
     return _boosted(make, train, values, test)
 
