@@ -24,6 +24,7 @@ from causalqwen.training import (
     LoraStage,
     TrainSettings,
     ValueStage,
+    features,
     score_tokens,
     stream_facts,
     train,
@@ -31,7 +32,7 @@ from causalqwen.training import (
 from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import collate_facts
-from causalqwen.training.features import COLUMNS, batches_by_length, facts_keys
+from causalqwen.training.features import COLUMNS, NUMBER, REST, batches_by_length, facts_keys
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
 from causalqwen.training.trainer import TrainedForCausalLM, last_checkpoint
@@ -81,6 +82,8 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
     rows = examples(model, 6)
     store = FactStore.build(model, rows, tmp_path)
     kept = TrainedForCausalLM(model)(**collate_facts([(False, [store[i]]) for i in range(6)]))
+    rest = store.facts.rest_loss.mean(dtype=np.float64)  # no part of stage 1 moves it
+    kept |= {name: kept[name] + rest for name in ("loss", "loss_cls")}
     batch = collate(rows, 2)
     live = TrainedForCausalLM(model)(**batch)
     whole = model(**batch, output_ovr=True)
@@ -88,8 +91,9 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
     for other in (live, whole):
         for name in ("loss", "loss_cls", "loss_reg"):
             torch.testing.assert_close(kept[name], other[name], rtol=2e-4, atol=2e-4)
-        decisions = other["decisions"][:, : real.shape[1]]
-        assert torch.equal(kept["decisions"][0], decisions[real])  # packed: row after row, no padding
+        decisions = other["decisions"][:, : real.shape[1]][real]  # facts stand row after row, without padding
+        word = (decisions != model.config.num_token_id).numpy()
+        assert word.any() and (store.facts.rival_id == decisions.numpy())[word].all()
     gradients = []
     for loss in (kept["loss"], whole["loss"]):
         model.zero_grad()
@@ -98,6 +102,28 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
         gradients.append([p.grad.clone() for p in trained] + [model.action.value_head.weight.grad.clone()])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("copying", [False, True])
+def test_rows_that_numbers_are_learned_from_are_read_without_the_rest(tiny_tokenizer, tmp_path, monkeypatch, copying):
+    """What is kept of them is what is kept with the rest, which serves them too; nothing is scored by them."""
+    model = graft_tiny("qwen2", tiny_tokenizer, copy_numbers=copying)
+    rows = examples(model, 6)
+    whole = FactStore.build(model, rows, tmp_path / "whole")
+    assert FactStore.build(model, rows, tmp_path / "whole", rest=False).folder == whole.folder
+    with monkeypatch.context() as patched:
+        patched.setattr(features, "_rest_facts", lambda *args: pytest.fail("scores of all words were made"))
+        lean = FactStore.build(model, rows, tmp_path / "lean", rest=False)
+        lean.take(model, rows[1:3], [1, 2], tmp_path / "lean")
+        taken = FactStore.build(model, rows[1:3], tmp_path / "lean", rest=False)
+    assert lean.facts.columns == NUMBER and not set(NUMBER) & set(REST) and {*NUMBER, *REST} == set(COLUMNS)
+    for name in NUMBER:
+        found = getattr(whole.facts, name)
+        assert np.array_equal(getattr(lean.facts, name), found, equal_nan=True)
+        assert np.array_equal(getattr(taken.facts, name), found[slice(*whole.offsets[[1, 3]])], equal_nan=True)
+    with pytest.raises(ValueError, match="read without rest_loss"):
+        score_tokens(model, lean.blocks())
+    assert FactStore.build(model, rows, tmp_path / "lean").facts.columns == COLUMNS  # read again, with it
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
@@ -328,13 +354,12 @@ def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, 
     assert [facts.also_right.shape[1] for facts in singles] == [2, 0, 1, 0, 0]  # as wide as each batch needs
     np.testing.assert_allclose(store.facts.rest_loss, np.concatenate([f.rest_loss for f in singles]), rtol=1e-4)
     made = []
-    for heads, given in ((False, batch), (False, kept), (True, kept)):
+    for heads, given in ((False, batch), (True, kept)):
         out = TrainedForCausalLM(model, heads=heads)(**given)
         torch.testing.assert_close(out["loss_cls"], whole.loss_cls, rtol=1e-4, atol=1e-4)
         model.zero_grad()
-        if heads or "input_ids" in given:
-            out["loss"].backward()
-            made.append([p.grad.clone() for p in model.abduction.parameters()])
+        out["loss"].backward()
+        made.append([p.grad.clone() for p in model.abduction.parameters()])
     for a, b in zip(*made, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     decisions, real = whole.decisions[:, :-1], batch["labels"][:, 1:] != -100
@@ -551,7 +576,9 @@ def test_stage_one_learns_numbers_and_leaves_text_alone(tiny_tokenizer, tmp_path
 
 
 def test_metrics_have_the_documents_names(model, tmp_path):
-    train(model, examples(model, 32), examples(model, 8, seed=1), tmp_path / "out", SMALL)
+    """In the documents' own training, of all words (overview 5); stage 1 moves no word, and says `<NUM>`'s own term."""
+    settings = dataclasses.replace(SMALL, heads=HeadStage(epochs=1, batch_size=8))
+    train(model, examples(model, 32), examples(model, 8, seed=1), tmp_path / "out", settings)
     records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     keys = {key for record in records for key in record}
     expected = {
@@ -563,7 +590,8 @@ def test_metrics_have_the_documents_names(model, tmp_path):
     assert expected <= keys
     for record in records:
         if "train/total_loss" in record:
-            total = record["train/cls_loss_mean"] + record["train/reg_loss_effective"]
+            of_words = record["train/cls_loss_mean" if record["stage"] == "heads" else "train/num_cls_loss_mean"]
+            total = of_words + record["train/reg_loss_effective"]
             assert record["train/total_loss"] == pytest.approx(total, rel=1e-4)
 
 
@@ -702,7 +730,7 @@ def test_stage_two_trains_adapters_and_merges_them(tiny_tokenizer, tmp_path, who
     metrics = train(model, rows, held_out, tmp_path / "out", settings)
     assert metrics["reg_loss"] == pytest.approx(metrics["reg_loss"])
     of_all, of_number = (curve(tmp_path / "out", f"train/{name}") for name in ("cls_loss_mean", "num_cls_loss_mean"))
-    assert of_all and bool(of_number) != whole_vocabulary  # L_cls of all tokens, in stage 1 always
+    assert of_number and bool(of_all) == whole_vocabulary  # in stage 1 `<NUM>`'s own term alone
     now = dict(model.backbone.named_parameters())
     assert now.keys() == start.keys(), "adapters are merged into plain layers"
     moved = {n for n, p in now.items() if not torch.equal(p, start[n])}

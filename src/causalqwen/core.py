@@ -93,6 +93,18 @@ class Scores:
         """log P_k and log(1 - P_k) [..., K], both exact in their tails; masked rows too."""
         return ovr_log_probs(upcast(self.loc), self.scale, self.threshold, family=self.law.name, slope=self.slope)
 
+    def log_not_p(self) -> Tensor:
+        """log(1 - P_k) [..., K] alone."""
+        return self.law.log_cdf(self.threshold, upcast(self.loc), self.graded())
+
+    def at(self, index: Tensor) -> "Scores":
+        """Those of the tokens int64 [..., R], masked ones too."""
+        loc, scale, threshold = (
+            column if column.shape[-1] == 1 else column.expand(self.loc.shape).gather(-1, index)
+            for column in (self.loc, self.scale, self.threshold)
+        )
+        return replace(self, loc=loc, scale=scale, threshold=threshold, mask=None)
+
     def p(self) -> Tensor:
         """P_k [..., K], 0 for masked rows."""
         return self.masked(self.log_p()[0].exp(), 0.0)

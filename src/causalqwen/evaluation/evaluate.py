@@ -50,7 +50,7 @@ def evaluate(
     fitted = (train_examples, validation_examples) if train_examples and validation_examples else ()
     with reading(model):
         store = FactStore.build(model, examples, work, title="rows to score")
-        others = [FactStore.build(model, part, work, title="rows of the rivals") for part in fitted]
+        others = [FactStore.build(model, part, work, title="rows of the rivals", rest=False) for part in fitted]
         scores = score_tokens(model, store.blocks(), classes=number_classes(examples, model.config.num_token_id))
     table = number_table(model, examples, store)
     metrics = dict(scores["metrics"])

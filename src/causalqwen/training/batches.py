@@ -75,10 +75,7 @@ def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, 
     batch |= {
         "labels": torch.cat([first, packed("targets").long()], dim=1),
         "numeric_labels": torch.cat([first.double(), packed("values")], dim=1),
-        "facts": {
-            name: packed(name)
-            for name in ("features", "rest_loss", "threshold", "num_scale", "rival_score", "rival_id")
-        },
+        "facts": {name: packed(name) for name in ("features", "threshold", "num_scale")},
     }
     if rows[0].numbers is not None:
         candidates = KeptNumbers.joined([row.numbers for row in rows if row.numbers is not None]).candidates()

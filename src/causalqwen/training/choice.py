@@ -374,16 +374,17 @@ class Choice:
         serves the others too."""
         reader = self._renewed(READER if numbers else {})
         whole = self.train_examples, self.eval_examples
-        for examples, rows in zip(whole, self._rows, strict=True):
-            store = FactStore.build(reader, examples, self.work, title="reading rows")
+        for examples, rows, scored in zip(whole, self._rows, (False, True), strict=True):
+            store = FactStore.build(reader, examples, self.work, title="reading rows", rest=scored)
             if isinstance(rows, _Drawn) and rows is not examples:
                 store.take(reader, rows, rows.indices, self.work)
 
     def _stores(self, model: CausalQwenForCausalLM) -> tuple[FactStore, FactStore]:
         """Of both `_rows`, opened once: all ways to read values share the features."""
         if model.copies not in self._opened:
-            train, held = (FactStore.build(model, rows, self.work) for rows in self._rows)
-            self._opened[model.copies] = (train, held)
+            train_rows, held_rows = self._rows
+            train = FactStore.build(model, train_rows, self.work, rest=False)
+            self._opened[model.copies] = (train, FactStore.build(model, held_rows, self.work))
         return self._opened[model.copies]
 
     @cached_property

@@ -1,8 +1,9 @@
 """What a frozen backbone says about every token of a data set, computed once.
 
-While the backbone stands still, each position needs from it: the features z that the heads read, and how the rest of the
-vocabulary fares there (its share of L_cls, its best score). With those kept on disk, an epoch costs the heads alone, and
-its loss and accuracy are still those of the whole vocabulary.
+While the backbone stands still, each position needs from it: the features z that the heads read, and, where it is scored, how
+the rest of the vocabulary fares there (its share of L_cls, its best score). With those kept on disk, an epoch costs the heads
+alone, and its scores are still those of the whole vocabulary. Rows that numbers alone are learned from do without the rest,
+which takes longer than the backbone does.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,8 @@ _NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_ver
 class TokenFacts:
     """Facts on N positions; each predicts the next token, `targets`, and its value where that is `<NUM>`.
 
-    "Rest" is every token but `<NUM>`, rows that no token uses left out.
+    "Rest" is every token but `<NUM>`, rows that no token uses left out. Its columns (`REST`) are None where rows were read
+    without it.
 
     features: z [N, H]. targets: int32 ids. values: float64, NaN off `<NUM>`.
     rest_loss: what the rest adds to L_cls. rest_prob_sum: its sum of P_k. rest_log_p: log P of the target (0 on `<NUM>`).
@@ -58,18 +61,18 @@ class TokenFacts:
     features: np.ndarray
     targets: np.ndarray
     values: np.ndarray
-    rest_loss: np.ndarray
-    rest_prob_sum: np.ndarray
-    rest_log_p: np.ndarray
-    target_logit: np.ndarray
-    rest_log_partition: np.ndarray
-    rival_score: np.ndarray
-    rival_id: np.ndarray
-    backbone_id: np.ndarray
-    backbone_nll: np.ndarray
     num_scale: np.ndarray
     threshold: np.ndarray
     also_right: np.ndarray
+    rest_loss: np.ndarray | None = None
+    rest_prob_sum: np.ndarray | None = None
+    rest_log_p: np.ndarray | None = None
+    target_logit: np.ndarray | None = None
+    rest_log_partition: np.ndarray | None = None
+    rival_score: np.ndarray | None = None
+    rival_id: np.ndarray | None = None
+    backbone_id: np.ndarray | None = None
+    backbone_nll: np.ndarray | None = None
     numbers: KeptNumbers | None = None
     class_code: int | None = None
     table: np.ndarray | None = None
@@ -80,10 +83,18 @@ class TokenFacts:
     def __getitem__(self, index: slice) -> "TokenFacts":
         numbers = None if self.numbers is None else self.numbers[index]
         table = None if self.table is None else self.table[index]
-        return TokenFacts(**{name: getattr(self, name)[index] for name in COLUMNS}, numbers=numbers, table=table)
+        return TokenFacts(**{name: getattr(self, name)[index] for name in self.columns}, numbers=numbers, table=table)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of those that there are."""
+        return NUMBER if self.rest_loss is None else COLUMNS
 
     def tensor(self, name: str) -> Tensor:
-        """One column as a tensor; it shares the column's memory, and where that is a file, nothing is read yet."""
+        """One column as a tensor; it shares the column's memory, and where that is a file, nothing is read yet. ValueError for
+        one that these rows were read without."""
+        if getattr(self, name) is None:
+            raise ValueError(f"these facts were read without {name}: read them with the rest of the vocabulary")
         column = torch.from_numpy(getattr(self, name))
         if name == "features" and self.table is not None:
             return torch.cat([column, torch.from_numpy(self.table)], dim=-1)
@@ -92,12 +103,17 @@ class TokenFacts:
 
 _BESIDE = ("numbers", "class_code", "table")
 COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in _BESIDE)
+REST = COLUMNS[COLUMNS.index("rest_loss") :]
+NUMBER = COLUMNS[: -len(REST)]
+"""What the training of numbers needs."""
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
 _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
 
 @torch.no_grad()
-def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], positions_at_once: int = 256) -> TokenFacts:
+def token_facts(
+    model: CausalQwenForCausalLM, examples: Sequence[Example], positions_at_once: int = 256, *, rest: bool = True
+) -> TokenFacts:
     """Facts on all positions of a few examples (one padded batch), in their order."""
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
@@ -105,9 +121,8 @@ def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], posit
     hidden = model.features(**batch).last_hidden_state
     keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
     also_right = None if also_right is None else also_right[:, 1:][keep]
-    facts = facts_of(
-        model, hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep], also_right, positions_at_once
-    )
+    at_positions = hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep]
+    facts = facts_of(model, *at_positions, also_right, positions_at_once, rest=rest)
     if model.copies:
         facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.context.hides)
     return facts
@@ -121,52 +136,59 @@ def facts_of(
     values: Tensor,
     also_right: Tensor | None = None,
     positions_at_once: int = 256,
+    *,
+    rest: bool = True,
 ) -> TokenFacts:
     """Facts under the heads as they are now: features z [N, H], int64 targets [N], float64 values [N] (read on `<NUM>`), int64
-    also_right [N, R]."""
-    backbone_head, words = model.backbone.get_output_embeddings(), model.vocabulary()
+    also_right [N, R]. rest: of the rest of the vocabulary too."""
+    words = model.vocabulary()
     is_num = targets == model.config.num_token_id
     values = torch.where(is_num, values, torch.nan)
     also_right = targets.new_empty(len(targets), 0) if also_right is None else also_right
-    columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
+    columns: dict[str, list[Tensor]] = {name: [] for name in (COLUMNS if rest else NUMBER)}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):
         chain = Chain(model, z[part], words=words)
-        rest = chain.rest
-        scores = upcast(rest.loc)
-        is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
-        theirs = scores if is_backbones else upcast(backbone_head(chain.features.to(backbone_head.weight.dtype)))
-        log_p, log_not_p = rest.log_p()
-        target, numbers = targets[part].masked_fill(is_num[part], 0).unsqueeze(-1), is_num[part]
-        of_target = (t.gather(-1, target).squeeze(-1) for t in (scores, log_p, log_not_p))
-        target_logit, log_p_target, log_not_target = of_target
-        backbone_nll = theirs.logsumexp(-1) - theirs.gather(-1, target).squeeze(-1)
-        log_not_p = rest.masked(log_not_p, 0.0)
-        best = rest.ranked().max(-1)
-        also = also_right[part]
-        log_p_also, log_not_also = (t.gather(-1, also.clamp(min=0)) for t in (log_p, log_not_p))
-        of_also = (log_p_also - log_not_also).masked_fill(also == NO_TARGET, 0.0)
-        of_right = (log_p_target - log_not_target).masked_fill(numbers, 0.0) + of_also.sum(-1)
-        facts = {
+        facts = _rest_facts(model, chain, targets[part], is_num[part], also_right[part]) if rest else {}
+        facts |= {
             "features": upcast(chain.features),
             "targets": targets[part],
             "values": values[part],
-            "rest_loss": -log_not_p.sum(-1) - of_right,
-            "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
-            "rest_log_p": log_p_target.masked_fill(numbers, 0.0),
-            "target_logit": target_logit.masked_fill(numbers, 0.0),
-            "rest_log_partition": rest.masked(scores, -torch.inf).logsumexp(-1),
-            "rival_score": best.values,
-            "rival_id": best.indices,
-            "backbone_id": theirs.argmax(-1),
-            "backbone_nll": backbone_nll.masked_fill(numbers, 0.0),
             "num_scale": chain.number_scale,
             "threshold": chain.threshold.squeeze(-1),
-            "also_right": also,
+            "also_right": also_right[part],
         }
         for name, tensor in facts.items():
             columns[name].append(tensor.cpu())
     made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
     return TokenFacts(**made, numbers=None, class_code=None)
+
+
+def _rest_facts(
+    model: CausalQwenForCausalLM, chain: Chain, targets: Tensor, is_num: Tensor, also: Tensor
+) -> dict[str, Tensor]:
+    """The columns `REST` of a chain's positions [n]; also: int64 [n, R]."""
+    backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.rest
+    scores = upcast(rest.loc)
+    is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
+    theirs = scores if is_backbones else upcast(backbone_head(chain.features.to(backbone_head.weight.dtype)))
+    target = targets.masked_fill(is_num, 0).unsqueeze(-1)
+    log_not_p = rest.log_not_p()
+    right = torch.cat([target, also.clamp(min=0)], dim=-1)
+    log_p_right, log_not_right = rest.at(right).log_p(), log_not_p.gather(-1, right)
+    is_right = torch.cat([~is_num.unsqueeze(-1), also != NO_TARGET], dim=-1)
+    log_not_p = rest.masked(log_not_p, 0.0)
+    best = rest.ranked().max(-1)
+    return {
+        "rest_loss": -log_not_p.sum(-1) - (log_p_right[0] - log_not_right).masked_fill(~is_right, 0.0).sum(-1),
+        "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
+        "rest_log_p": log_p_right[0][:, 0].masked_fill(is_num, 0.0),
+        "target_logit": scores.gather(-1, target).squeeze(-1).masked_fill(is_num, 0.0),
+        "rest_log_partition": rest.masked(scores, -torch.inf).logsumexp(-1),
+        "rival_score": best.values,
+        "rival_id": best.indices,
+        "backbone_id": theirs.argmax(-1),
+        "backbone_nll": (theirs.logsumexp(-1) - theirs.gather(-1, target).squeeze(-1)).masked_fill(is_num, 0.0),
+    }
 
 
 def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
@@ -195,10 +217,12 @@ def stream_facts(
     tokens: int = 1024,
     title: str = "reading",
     split: bool = False,
+    rest: bool = True,
 ) -> Iterator[tuple[list[int], TokenFacts]]:
     """Facts batch by batch, with the indices of the examples that each holds; progress on stderr.
 
-    split: this rank's `share` of the batches; a filler is computed too, and given as no facts on no examples.
+    rest: of the rest of the vocabulary too. split: this rank's `share` of the batches; a filler is computed too, and given as
+    no facts on no examples.
     """
     batches = [(indices, True) for indices in batches_by_length(examples, tokens)]
     if split:
@@ -207,7 +231,7 @@ def stream_facts(
     with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
         for indices, own in batches:
             chosen = [examples[index] for index in indices]
-            facts = on_whole(model, token_facts, chosen)
+            facts = on_whole(model, partial(token_facts, rest=rest), chosen)
             yield (indices, facts) if own else ([], facts[:0])
             bar.update(sum(len(example) for example in chosen))
 
@@ -219,7 +243,8 @@ class FactStore:
     """
 
     def __init__(self, folder: Path, *, numbers: bool = True) -> None:
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in COLUMNS}
+        names = COLUMNS if (folder / f"{REST[0]}.npy").exists() else NUMBER
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
         self.folder = folder
         self.offsets = np.load(folder / "offsets.npy")
         kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
@@ -251,17 +276,25 @@ class FactStore:
 
     @classmethod
     def build(
-        cls, model: CausalQwenForCausalLM, examples: Sequence[Example], root: Path, *, title: str = "reading"
+        cls,
+        model: CausalQwenForCausalLM,
+        examples: Sequence[Example],
+        root: Path,
+        *,
+        title: str = "reading",
+        rest: bool = True,
     ) -> "FactStore":
         """The facts of `examples` under `model`: found in `root` under their key, or computed and put there.
 
-        The folder is named after a hash of the weights that the facts depend on, the settings and the data, so that it
-        is never used for anything else; a model that does not copy takes what was kept for one that does, but for the numbers.
-        It appears by rename, complete. All ranks compute it together, each its share of the
-        batches, and must see `root` on one filesystem.
+        rest: of the rest of the vocabulary too, without which numbers can be learned, but nothing be scored.
+
+        The folder is named after a hash of the weights that the facts depend on, the settings and the data, so that it is never
+        used for anything else; a model that does not copy takes what was kept for one that does, but for the numbers, and
+        whoever needs no rest takes what was kept with it. It appears by rename, complete. All ranks compute it together, each
+        its share of the batches, and must see `root` on one filesystem.
         """
         # Rank 0's key: weights that were trained on unlike machines may differ in their last bits.
-        folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples)]
+        folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples, rest=rest)]
         folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
         if ranks.from_main(folder.is_dir()):
             return cls(folder, numbers=model.copies)._with_table(model, examples)
@@ -269,7 +302,7 @@ class FactStore:
         model.eval()
         try:
             with ranks.writing_folder(folder) as part:
-                cls._fill(part, model, examples, title)
+                cls._fill(part, model, examples, title, rest)
         finally:
             model.train(was_training)
         return cls(folder)._with_table(model, examples)
@@ -281,15 +314,15 @@ class FactStore:
         return self
 
     @staticmethod
-    def _fill(part: Path, model: CausalQwenForCausalLM, examples: Sequence[Example], title: str) -> None:
+    def _fill(part: Path, model: CausalQwenForCausalLM, examples: Sequence[Example], title: str, rest: bool) -> None:
         """Each rank its share of the batches, into arrays in `part` that all of them see."""
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        size, numbers = model.config.hidden_size, None
+        size, numbers, names = model.config.hidden_size, None, COLUMNS if rest else NUMBER
         if model.copies:
             numbers = KeptNumbers.of(examples, model.config.num_token_id, np.empty(0))
         if ranks.rank() == 0:
-            _make_empty(part, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
+            _make_empty(part, names, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
             if numbers is not None:
                 shape = (len(numbers.values), size)
                 np.lib.format.open_memmap(part / NUMBER_FEATURES, "w+", dtype=np.float32, shape=shape)
@@ -297,7 +330,7 @@ class FactStore:
             np.save(part / "offsets.npy", offsets)
             (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
         ranks.barrier()
-        arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in COLUMNS}
+        arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in names}
         of_numbers = None if numbers is None else np.lib.format.open_memmap(part / NUMBER_FEATURES, "r+")
         # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
         alike: dict[bytes, list[int]] = {}
@@ -305,7 +338,7 @@ class FactStore:
             alike.setdefault(row_digest(example), []).append(index)
         sharing = list(alike.values())
         distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
-        for places, facts in stream_facts(model, distinct, title=title, split=True):
+        for places, facts in stream_facts(model, distinct, title=title, split=True, rest=rest):
             said = facts.numbers
             counts = [distinct[place].positions for place in places]
             for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
@@ -328,14 +361,15 @@ class FactStore:
 
     def take(self, model: CausalQwenForCausalLM, examples: Sequence[Example], rows: Sequence[int], root: Path) -> None:
         """Put the store that `build` would make of these rows' examples into `root`, without reading them again."""
-        folder = Path(root) / f"features-{facts_keys(model, examples)[0][:24]}"
+        key = facts_keys(model, examples, rest=self.facts.rest_loss is not None)[0]
+        folder = Path(root) / f"features-{key[:24]}"
         if ranks.from_main(folder.is_dir()):
             return
         lengths = np.diff(self.offsets)[list(rows)]
         at = np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])
         with ranks.writing_folder(folder) as part:
             if ranks.rank() == 0:
-                for name in COLUMNS:
+                for name in self.facts.columns:
                     np.save(part / f"{name}.npy", getattr(self.facts, name)[at])
                 if self.facts.numbers is not None:
                     self.facts.numbers.of_rows(rows, at).save(part)
@@ -363,9 +397,9 @@ class FactStore:
         return cls(folder)._with_table(model, examples)
 
 
-def _make_empty(folder: Path, positions: int, widths: dict[str, int]) -> None:
+def _make_empty(folder: Path, names: Sequence[str], positions: int, widths: dict[str, int]) -> None:
     """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""
-    for name in COLUMNS:
+    for name in names:
         shape = (positions, widths[name]) if name in widths else (positions,)
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype=_DTYPES.get(name, np.float32), shape=shape)
 
@@ -382,10 +416,11 @@ def row_digest(example: Example) -> bytes:
     return hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest()
 
 
-def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> list[str]:
+def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, rest: bool = True) -> list[str]:
     """SHA-256 over everything that the facts depend on: weights, settings, tokens, values and what is right.
 
-    The first is the key of what this model keeps; facts under any other serve it as well.
+    The first is the key of what this model keeps, with the `rest` of the vocabulary or without; facts under any other serve it
+    as well.
     """
     config = model.config
     digest = hashlib.sha256()
@@ -416,7 +451,10 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> lis
         digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
         read = [*example.numeric_values, *_how_read(example)]
         digest.update(np.array(read, dtype=np.float64).tobytes())
-    plain = digest.hexdigest()
-    digest.update(b"numbers")
-    with_numbers = digest.hexdigest()
-    return [with_numbers] if model.copies else [plain, with_numbers]
+    keys = {}
+    for numbers in (False, True):
+        for whole in (False, True):
+            of_these = digest.copy()
+            of_these.update(b"numbers" * numbers + b"values" * (not whole))
+            keys[numbers, whole] = of_these.hexdigest()
+    return [keys[served] for served in keys if served[0] >= model.copies and served[1] >= rest]

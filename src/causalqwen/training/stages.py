@@ -63,8 +63,9 @@ class Run:
         return self.output / WORK
 
     def train_facts(self) -> FactStore:
-        """The facts of the training rows under the model as it is now."""
-        return FactStore.build(self.model, self.train_examples, self.work, title="training rows")
+        """The facts of the training rows under the model as it is now, without the rest of the vocabulary: the stages on facts
+        learn `<NUM>` and values alone, or take the rest from the features."""
+        return FactStore.build(self.model, self.train_examples, self.work, title="training rows", rest=False)
 
     @property
     def class_names(self) -> list[str]:
@@ -176,7 +177,8 @@ def _train_values(run: Run) -> None:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
     if model.value_branch is not None and model.value_branch.direct is not None:
         _lean(model, train_store)
-    trained, rates = TrainedForCausalLM(model), dict.fromkeys(single, stage.scalar_learning_rate)
+    trained = TrainedForCausalLM(model, whole_vocabulary=False)
+    rates = dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
 

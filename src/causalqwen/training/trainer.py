@@ -35,9 +35,9 @@ class TrainedForCausalLM(nn.Module):
     Rows come as tokens, or as kept facts, and then nothing of the backbone runs; the losses are the same.
 
     Args:
-        whole_vocabulary: take the rest of the vocabulary into L_cls where rows come as tokens; else `<NUM>`'s own term
-            alone. Kept facts hold the rest as numbers.
-        heads: train the heads that kept facts depend on: of the facts, the features alone are read then.
+        whole_vocabulary: take the rest of the vocabulary into L_cls; else `<NUM>`'s own term alone.
+        heads: train the heads that kept facts depend on: of the facts, the features alone are read then. Without, the rest
+            of the vocabulary stands still, and no decision is made of kept facts.
         negatives: [V], by what a training step samples wrong tokens (`inclusion_probabilities`); None for all of them.
         closeness: weight of D(U, U_base) of the domain that is asked, in training, before its limit (theory 3.10).
         anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
@@ -82,12 +82,12 @@ class TrainedForCausalLM(nn.Module):
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
     ) -> dict[str, Any]:
-        """Losses of rows [B, S], and the decisions [B, S-1] under `standard` (none where wrong tokens are sampled).
+        """Losses of rows [B, S], and the decisions [B, S-1] under `standard`: none of facts, nor where wrong ones are sampled.
 
         Args:
             facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
             labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S]. also_right: [B, S, R], see the model's
-                `forward`; of kept facts, `rest_loss` has taken it already.
+                `forward`.
             group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
             classes: int64 [B, S-1], where classes have axes of their own: see `value_losses`.
             candidates: of kept facts, where the model copies: the fields of `Candidates`, rows and at [1, N].
@@ -105,16 +105,13 @@ class TrainedForCausalLM(nn.Module):
         else:
             features = facts["features"]
         chain = Chain(model, features)
+        rest_loss = torch.zeros(masks.targets.shape, device=features.device)
+        decisions: Tensor | None = None
         if facts is not None and not self.heads:
-            rest_loss = facts["rest_loss"]
             known_of_number(chain, facts["num_scale"], facts["threshold"])
-            decisions: Tensor | None = torch.where(
-                chain.number.ranked() > facts["rival_score"], num_id, facts["rival_id"].long()
-            )
         else:
             chain.situated()
             sample = sample_negatives(self.negatives) if self.negatives is not None and self.training else None
-            rest_loss = torch.zeros(masks.targets.shape, device=features.device)
             if self.whole_vocabulary:
                 rest_loss = chain.rest_loss(masks.targets, masks.also_right, negatives=sample, impl=model.ovr_impl)
             # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
