@@ -29,6 +29,7 @@ from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import softplus_inverse
 from causalqwen.modeling.configuration import SECTIONS
 from causalqwen.modeling.loading import load_model
+from causalqwen.numbers.law import WANTED_LEVELS
 from conftest import FREE_ROWS, TIED, graft_tiny, make_backbone
 
 TEXTS = ["A new year has begun.", "We, the people, look back on what was done and forward to what is not.", "Yes"]
@@ -450,7 +451,15 @@ def test_a_saved_configuration_keeps_what_was_fitted_apart(tmp_path):
         name for name in CausalQwenConfig.__annotations__ if name not in ("model_type", "sub_configs", "text_config")
     ]
     assert sorted(fields) == sorted(own)
-    config = CausalQwenConfig(score_noise=0.5, value_range=[1.0, 2.0], gate_alpha=0.25, number_context="digits")
+    levels = WANTED_LEVELS.tolist()
+    kinds = {
+        "interval_levels": levels,
+        "interval_kinds": [(0.3, levels), (0.9, levels)],
+        "class_interval_levels": {"K": levels},
+    }
+    config = CausalQwenConfig(
+        score_noise=0.5, value_range=[1.0, 2.0], gate_alpha=0.25, number_context="digits", **kinds
+    )
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert not set(own) & set(written)

@@ -239,8 +239,9 @@ class CausalQwenConfig(PreTrainedConfig):
             self.causal_size = self.text_config.hidden_size
         if self.domains is None:
             self.domains = {}
-        if self.interval_kinds is None:
-            self.interval_kinds = []
+        kinds = [] if self.interval_kinds is None else self.interval_kinds
+        if isinstance(kinds, list):  # a file has lists for tuples
+            self.interval_kinds = [tuple(kind) if isinstance(kind, list) else kind for kind in kinds]
         if self.class_interval_levels is None:
             self.class_interval_levels = {}
         if self.class_values is None:
