@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.loading import load_model
 from causalqwen.training import FactStore
 from causalqwen.training.features import COLUMNS
@@ -120,7 +121,7 @@ def test_two_ranks_train_as_one(two_ranks, one_rank, model_folder, name, way):
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_ranks_give_each_class_its_own_axis_and_levels(two_ranks, one_rank, way):
     one, two = (
-        json.loads((folder / "config.json").read_text())
+        CausalQwenConfig.from_pretrained(folder).to_dict()
         for folder in (one_rank("classes"), two_ranks / f"classes-{way}")
     )
     assert list(one["class_interval_levels"]) == list(one["class_values"]) == ["one", "some"]

@@ -207,7 +207,7 @@ def test_kept_rows_are_read_once_and_give_the_store_that_build_gives(tiny_tokeni
     examples = prompts(model, 6)
     plain = FactStore.build(model, examples[1:5], tmp_path / "plain")
     taken = features.token_facts
-    monkeypatch.setattr(features, "token_facts", lambda m, some, *rest: read.append(len(some)) or taken(m, some, *rest))
+    monkeypatch.setattr(features, "token_facts", lambda m, some, **kw: read.append(len(some)) or taken(m, some, **kw))
     kept = KeptRows(tmp_path / "kept", model)
     first = kept.features(examples[:4])
     assert sum(read) == 4
@@ -228,11 +228,11 @@ def test_rows_are_kept_block_by_block(tiny_tokenizer, tmp_path, monkeypatch):
     whole = KeptRows(tmp_path / "whole", model).features(examples)
     taken = features.token_facts
 
-    def until_killed(m, some, *rest):
+    def until_killed(m, some, **kw):
         if len(read) == 2:
             raise KeyboardInterrupt
         read.append(len(some))
-        return taken(m, some, *rest)
+        return taken(m, some, **kw)
 
     monkeypatch.setattr(features, "token_facts", until_killed)
     with pytest.raises(KeyboardInterrupt):
@@ -426,7 +426,7 @@ def test_groups_are_never_on_both_sides_and_weights_draw_rows(brief, monkeypatch
 def test_rows_are_not_read_again_in_another_fold(brief, monkeypatch, tmp_path):
     read = []
     taken = features.token_facts
-    monkeypatch.setattr(features, "token_facts", lambda m, some, *rest: read.append(len(some)) or taken(m, some, *rest))
+    monkeypatch.setattr(features, "token_facts", lambda m, some, **kw: read.append(len(some)) or taken(m, some, **kw))
     frame, price = products()
     search = GridSearchCV(brief(cache_dir=str(tmp_path)), {"experts": [False, True]}, cv=2)
     search.fit(frame, price)
