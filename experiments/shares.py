@@ -37,7 +37,7 @@ FREQUENT = {
 def class_of(text: str) -> str:
     word = text.strip()
     if any(letter.isdigit() for letter in word):
-        return "a digit" if len(word) == 1 else "a number's value"
+        return "a number's value"
     if not any(letter.isalpha() for letter in word):
         return "punctuation"
     if not text.startswith(" "):
