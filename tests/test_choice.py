@@ -182,6 +182,7 @@ def test_what_is_less_plain_is_taken_only_where_it_is_clearly_better():
     diverged = Tried({}, "affine", np.full(200, 1e9))
     assert clearly_better(diverged, level) is level and clearly_better(plain, diverged) is plain
     assert clearly_better(diverged, diverged) is diverged
+    assert plain.is_finite and not Tried({}, "affine", np.array([0.5, 1e9])).is_finite
 
 
 def skewed(model, count, seed):

@@ -208,6 +208,11 @@ class Tried:
     def mean(self) -> float:
         return float(self.scores.mean())
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every row has a score."""
+        return bool((self.scores < _DIVERGED).all())
+
     def to_dict(self) -> dict[str, Any]:
         """What a file says of it."""
         return self.config | {"axis": self.axis, "score": self.mean}
@@ -284,7 +289,7 @@ class Choice:
             best = clearly_better(best, self._tried(best.axis, best.config | READER))
         for loss in losses[1:]:
             best = clearly_better(best, self._tried(best.axis, best.config | {"value_loss": loss}))
-        worst = max(self._known.values(), key=lambda one: one.mean)
+        worst = max((one for one in self._known.values() if one.is_finite), key=lambda one: one.mean, default=best)
         self.say(
             f"chosen: {described(best)}; held-out CRPS {best.mean:.3f} of the values' own spread, the worst tried "
             f"({described(worst)}) {worst.mean:.3f}"
@@ -413,8 +418,9 @@ class Choice:
                 part.replace(file)
             ranks.barrier()
         self._known[name] = Tried(config, axis, np.load(file))
-        self.say(f"  {described(self._known[name])}: {self._known[name].mean:.4f}")
-        return self._known[name]
+        made = self._known[name]
+        self.say(f"  {described(made)}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
+        return made
 
     def _fit(self, axis: str, config: dict[str, Any], folder: Path) -> np.ndarray:
         train_rows, held_rows = self._rows
