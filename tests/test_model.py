@@ -465,6 +465,15 @@ def test_a_saved_configuration_keeps_what_was_fitted_apart(tmp_path):
     assert not set(own) & set(written)
     assert written["fitted"]["scores"]["score_noise"] == 0.5 and written["settings"]["training"]["gate_alpha"] == 0.25
     assert CausalQwenConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    for name in (
+        "dtype",
+        "_commit_hash",
+        "_output_attentions",
+    ):  # what transformers does to keys of its own is not done to names
+        named = CausalQwenConfig(class_interval_levels={name: levels})
+        named.save_pretrained(tmp_path / "named")
+        loaded = CausalQwenConfig.from_pretrained(tmp_path / "named")
+        assert loaded.class_interval_levels == {name: levels}
     flat = {name: value for name, value in config.to_dict().items() if name in own}  # as earlier versions wrote it
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "causalqwen", **flat}))
     loaded = CausalQwenConfig.from_pretrained(tmp_path)

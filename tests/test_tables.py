@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
-from causalqwen.data.columns import ColumnError, TableReader, table_of
+from causalqwen.data.columns import ColumnError, TableReader, read_table, table_of
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
 from causalqwen.training import FactStore, experts, features, kept_rows
@@ -273,6 +273,46 @@ for workers in (0, 2):
     assert len(list((folder / f"rows-{workers}").glob("*/features-*/rows.npy"))) > 2
     np.save(folder / f"{workers}.npy", made.predict(texts, "median"))
 """
+
+
+@pytest.mark.parametrize("others", [[], ["S,0.3"]])
+def test_cells_of_a_category_that_look_like_numbers_stay_as_they_are(tmp_path, others):
+    """Whatever else the file holds: a reader knows its columns."""
+    reader = TableReader.fit({"size": ["S", "10.50", "12.0", "07"] * 10, "w": [0.5, 1.5] * 20}, "price")
+    (tmp_path / "rows.csv").write_text("\n".join(["size,w", "10.50,0.1", "12.0,0.2", *others]))
+    assert read_table(tmp_path / "rows.csv", reader)["size"][:2] == ["10.50", "12.0"]
+    assert read_table(tmp_path / "rows.csv", reader)["w"][:2] == [0.1, 0.2]
+
+
+def test_a_narrow_regressor_on_a_backbone_in_bfloat16_predicts_after_loading(tiny_tokenizer, tmp_path):
+    make_backbone("llama", tiny_tokenizer).to(torch.bfloat16).save_pretrained(tmp_path / "backbone")
+    tiny_tokenizer.save_pretrained(tmp_path / "backbone")
+    made = NumberRegressor(
+        tmp_path / "backbone",
+        settings=BRIEF,
+        config=SMALL | {"causal_size": 8},
+        cache_dir=tmp_path / "kept",
+        random_state=0,
+    )
+    X, y = products()
+    made.fit(X, y).save(tmp_path / "made")  # folders as Paths, which a file holds as text
+    again = NumberRegressor.load(tmp_path / "made")
+    assert again.model_.score_head.weight.dtype == torch.bfloat16
+    np.testing.assert_array_equal(again.predict(X), made.predict(X))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"text_columns": "name"}, r"text_columns is a list of names: \['name'\]"),
+        ({"config": {"value_branch_members": lambda: 1}}, "config: a function cannot be written to a file"),
+        ({"settings": {"values": True, "heads": {"score_matrix": "shared"}}}, "train the backbone, which a regressor"),
+        ({"settings": {"values": True, "lora": {"rank": 2}}}, "train the backbone, which a regressor"),
+    ],
+)
+def test_what_no_regressor_can_keep_is_refused_before_anything_is_learned(brief, given, message):
+    with pytest.raises(ValueError, match=message):
+        brief(**given).fit(*products())
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------

@@ -575,6 +575,16 @@ def test_stage_one_learns_numbers_and_leaves_text_alone(tiny_tokenizer, tmp_path
     assert predictions[0].median > predictions[1].median
 
 
+def test_a_start_without_noise_is_trained_and_tells_nobody_apart(tiny_tokenizer, tmp_path):
+    model = graft_tiny("qwen2", tiny_tokenizer, start="documents")
+    settings = TrainSettings(values=ValueStage(epochs=1, batch_size=8, center=True))
+    train(model, examples(model, 16), examples(model, 8, seed=1), tmp_path / "out", settings)
+    assert not model.action.noise.any() and all(bool(p.isfinite().all()) for p in model.parameters())
+    rows = [dataclasses.replace(example, individual="a") for example in examples(model, 8)]
+    with pytest.raises(ValueError, match="tell who from noise, and this model has none"):
+        train(model, rows, [], tmp_path / "people", settings)
+
+
 def test_metrics_have_the_documents_names(model, tmp_path):
     """In the documents' own training, of all words (overview 5); stage 1 moves no word, and says `<NUM>`'s own term."""
     settings = dataclasses.replace(SMALL, heads=HeadStage(epochs=1, batch_size=8))

@@ -42,6 +42,17 @@ _FEWEST = 2 * FOLDS
 _ROWS_AT_ONCE = 256
 
 
+def _plain(value: Any) -> Any:
+    """What JSON holds of a parameter that it does not know. TypeError for what cannot be told in a file."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path | torch.device):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written to a file: give plain values")
+
+
 class NumberRegressor(RegressorMixin, BaseEstimator):
     """The distribution of a number, from texts or from the rows of a table.
 
@@ -114,6 +125,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             raise ValueError("this regressor requires y to be passed, but the target y is None")
         if self.workers and self.cache_dir is None:
             raise ValueError("workers need cache_dir, a folder that all machines see")
+        if isinstance(self.text_columns, str):
+            raise ValueError(f"text_columns is a list of names: [{self.text_columns!r}]")
+        self._written_params()
         table, values = self._table(X, y)
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
@@ -134,6 +148,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             self.backbone, self.device, {"value_columns": columns.shape[1]} | (self.config or {}), seed
         )
         settings = TrainSettings.from_dict({"seed": seed, "bf16": self.bf16} | (self.settings or {}))
+        if settings.lora or settings.backbone or (settings.heads and settings.heads.score_matrix == "shared"):
+            raise ValueError(
+                "settings: lora, backbone and score_matrix 'shared' train the backbone, which a regressor does not keep"
+            )
         self.model_.bf16 = settings.takes_bf16(self.model_)
         examples = self._examples(table, columns, values)
         parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
@@ -272,12 +290,22 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """Write what was learned to a new folder: safetensors and JSON. The backbone is named there, not copied."""
         check_is_fitted(self, "model_")
         weights, about = self._state()
+        with writing_folder(Path(folder)) as part:
+            (part / STATE).write_bytes(weights)
+            params = self._written_params()
+            (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
+
+    def _written_params(self) -> dict[str, Any]:
+        """Parameters as a file holds them. ValueError for one that no file can hold."""
         params = self.get_params(deep=False)
         if not isinstance(params["random_state"], int | None):
             params["random_state"] = None
-        with writing_folder(Path(folder)) as part:
-            (part / STATE).write_bytes(weights)
-            (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
+        for name, value in params.items():
+            try:
+                params[name] = json.loads(json.dumps(value, default=_plain))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}: {error}") from None
+        return params
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> "NumberRegressor":
@@ -320,7 +348,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         config = CausalQwenConfig.from_dict(about["config"])
         config._attn_implementation = backbone.config._attn_implementation
         model: Any = CausalQwenForCausalLM(config, backbone=backbone)
-        model.abduction.loc_net.to(backbone.dtype)
+        for part in (model.abduction.loc_net, model.score_head):
+            if part is not None:
+                part.to(backbone.dtype)
         model.to(backbone.device)
         own = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
         wrong = model.load_state_dict(own, strict=False)

@@ -154,7 +154,7 @@ def table_of(X: Any) -> Columns:
 
 def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Columns:
     """The columns of a CSV, Parquet (`.parquet`) or JSON lines (`.jsonl`) file. An empty cell of a CSV is missing; its column
-    is one of numbers where all cells are, and a cell is a number where `reader` expects numbers.
+    is one of numbers where all cells are; a column that `reader` knows, where it knows it as one, whatever else the file holds.
 
     Raises:
         FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column.
@@ -172,7 +172,7 @@ def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Co
     elif path.suffix == ".jsonl":
         table = _read_objects(path)
     else:
-        table = _read_cells(path, {c.name for c in reader.columns if c.kind == "number"} if reader else set())
+        table = _read_cells(path, {c.name: c.kind == "number" for c in reader.columns} if reader else {})
     if not table or not next(iter(table.values())):
         raise ColumnError(f"{path.name} holds no rows")
     return table_of(table)
@@ -209,7 +209,8 @@ def _read_objects(path: Path) -> Columns:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _read_cells(path: Path, expected: set[str]) -> Columns:
+def _read_cells(path: Path, of_numbers: Mapping[str, bool]) -> Columns:
+    """of_numbers: of columns that are known, whether they hold numbers; of others, their cells say."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = list(csv.reader(file, strict=True))
     head, rows = (lines[0], lines[1:]) if lines else ([], [])
@@ -224,7 +225,7 @@ def _read_cells(path: Path, expected: set[str]) -> Columns:
         cells = [row[place] if row[place].strip() else None for row in rows]
         numbers = [None if cell is None else _number(cell) for cell in cells]
         every = all(cell is None or number is not None for cell, number in zip(cells, numbers, strict=True))
-        take = every or name in expected
+        take = of_numbers.get(name, every)
         columns[name] = [c if n is None or not take else n for c, n in zip(cells, numbers, strict=True)]
     return columns
 

@@ -275,9 +275,15 @@ class CausalQwenConfig(PreTrainedConfig):
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: transformers' fields as they are, those of a graft by `SECTIONS`."""
         fields = super().to_diff_dict()
-        for title, parts in SECTIONS.items():
+        for (
+            title,
+            parts,
+        ) in SECTIONS.items():  # values as they are: transformers goes into dicts, and into names like "dtype"
             fields[title] = {
-                part: {name: fields.pop(name) for name in names if name in fields} for part, names in parts.items()
+                part: {
+                    name: copy.deepcopy(getattr(self, name)) for name in names if fields.pop(name, fields) is not fields
+                }
+                for part, names in parts.items()
             }
         return fields
 

@@ -110,6 +110,10 @@ def check_stages(
             model.config.require("direction: false")
     if settings.values is not None and any(example.individual is not None for example in train_examples):
         model.config.require("training on rows that name individuals")
+        if not bool(model.action.noise.any()):
+            raise ValueError(
+                "values: rows that name individuals tell who from noise, and this model has none: graft it with initial_noise"
+            )
     if settings.values is not None and settings.values.center:
         model.config.require("values: center")
     table, head = model.backbone.get_input_embeddings(), model.backbone.get_output_embeddings()
@@ -195,7 +199,9 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     spread = law.linear_scale(scale, row).log().squeeze()
     for member in (branch.residual, *branch.others):
         member.last.bias[member.last.bias.shape[0] // 2 :] -= spread
-    branch.log_noise.copy_(math.log(noise) - law.linear_scale(model.action.noise.unsqueeze(0), row).log().squeeze())
+    own = law.linear_scale(model.action.noise.unsqueeze(0), row).squeeze()
+    if own > 0:  # a start without noise keeps none
+        branch.log_noise.copy_(math.log(noise) - own.log())
 
 
 @torch.no_grad()
