@@ -5,6 +5,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -478,6 +479,12 @@ def test_a_saved_configuration_keeps_what_was_fitted_apart(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "causalqwen", **flat}))
     loaded = CausalQwenConfig.from_pretrained(tmp_path)
     assert {name: getattr(loaded, name) for name in own} == {name: getattr(config, name) for name in own}
+
+
+@pytest.mark.parametrize("value", [np.float32(3), torch.tensor(3.0)])
+def test_what_no_file_can_hold_is_refused_when_it_is_set(value):
+    with pytest.raises(ValueError, match=r"value_transform: no file can hold it \(Object of type (float32|Tensor)"):
+        CausalQwenConfig(value_transform={"kind": "affine", "center": value, "width": 1.0})
 
 
 def test_the_matrix_is_never_resized(tiny_llama):

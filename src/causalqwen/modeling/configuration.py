@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -290,6 +291,13 @@ class CausalQwenConfig(PreTrainedConfig):
     def check(self) -> None:
         """ValueError unless every value is one that there is, and goes with the others; before training and saving too."""
         check_values(CausalQwenConfig, vars(self))
+        for name in (name for parts in SECTIONS.values() for names in parts.values() for name in names):
+            try:
+                json.dumps(getattr(self, name))
+            except TypeError as error:
+                raise ValueError(
+                    f"{name}: no file can hold it ({error}); give plain numbers, lists and texts"
+                ) from None
         rows = self.text_config.vocab_size
         if self.num_token_id > rows:
             raise ValueError(f"num_token_id {self.num_token_id} lies outside the {rows} rows of the vocabulary matrix")
