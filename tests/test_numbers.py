@@ -372,6 +372,20 @@ def test_the_jacobian_is_the_slope(transform):
     torch.testing.assert_close(transform.log_jacobian(v), slope.log(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "transform", [BROKEN, ValueTransform.fit("quantile", torch.randn(400).double().mul(10).round() / 10)]
+)
+def test_only_an_atom_of_a_quantile_transform_has_a_cell(transform):
+    """In the middle between two knots both ends are one point: no value is given a probability of 0 as if it were an atom."""
+    values = torch.tensor([value for _, value in transform.knots], dtype=torch.float64).unique()
+    middles = (values[1:] + values[:-1]) / 2
+    low, high = transform.cell(middles)
+    assert torch.equal(low, high)
+    assert bool(
+        ValueLaw(transform).log_prob(torch.zeros(len(middles)), torch.ones(len(middles)), middles).isfinite().all()
+    )
+
+
 def test_a_quantile_transform_puts_values_at_their_normal_scores():
     values = torch.distributions.LogNormal(5.0, 2.0).sample((4000,)).double()
     fitted = ValueTransform.fit("quantile", values)

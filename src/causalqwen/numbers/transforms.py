@@ -247,9 +247,9 @@ def _on_line(x: Tensor, knots: Tensor, heights: Tensor, *, right: bool) -> Tenso
     piece = _piece(x, knots, right=right)
     run = knots[piece + 1] - knots[piece]
     slope = torch.where(run > 0, (heights[piece + 1] - heights[piece]) / run.clamp(min=1e-300), 0.0)
-    # From the nearer end, so that a knot is met exactly.
+    # From the nearer end, so that a knot is met exactly; in the middle from the same one, whichever side is asked for.
     before, after = x - knots[piece], knots[piece + 1] - x
-    second = before >= after if right else before > after
+    second = (before > after) | ((run == 0) & right)
     start = torch.where(second, piece + 1, piece)
     return heights[start] + (x - knots[start]) * slope
 
