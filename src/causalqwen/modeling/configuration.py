@@ -276,16 +276,13 @@ class CausalQwenConfig(PreTrainedConfig):
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: transformers' fields as they are, those of a graft by `SECTIONS`."""
         fields = super().to_diff_dict()
-        for (
-            title,
-            parts,
-        ) in SECTIONS.items():  # values as they are: transformers goes into dicts, and into names like "dtype"
-            fields[title] = {
-                part: {
-                    name: copy.deepcopy(getattr(self, name)) for name in names if fields.pop(name, fields) is not fields
-                }
-                for part, names in parts.items()
-            }
+        # Values as they are here: transformers goes into dicts, and changes what is called "dtype" or "_commit_hash" there.
+        own = {name: copy.deepcopy(value) for name, value in vars(self).items() if name in fields}
+        for title, parts in SECTIONS.items():
+            fields[title] = {part: {name: own[name] for name in names if name in own} for part, names in parts.items()}
+            for names in parts.values():
+                for name in names:
+                    fields.pop(name, None)
         return fields
 
     def check(self) -> None:

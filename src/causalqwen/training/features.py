@@ -174,14 +174,14 @@ def _rest_facts(
     target = targets.masked_fill(is_num, 0).unsqueeze(-1)
     log_not_p = rest.log_not_p()
     right = torch.cat([target, also.clamp(min=0)], dim=-1)
-    log_p_right, log_not_right = rest.at(right).log_p(), log_not_p.gather(-1, right)
+    log_p_right, log_not_right = rest.at(right).log_p()[0], log_not_p.gather(-1, right)
     is_right = torch.cat([~is_num.unsqueeze(-1), also != NO_TARGET], dim=-1)
     log_not_p = rest.masked(log_not_p, 0.0)
     best = rest.ranked().max(-1)
     return {
-        "rest_loss": -log_not_p.sum(-1) - (log_p_right[0] - log_not_right).masked_fill(~is_right, 0.0).sum(-1),
+        "rest_loss": -log_not_p.sum(-1) - (log_p_right - log_not_right).masked_fill(~is_right, 0.0).sum(-1),
         "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
-        "rest_log_p": log_p_right[0][:, 0].masked_fill(is_num, 0.0),
+        "rest_log_p": log_p_right[:, 0].masked_fill(is_num, 0.0),
         "target_logit": scores.gather(-1, target).squeeze(-1).masked_fill(is_num, 0.0),
         "rest_log_partition": rest.masked(scores, -torch.inf).logsumexp(-1),
         "rival_score": best.values,
