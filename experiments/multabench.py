@@ -12,6 +12,10 @@ DIR holds CSV files of github.com/alanarazi7/MulTaBench at commit 599bd6a (multa
                 each of nine levels, made conformal on a fifth of the rows
     catboost, lightgbm
                 the same by those packages' quantile losses, with their own defaults; left out where one is not installed
+    catboost-z  CatBoost on 64 principal components of what the same backbone says of a row, with the columns
+    perceptron  a perceptron with pinball loss on the backbone's features and the columns, stopped by a fifth of the rows
+    ngboost     NGBoost (normal) on 32 components of the same
+    mapie       MAPIE's CV+ intervals at 99 levels around the ridge
 
 A result is kept under --output by table, fold and method, and not computed again. RMSE is that of the mean, CRPS that of 199
 quantiles, clipped alike; R^2 is what MulTaBench publishes.
@@ -24,22 +28,27 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.decomposition import TruncatedSVD
+import torch
+from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import RepeatedKFold, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from causalqwen.data.columns import Columns, TableReader, numbers_of, read_table
-from causalqwen.evaluation.numbers_benchmark.regression import BOOSTED_LEVELS
+from causalqwen.evaluation.numbers_benchmark.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank, crps_log
-from causalqwen.evaluation.rivals import central, crps_of, inside
+from causalqwen.evaluation.rivals import NumberTable, central, crps_of, inside
 from causalqwen.files import write_text
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
-from causalqwen.sklearn import NumberRegressor
-from causalqwen.training import LEVELS
+from causalqwen.sklearn import NumberRegressor, _grafted
+from causalqwen.training import LEVELS, TrainSettings
 from causalqwen.training.experts import Experts, fit_experts
 
 TABLES: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
@@ -104,14 +113,64 @@ def ridge(train: Columns, values: np.ndarray, test: Columns, given: dict[str, An
     return means, means[:, None] + np.quantile(residuals, CRPS_LEVELS.numpy())[None]
 
 
-def _boosted(make: Callable[[float | None], Any], train: Columns, values: np.ndarray, test: Columns) -> Predicted:
-    """One model for the mean (None) and one for each level, moved by conformal residuals of a fifth of the rows."""
+def _components(train: Columns, test: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """64 components of the n-grams, and the columns, of both parts."""
     known, asked = _known(train, test)
     reader = Experts(0.0, {}, [])
     reader._fit_grams(known[0])
     counts, new = (reader._counts(rows[0]) for rows in (known, asked))
     components = TruncatedSVD(64, random_state=0).fit(counts)
     x, x_new = (np.concatenate([components.transform(c), k[1]], axis=1) for c, k in ((counts, known), (new, asked)))
+    return x, x_new
+
+
+def _features(train: Columns, test: Columns, given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """What the backbone says of a row, as `NumberRegressor` reads it, and the columns, of both parts."""
+    made = NumberRegressor(random_state=0, **given)
+    made.reader_ = TableReader.fit(train, given["target"], (), made.characters)
+    made.model_ = _grafted(made.backbone, made.device, {"value_columns": 1}, 0)
+    made.model_.bf16 = TrainSettings.from_dict({"bf16": made.bf16}).takes_bf16(made.model_)
+    parts = []
+    for table in (train, test):
+        numbers = made.reader_.numbers(table)
+        zeros = np.zeros((len(numbers), 1))
+        parts.append(
+            np.concatenate([made._kept().features(made._examples(table, zeros, zeros[:, 0])), numbers], axis=1)
+        )
+    return parts[0], parts[1]
+
+
+def _on_features(fit: Any, train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+    x, x_new = _features(train, test, given)
+    fitting, held = train_test_split(np.arange(len(values)), test_size=0.2, random_state=0)
+    tables = (NumberTable([""] * len(rows), x[rows], values[rows]) for rows in (fitting, held))
+    found = fit(*tables, 0)(NumberTable([""] * len(x_new), x_new, np.zeros(len(x_new)))).quantiles
+    law = ValueLaw(value_range=(float(values.min()), float(values.max())))
+    return law.clip(torch.from_numpy(found)).numpy().mean(axis=1), found
+
+
+def perceptron(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+    return _on_features(fit_mlp, train, values, test, given)
+
+
+def ngboost(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+    return _on_features(partial(fit_ngboost, law="Normal"), train, values, test, given)
+
+
+def mapie(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+    from mapie.regression import CrossConformalRegressor
+
+    x, x_new = _components(train, test)
+    levels = [round(level, 2) for level in np.arange(0.01, 1, 0.01).tolist()]
+    model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-2, 5, 15)))
+    made = CrossConformalRegressor(model, confidence_level=levels, method="plus", cv=5, random_state=0)
+    points, intervals = made.fit_conformalize(x, values).predict_interval(x_new)
+    ends = np.concatenate([intervals[:, 0, ::-1], points[:, None], intervals[:, 1]], axis=1)
+    return points, np.sort(ends, axis=1)
+
+
+def _boosted(make: Callable[[float | None], Any], x: np.ndarray, values: np.ndarray, x_new: np.ndarray) -> Predicted:
+    """One model for the mean (None) and one for each level, moved by conformal residuals of a fifth of the rows."""
     fitting, held = train_test_split(np.arange(len(values)), test_size=0.2, random_state=0)
     means = make(None).fit(x, values).predict(x_new)
     moved = []
@@ -128,17 +187,33 @@ def boosting(train: Columns, values: np.ndarray, test: Columns, given: dict[str,
         loss: dict[str, Any] = {} if level is None else {"loss": "quantile", "quantile": level}
         return HistGradientBoostingRegressor(max_iter=300, learning_rate=0.06, random_state=0, **loss)
 
-    return _boosted(make, train, values, test)
+    x, x_new = _components(train, test)
+    return _boosted(make, x, values, x_new)
 
 
-def catboost(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+def _catboost(x: np.ndarray, values: np.ndarray, x_new: np.ndarray) -> Predicted:
     import catboost as package
 
     def make(level: float | None) -> Any:
         loss = "RMSE" if level is None else f"Quantile:alpha={level}"
         return package.CatBoostRegressor(loss_function=loss, random_seed=0, verbose=False, allow_writing_files=False)
 
-    return _boosted(make, train, values, test)
+    return _boosted(make, x, values, x_new)
+
+
+def catboost(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+    x, x_new = _components(train, test)
+    return _catboost(x, values, x_new)
+
+
+def catboost_z(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
+    x, x_new = _features(train, test, given)
+    wide = _known(train, test)[0][1].shape[1]  # the columns stand last
+    reader = make_pipeline(StandardScaler(), PCA(64, random_state=0)).fit(x[:, : x.shape[1] - wide])
+    parts = [
+        np.concatenate([reader.transform(p[:, : p.shape[1] - wide]), p[:, p.shape[1] - wide :]], 1) for p in (x, x_new)
+    ]
+    return _catboost(parts[0], values, parts[1])
 
 
 def lightgbm(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
@@ -148,12 +223,22 @@ def lightgbm(train: Columns, values: np.ndarray, test: Columns, given: dict[str,
         loss: dict[str, Any] = {} if level is None else {"objective": "quantile", "alpha": level}
         return package.LGBMRegressor(random_state=0, verbose=-1, n_jobs=0, **loss)
 
-    return _boosted(make, train, values, test)
+    x, x_new = _components(train, test)
+    return _boosted(make, x, values, x_new)
 
 
-METHODS = {"ridge": ridge, "boosting": boosting, "catboost": catboost, "lightgbm": lightgbm, "causalqwen": ours}
-PACKAGES = {"catboost", "lightgbm"}
-"""Methods that are packages of their own, left out where they are not installed."""
+METHODS = {
+    "ridge": ridge, "boosting": boosting, "catboost": catboost, "lightgbm": lightgbm, "catboost-z": catboost_z,
+    "perceptron": perceptron, "ngboost": ngboost, "mapie": mapie, "causalqwen": ours,
+}  # fmt: skip
+PACKAGES = {
+    "catboost": "catboost",
+    "lightgbm": "lightgbm",
+    "catboost-z": "catboost",
+    "ngboost": "ngboost",
+    "mapie": "mapie",
+}
+"""The package of a method, which is left out where that is not installed."""
 
 
 def scores(predicted: Predicted, values: np.ndarray, known: np.ndarray) -> dict[str, float]:
@@ -188,7 +273,7 @@ def main() -> None:
             train, test = folds[fold]
             for method in given.methods:
                 kept = given.output / f"{name}-{fold}-{method}.json"
-                if method in PACKAGES and importlib.util.find_spec(method) is None:
+                if method in PACKAGES and importlib.util.find_spec(PACKAGES[method]) is None:
                     continue
                 if not kept.exists():
                     started = time.perf_counter()

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from causalqwen import (
     AbductionNetwork,
     ActionNetwork,
+    ActionSettings,
     CausalDecoding,
     CausalQwenConfig,
     CausalQwenForCausalLM,
@@ -237,7 +238,7 @@ def test_a_scale_is_positive_because_it_is_floored(activation):
     loc, scale = abduction(torch.randn(3, 4))
     assert (scale == 0).all()
     for score_scale in ("common", "documents"):
-        action = ActionNetwork(4, 5, score_scale=score_scale)
+        action = ActionNetwork(4, 5, ActionSettings(score_scale=score_scale))
         assert (action(loc, scale)[1] >= SCALE_FLOOR).all() and (action.value(loc, scale)[1] >= SCALE_FLOOR).all()
 
 
@@ -255,7 +256,7 @@ def test_noise_that_starts_at_zero_never_learns():
     """Overview 4, step 5, has its influence learned step by step; the gradient of |b| at 0 is 0."""
     torch.manual_seed(0)
     for start, moves in ((0.0, False), (0.1, True)):
-        action = ActionNetwork(4, 5, score_scale="documents", initial_noise=start)
+        action = ActionNetwork(4, 5, ActionSettings(score_scale="documents", initial_noise=start))
         loc_S, scale_S = action(torch.randn(8, 4), torch.ones(8, 4))
         loc_Y, scale_Y = action.value(torch.randn(8, 4), torch.ones(8, 4) + action.noise)
         loss = ovr_loss(loc_S, scale_S, torch.arange(8) % 5) + cauchy_nll(torch.ones(8), loc_Y, scale_Y).mean()
@@ -314,7 +315,11 @@ def test_a_wide_individual_writes_noise(tiny_tokenizer):
 def test_a_probability_depends_on_its_own_row_alone():
     """Foundations 3.1.1; under the documents' scale. A softmax moves every token."""
     torch.manual_seed(0)
-    action, loc, scale = ActionNetwork(4, 6, score_scale="documents"), torch.randn(3, 4), torch.rand(3, 4)
+    action, loc, scale = (
+        ActionNetwork(4, 6, ActionSettings(score_scale="documents")),
+        torch.randn(3, 4),
+        torch.rand(3, 4),
+    )
     before = action(loc, scale)
     with torch.no_grad():
         action.lm_head.weight[1] += 2.0
@@ -401,7 +406,7 @@ def test_a_sampled_individual_without_scale_makes_every_passing_token_certain():
     """Architecture 3.2.2 decides by argmax P at scale 0: the first token that passes wins, not the best one."""
     scores = torch.tensor([0.1, 5.0])
     assert (0.5 + torch.atan(scores / 0.0) / torch.pi).tolist() == [1.0, 1.0]
-    action = ActionNetwork(1, 2, score_scale="documents")
+    action = ActionNetwork(1, 2, ActionSettings(score_scale="documents"))
     with torch.no_grad():
         action.lm_head.weight.copy_(scores.unsqueeze(1))
         action.lm_head.bias.zero_()

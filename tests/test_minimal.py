@@ -6,7 +6,15 @@ import pytest
 import torch
 from scipy import stats
 
-from causalqwen import AbductionNetwork, ActionNetwork, CausalDecoding, CausalQwenForCausalLM, Individual, ovr_loss
+from causalqwen import (
+    AbductionNetwork,
+    ActionNetwork,
+    ActionSettings,
+    CausalDecoding,
+    CausalQwenForCausalLM,
+    Individual,
+    ovr_loss,
+)
 from causalqwen.losses import ovr_log_probs, shift_targets
 from conftest import graft_tiny
 
@@ -33,7 +41,7 @@ def encode(model, texts):
 def test_criterion_1_the_law_of_every_score_is_that_of_drawn_individuals_and_noise():
     torch.manual_seed(0)
     abduction = AbductionNetwork(3, initial_scale=0.6931471805599453).double()
-    action = ActionNetwork(3, 4, score_scale="documents", initial_noise=0.1).double()
+    action = ActionNetwork(3, 4, ActionSettings(score_scale="documents", initial_noise=0.1)).double()
     loc_U, scale_U = abduction(torch.randn(3, dtype=torch.float64))
     loc_S, scale_S = action(loc_U, scale_U)
     e1, e2 = torch.rand(2, 200_000, 3, dtype=torch.float64)
@@ -55,7 +63,7 @@ def test_criterion_1_gradients_are_finite_differences():
     torch.manual_seed(0)
     z, targets = torch.randn(4, 3, dtype=torch.float64), torch.arange(4)
     abduction = AbductionNetwork(3).double()
-    action = ActionNetwork(3, 5, score_scale="documents", initial_noise=0.1).double()
+    action = ActionNetwork(3, 5, ActionSettings(score_scale="documents", initial_noise=0.1)).double()
     parameters = [*abduction.parameters(), action.lm_head.weight, action.lm_head.bias, action.b_noise]
 
     def loss(*_: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from transformers import (
 from causalqwen import (
     AbductionNetwork,
     ActionNetwork,
+    ActionSettings,
     CausalDecoding,
     CausalQwenConfig,
     CausalQwenForCausalLM,
@@ -151,7 +152,7 @@ def test_softplus_inverse_is_close_to_its_argument_not_less_log_two():
 @pytest.mark.parametrize("family", ["cauchy", "gaussian"])
 def test_action_is_the_linear_law_on_individual_and_noise(family):
     torch.manual_seed(0)
-    action = ActionNetwork(5, 7, score_scale="documents", family=family, initial_noise=0.3)
+    action = ActionNetwork(5, 7, ActionSettings(score_scale="documents", vocabulary_family=family, initial_noise=0.3))
     loc, scale = torch.randn(4, 5), torch.rand(4, 5)
     law = get_family(family)
     loc_s, scale_s = action(loc, scale)

@@ -11,7 +11,7 @@ from causalqwen import CausalDecoding, Individual
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
-from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from conftest import graft_tiny
 
 TEXT = "They say that -3.5 of the people who came here went on to count 1,000 more"
@@ -102,7 +102,7 @@ def test_the_mean_of_the_values_that_are_drawn_is_their_law(tiny_tokenizer, valu
 @given(st.integers(0, 10**6), st.sampled_from(["gaussian", "cauchy"]), st.floats(0.0, 3.0))
 def test_no_row_exceeds_the_common_scale(seed, family, unevenness):
     generator = torch.Generator().manual_seed(seed)
-    action = ActionNetwork(6, 9, family=family, initial_noise=0.3, num_token_id=9)
+    action = ActionNetwork(6, 9, ActionSettings(vocabulary_family=family, initial_noise=0.3, num_token_id=9))
     with torch.no_grad():
         action.lm_head.weight.copy_(
             torch.randn(9, 6, generator=generator) * 3 ** torch.randn(9, 1, generator=generator)

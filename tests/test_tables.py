@@ -3,8 +3,10 @@
 import datetime
 import json
 import pickle
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -20,11 +22,14 @@ from sklearn.utils.estimator_checks import check_estimator
 from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.columns import ColumnError, TableReader, read_table, table_of
+from causalqwen.files import writing_folder
+from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
 from causalqwen.training import FactStore, experts, features, kept_rows
 from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
+from causalqwen.training.mean import FittedMean
 from conftest import graft_tiny, make_backbone
 
 BRIEF = {"values": {"epochs": 2, "batch_size": 32, "center": True}, "evaluations": 1}
@@ -375,7 +380,6 @@ def test_what_is_predicted_of_rows(fitted):
     assert one.median == pytest.approx(full["median"][4]) and one.interval(0.9) == pytest.approx((low[4], high[4]))
     law = regressor.model_.value_law
     fine = np.array([one.quantile(k / 200) for k in range(1, 200)]).clip(*law.clip(torch.tensor([-1e9, 1e9])).tolist())
-    assert full["mean"][4] == pytest.approx(fine.mean())
     densities = [one.log_prob(value) for value in fine]
     assert full["mode"][4] == pytest.approx(fine[int(np.argmax(densities))])
     drawn = regressor.sample(frame, 2000, seed=3)
@@ -387,6 +391,51 @@ def test_what_is_predicted_of_rows(fitted):
         regressor.predict(frame, "average")
     with pytest.raises(ColumnError, match="column 'kind' is missing"):
         regressor.predict({"name": ["a"], "weight": [1.0], "sold": ["2020-01-01"]})
+
+
+def test_the_mean_is_moved_to_where_squared_errors_are_least_and_not_at_all_where_nothing_is_known():
+    random = np.random.default_rng(0)
+    law = random.lognormal(3, 1, size=(200, 1)) * [1.3, 1.0]
+    answers = law[:, 1:] + random.normal(0, 5, size=(200, 2))
+    values = 0.4 * law[:, 1] + 0.6 * answers[:, 0] + 2 + random.normal(0, 1, 200)
+    made = FittedMean.fit(law[:150], answers[:150], values[:150])
+    errors = [np.square(means[150:] - values[150:]).mean() for means in (law[:, 0], made.of(law, answers))]
+    assert errors[1] < 1.3 < errors[0] / 10
+    twice = np.r_[:150, :50]
+    again = FittedMean.fit(law[twice], answers[twice], values[twice])
+    weighted = FittedMean.fit(law[:150], answers[:150], values[:150], np.repeat([2.0, 1.0], [50, 100]))
+    np.testing.assert_allclose(weighted.of(law, answers), again.of(law, answers), rtol=0.01)
+    noise = FittedMean.fit(law, answers, law[:, 0] + random.standard_cauchy(200))
+    assert np.abs(noise.of(law, answers) - law[:, 0]).max() < 0.05 * law[:, 0].std()
+    one = FittedMean.fit(law[:1], answers[:1, :0], values[:1])
+    assert np.isfinite(one.of(law, answers[:, :0])).all()
+
+
+def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
+    regressor, frame, _ = fitted
+    law, loc, scale, *_ = regressor._laws(frame)
+    kept = regressor.mean_
+    assert len(kept.weights) == 5
+    m = law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy()
+    q = regressor.predict(frame, "median")
+    ridge, trees = regressor.experts_.in_units(regressor.experts_.answers(regressor._known(table_of(frame)))).T
+    try:
+        w, c = np.array([0.3, 0.1, 0.2, 0.05, -0.1]), np.array([0.0, 10.0, 1.0, 2.0, 3.0])
+        regressor.mean_ = FittedMean(w, c)
+        told = [m - c[1], q - m - c[2], ridge - m - c[3], trees - m - c[4]]
+        np.testing.assert_allclose(regressor.predict(frame), m + w[0] + w[1:] @ np.stack(told), rtol=1e-6)
+        np.testing.assert_array_equal(regressor.predict(frame, "full")["mean"], regressor.predict(frame))
+        regressor.mean_ = replace(kept, weights=kept.weights - np.array([1e9, 0, 0, 0, 0]))
+        assert (regressor.predict(frame) == law.transform.support.low).all()
+        regressor.mean_ = None
+        of_law = regressor.predict(frame)
+        np.testing.assert_array_equal(of_law, m)
+        regressor.save(tmp_path / "older")  # as one from before it was fitted
+    finally:
+        regressor.mean_ = kept
+    older = NumberRegressor.load(tmp_path / "older")
+    assert older.mean_ is None
+    np.testing.assert_array_equal(older.predict(frame), of_law)
 
 
 def test_columns_tell_what_the_text_alone_does_not(folder):
@@ -409,16 +458,18 @@ def test_texts_alone_may_be_a_list(brief):
 
 def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fitted, tmp_path):
     regressor, frame, _ = fitted
-    before = regressor.predict(frame, "quantiles")
+    before, mean = regressor.predict(frame, "quantiles"), regressor.predict(frame)
     regressor.save(tmp_path / "saved")
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["estimator.json", "estimator.safetensors"]
     again = NumberRegressor.load(tmp_path / "saved")
     assert again.get_params() == regressor.get_params()
     np.testing.assert_array_equal(again.predict(frame, "quantiles"), before)
+    np.testing.assert_array_equal(again.predict(frame), mean)
     pickled = pickle.dumps(regressor)
     assert b"backbone.model" not in pickled
     other = pickle.loads(pickled)
     np.testing.assert_array_equal(other.predict(frame, "quantiles"), before)
+    np.testing.assert_array_equal(other.predict(frame), mean)
     assert other.model_.backbone is regressor.model_.backbone
     about = json.loads((tmp_path / "saved" / "estimator.json").read_text())
     (tmp_path / "saved" / "estimator.json").write_text(json.dumps(about | {"fingerprint": "0"}))
@@ -472,6 +523,25 @@ def test_rows_are_not_read_again_in_another_fold(brief, monkeypatch, tmp_path):
     search.fit(frame, price)
     assert sum(read) == 60 and search.best_params_ == {"experts": search.best_estimator_.experts}
     assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+
+
+def test_two_processes_may_read_the_same_rows_at_once(brief, monkeypatch, tmp_path):
+    """As the folds of a search with n_jobs do, into one cache_dir."""
+    fill, others = FactStore._fill, []
+
+    def and_another_is_first(part, *args):
+        fill(part, *args)
+        if part.name.startswith("features-") and "rows" in str(part):
+            others.append(part.with_name(part.name.partition(".part-")[0]))
+            shutil.copytree(part, others[-1])
+
+    monkeypatch.setattr(FactStore, "_fill", staticmethod(and_another_is_first))
+    frame, price = products()
+    made = brief(cache_dir=str(tmp_path / "rows")).fit(frame, price)
+    assert others and not list((tmp_path / "rows").rglob("*.part*"))
+    np.testing.assert_array_equal(made.predict(frame), brief().fit(frame, price).predict(frame))
+    with pytest.raises(OSError, match="not empty"), writing_folder(tmp_path / "rows"):
+        pass
 
 
 def test_it_goes_into_pipelines_and_cross_validation(brief):

@@ -27,15 +27,20 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_folder(path: Path) -> Iterator[Path]:
+def writing_folder(path: Path, *, named_by_content: bool = False) -> Iterator[Path]:
     """A new folder beside `path` to write into, which becomes `path` by rename at the end, and is removed after an error.
-    `path` must not be there by then."""
+    `path` must not be there by then, but where it is named by its content: then what another process made in the meantime is
+    the same, and stays."""
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         yield part
-        part.rename(path)
+        try:
+            part.rename(path)
+        except OSError:
+            if not (named_by_content and path.is_dir()):
+                raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

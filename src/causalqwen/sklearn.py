@@ -32,6 +32,7 @@ from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings, train
 from causalqwen.training.experts import ANSWERS, FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
+from causalqwen.training.mean import FittedMean
 from causalqwen.training.stages import WORK
 
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
@@ -76,7 +77,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         random_state: of the split, the experts and the training: an int, a RandomState, or None.
 
     Attributes:
-        model_: the graft. reader_: how rows are read. experts_: the regressions, or None. metrics_: scores on held-out rows.
+        model_: the graft. reader_: how rows are read. experts_: the regressions, or None. mean_: what is added to a law's mean.
+        metrics_: scores on held-out rows.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
 
@@ -162,7 +164,17 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             for some in (learned, held):
                 kept.put(some, output / WORK)
             self.metrics_ = train(self.model_, learned, held, output, settings, save=False)
+        asked = np.flatnonzero((fold == 0) & (times > 0))
+        law, loc, scale, _ = self._laws_of([examples[row] for row in asked], columns[asked])
+        self.mean_ = None
+        if len(asked):
+            known = _mean_and_median(law, loc, scale), self._answers(columns[asked])
+            self.mean_ = FittedMean.fit(*known, values[asked], times[asked].astype(float))
         return self
+
+    def _answers(self, columns: np.ndarray) -> np.ndarray:
+        """What each expert says of the values, float64 [n, experts], of all of the rows' columns."""
+        return np.zeros((len(columns), 0)) if self.experts_ is None else self.experts_.in_units(columns[:, -ANSWERS:])
 
     def _table(self, X: Any, y: Any = None) -> tuple[Columns, Any]:
         """X as columns; with y, which is checked too, what later X are held against."""
@@ -230,15 +242,16 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
         """One of `OUTPUT_TYPES` for each row.
 
-        mean: of the 199 quantiles k/200, clipped to the training range widened by its own width, because a Cauchy law has none
-        (theory 3.11). median. mode: the likeliest of those 199. quantiles: a list of arrays [n], one per level. full: all of
-        them by name, and `predictions`, a `NumberPrediction` per row.
+        mean: what makes squared errors least on the rows that were held out, of the law's mean, its median and the experts'
+        answers (`FittedMean`); the law's mean is of the 199 quantiles k/200, clipped to the training range widened by its own
+        width, because a Cauchy law has none (theory 3.11). median. mode: the likeliest of those 199. quantiles: a list of
+        arrays [n], one per level. full: all of them by name, and `predictions`, a `NumberPrediction` per row.
         """
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
-        law, loc, scale, prob = self._laws(X)
+        law, loc, scale, prob, columns = self._laws(X)
         asked = {
-            "mean": lambda: law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy(),
+            "mean": lambda: self._means(law, loc, scale, columns),
             "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
             "mode": lambda: _mode(law, loc, scale),
             "quantiles": lambda: list(law.quantile(loc, scale, torch.tensor(list(quantiles))).T.numpy()),
@@ -246,31 +259,44 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if output_type != "full":
             return asked[output_type]()
         answers = {name: ask() for name, ask in asked.items()}
-        columns = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), prob.tolist(), strict=True)
+        laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), prob.tolist(), strict=True)
         own = self.model_.value_law
-        return answers | {"predictions": [NumberPrediction(*row, own) for row in columns]}
+        return answers | {"predictions": [NumberPrediction(*one, own) for one in laws]}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
-        law, loc, scale, _ = self._laws(X)
+        law, loc, scale, *_ = self._laws(X)
         return torch.cat(law.interval(loc, scale, level), dim=1).numpy()
 
     def sample(self, X: Any, n: int = 1, seed: int = 0) -> np.ndarray:
         """n draws [rows, n] from each row's distribution, recalibrated; the same seed gives the same."""
-        law, loc, scale, _ = self._laws(X)
+        law, loc, scale, *_ = self._laws(X)
         levels = np.random.default_rng(seed).uniform(1e-9, 1 - 1e-9, size=(len(loc), n))
         return law.quantile(loc, scale, torch.from_numpy(levels)).numpy()
 
-    @torch.no_grad()
-    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The law of all rows, loc and scale float64 [n, 1] on its axis, and P_NUM [n]."""
+    def _means(self, law: Any, loc: torch.Tensor, scale: torch.Tensor, columns: np.ndarray) -> np.ndarray:
+        """Of rows with these columns, within the support and the widened range."""
+        known = _mean_and_median(law, loc, scale)
+        means = known[:, 0] if self.mean_ is None else self.mean_.of(known, self._answers(columns))
+        held: np.ndarray = law.transform.support.held(law.clip(torch.from_numpy(means))).numpy()
+        return held
+
+    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
+        """`_laws_of` the rows X, and their columns [n, K]."""
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
         parts = [self.reader_.numbers(table)]
         if self.experts_ is not None:
             parts.append(self.experts_.answers(self._known(table)))
         columns = np.concatenate(parts, axis=1)
-        z = self._kept().features(self._examples(table, columns, np.zeros(len(columns))))
+        return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns), columns
+
+    @torch.no_grad()
+    def _laws_of(
+        self, examples: list[Example], columns: np.ndarray
+    ) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The law of all rows, loc and scale float64 [n, 1] on its axis, and P_NUM [n]."""
+        z = self._kept().features(examples)
         model, batches, facts = self.model_, [], np.concatenate([z, columns], axis=1)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
@@ -331,6 +357,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.experts_ is not None:
             answers, about["experts"] = self.experts_.state("experts.")
             tensors |= answers
+        if self.mean_ is not None:
+            tensors |= {f"mean.{name}": torch.from_numpy(array) for name, array in vars(self.mean_).items()}
         about |= {"config": json.loads(self.model_.config.to_json_string()), "metrics": self.metrics_}
         about |= {"fingerprint": _backbone(self.backbone, self.device)[2], "n_features_in": self.n_features_in_}
         about["feature_names_in"] = [str(name) for name in getattr(self, "feature_names_in_", ())]
@@ -357,9 +385,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         missing = [name for name in wrong.missing_keys if not name.startswith("backbone.")]
         if missing or wrong.unexpected_keys:
             raise ValueError(f"the weights of the regressor do not fit its configuration: {(missing or wrong[1])[0]}")
-        model.processor = CausalQwenProcessor(
-            tokenizer, num_token_id=config.num_token_id, number_context=config.number_context
-        )
+        model.processor = CausalQwenProcessor.of(tokenizer, config)
         self.model_, self.reader_, self.metrics_ = (
             model.eval(),
             TableReader.from_dict(about["reader"]),
@@ -367,6 +393,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         )
         self.model_.bf16 = TrainSettings.from_dict({"bf16": self.bf16} | (self.settings or {})).takes_bf16(model)
         self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
+        of_mean = {name.removeprefix("mean."): tensors[name].numpy() for name in tensors if name.startswith("mean.")}
+        self.mean_ = FittedMean(**of_mean) if of_mean else None  # regressors saved before it was fitted have none
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:
             self.feature_names_in_ = np.array(about["feature_names_in"], dtype=object)
@@ -376,7 +404,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         state = dict(super().__getstate__())  # type: ignore[misc]
         if "model_" in state:
             state["learned"] = self._state()
-            for name in ("model_", "reader_", "experts_", "metrics_", "feature_names_in_", "n_features_in_"):
+            for name in ("model_", "reader_", "experts_", "mean_", "metrics_", "feature_names_in_", "n_features_in_"):
                 state.pop(name, None)
         return state
 
@@ -471,6 +499,13 @@ def _is_strings(X: Any) -> bool:
         X = np.asarray(X)
         return X.ndim == 1 and X.dtype.kind in "UO" and all(isinstance(x, str | None) for x in X.tolist())
     return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) for x in X)
+
+
+def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
+    """[n, 2], of the 199 quantiles k/200, clipped."""
+    quantiles = law.clip(law.quantile(loc, scale, CRPS_LEVELS))
+    both: np.ndarray = torch.stack([quantiles.mean(-1), quantiles[:, len(CRPS_LEVELS) // 2]], dim=1).numpy()
+    return both
 
 
 def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.wishes import FOLLOWER, KEY, Wish, check_params
 
@@ -140,7 +141,7 @@ def generate(
         settings: those of `request`.
     """
     prompts, config = list(prompts), llm.model_config.hf_config
-    processor = processor_of(llm.model_config.model, config.number_context)
+    processor = processor_of(llm.model_config.model, config.context)
     if seed is None:
         seed = torch.randint(2**62, (len(prompts),)).tolist()
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
@@ -159,10 +160,10 @@ def generate(
 
 
 @lru_cache(maxsize=4)
-def processor_of(folder: str, context: str) -> CausalQwenProcessor:
+def processor_of(folder: str, context: Context) -> CausalQwenProcessor:
     """The processor of the model in a folder, whose configuration says what stands in the context for a number."""
     processor = CausalQwenProcessor.from_pretrained(folder)
-    processor.number_context = context
+    processor.context = context
     return processor
 
 

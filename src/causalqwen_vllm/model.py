@@ -49,7 +49,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
         self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)  # `GraftState` gives V2's
         self._writer = None
         if config.context.writes:
-            self._writer = processor_of(vllm_config.model_config.model, config.number_context)
+            self._writer = processor_of(vllm_config.model_config.model, config.context)
         self.backbone = init_vllm_registered_model(
             vllm_config=vllm_config,
             prefix=maybe_prefix(prefix, "backbone"),

@@ -3,7 +3,7 @@
 from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor
 
 from causalqwen.modeling.abduction import AbductionNetwork
-from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
 from causalqwen.modeling.embedding import NumericEmbedding
@@ -26,6 +26,7 @@ __all__ = [
     "STARTS",
     "AbductionNetwork",
     "ActionNetwork",
+    "ActionSettings",
     "CausalQwenConfig",
     "CausalQwenForCausalLM",
     "CausalQwenOutput",

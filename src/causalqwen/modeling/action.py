@@ -7,6 +7,8 @@
 Sums and linear maps of stable laws are stable, so all of it is closed form.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -52,6 +54,43 @@ class PartitionEstimate(nn.Module):
         return upcast(self.rest(features.to(self.rest.weight.dtype)))
 
 
+@dataclass(frozen=True)
+class ActionSettings:
+    """What a `CausalQwenConfig` says of the action law, by its names.
+
+    Args:
+        num_token_id: None for no number channel.
+        free_token_ids: rows that no token uses.
+        score_scale: "common": every token has exogenous noise of its own that fills its scale up to a common one, one number
+            per position that no row's |W_k| (scale_U + |b_noise|) exceeds; argmax_k P_k is then argmax_k loc_S.
+            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4). "equal": an older form of "common".
+        score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "common"
+            fills up (see `graded_scale`): they set how probabilities fall off, and move no decision. Not for "documents".
+        anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
+        vocabulary_family, value_family: the laws of the scores and of the value.
+        initial_noise, initial_threshold: |b_noise| and C at the start.
+        token_thresholds: standard deviation of eps_k at the start, where every token of the matrix has a threshold C + eps_k;
+            None for one threshold (overview 4, foundations 3.1.1).
+    """
+
+    num_token_id: int | None = None
+    free_token_ids: Sequence[int] = ()
+    score_scale: str = "common"
+    score_noise: float = 0.0
+    score_slope: float = 0.0
+    anchor_tokens: int = 0
+    vocabulary_family: str = "cauchy"
+    value_family: str = "cauchy"
+    initial_noise: float = 0.0
+    initial_threshold: float = 0.0
+    token_thresholds: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "ActionSettings":
+        """Those of a configuration."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
+
 class ActionNetwork(nn.Module):
     """The action law.
 
@@ -64,19 +103,9 @@ class ActionNetwork(nn.Module):
     Args:
         causal_size: C.
         vocab_size: V, for a network with its own `lm_head`; None to be handed one.
+        settings: see `ActionSettings`.
+        matrix_rows: V of the lm_head that it will be handed.
         hidden_size: H of the features that the threshold shift c(z) reads; C by default.
-        num_token_id: None for no number channel.
-        free_token_ids: rows that no token uses.
-        score_scale: "common": every token has exogenous noise of its own that fills its scale up to a common one, one number
-            per position that no row's |W_k| (scale_U + |b_noise|) exceeds; argmax_k P_k is then argmax_k loc_S.
-            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4). "equal": an older form of "common".
-        score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "common"
-            fills up (see `graded_scale`): they set how probabilities fall off, and move no decision. Not for "documents".
-        anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
-        family, value_family: the laws of the scores and of the value.
-        initial_noise, initial_threshold: |b_noise| and C at the start.
-        token_thresholds: standard deviation of eps_k at the start, where every token of the matrix has a threshold C + eps_k;
-            None for one threshold (overview 4, foundations 3.1.1).
     """
 
     vocabulary_mask: Tensor
@@ -86,50 +115,40 @@ class ActionNetwork(nn.Module):
         self,
         causal_size: int,
         vocab_size: int | None = None,
+        settings: ActionSettings = ActionSettings(),
         *,
-        hidden_size: int | None = None,
-        num_token_id: int | None = None,
-        free_token_ids: list[int] | tuple[int, ...] = (),
         matrix_rows: int | None = None,
-        score_scale: str = "common",
-        score_noise: float = 0.0,
-        score_slope: float = 0.0,
-        anchor_tokens: int = 0,
-        family: str = "cauchy",
-        value_family: str = "cauchy",
-        initial_noise: float = 0.0,
-        initial_threshold: float = 0.0,
-        token_thresholds: float | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        if score_scale not in PARTS["score_scale"]:
-            raise ValueError(f"unknown score scale {score_scale!r}; use one of {', '.join(PARTS['score_scale'])}")
+        if settings.score_scale not in PARTS["score_scale"]:
+            known = ", ".join(PARTS["score_scale"])
+            raise ValueError(f"unknown score scale {settings.score_scale!r}; use one of {known}")
         rows = matrix_rows if matrix_rows is not None else vocab_size
         if rows is None:
             raise ValueError(
                 "give vocab_size for a network of its own, or matrix_rows of the lm_head it will be handed"
             )
         self.rows = rows
-        self.num_token_id = num_token_id
-        self.number = number_row(num_token_id, rows)
-        self.free_token_ids = list(free_token_ids)
-        self.scales = PARTS["score_scale"][score_scale]
-        if not self.scales.common and (score_noise or score_slope):
+        self.num_token_id = settings.num_token_id
+        self.number = number_row(settings.num_token_id, rows)
+        self.free_token_ids = list(settings.free_token_ids)
+        self.scales = PARTS["score_scale"][settings.score_scale]
+        if not self.scales.common and (settings.score_noise or settings.score_slope):
             raise ValueError("score_noise and score_slope belong to a score scale that all tokens share: 'common'")
-        self.score_noise = score_noise
-        self.score_slope = score_slope
-        self.law = get_family(family)
-        self.value_law = get_value_family(value_family)
-        self.initial_noise = initial_noise
-        self.initial_threshold = initial_threshold
-        self.initial_perturbation = token_thresholds
+        self.score_noise = settings.score_noise
+        self.score_slope = settings.score_slope
+        self.law = get_family(settings.vocabulary_family)
+        self.value_law = get_value_family(settings.value_family)
+        self.start = settings
 
+        size = hidden_size or causal_size
         self.lm_head = nn.Linear(causal_size, vocab_size) if vocab_size is not None else None
         self.b_noise = nn.Parameter(torch.empty(causal_size))
         self.threshold = nn.Parameter(torch.empty(()))
-        self.token_thresholds = nn.Parameter(torch.empty(rows)) if token_thresholds is not None else None
-        self.shift = nn.Linear(hidden_size or causal_size, 1)
-        self.partition = PartitionEstimate(hidden_size or causal_size, anchor_tokens) if anchor_tokens else None
+        self.token_thresholds = nn.Parameter(torch.empty(rows)) if settings.token_thresholds is not None else None
+        self.shift = nn.Linear(size, 1)
+        self.partition = PartitionEstimate(size, settings.anchor_tokens) if settings.anchor_tokens else None
         self.num_row = nn.Parameter(torch.zeros(causal_size))
         self.num_bias = nn.Parameter(torch.zeros(()))
         self.value_head = nn.Linear(causal_size, 1)
@@ -154,10 +173,10 @@ class ActionNetwork(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """The start: constant noise and threshold, no shift, `<NUM>` unmoved, an ordinary value head."""
-        nn.init.constant_(self.b_noise, self.initial_noise)
-        nn.init.constant_(self.threshold, self.initial_threshold)
+        nn.init.constant_(self.b_noise, self.start.initial_noise)
+        nn.init.constant_(self.threshold, self.start.initial_threshold)
         if self.token_thresholds is not None:
-            nn.init.normal_(self.token_thresholds, std=self.initial_perturbation)
+            nn.init.normal_(self.token_thresholds, std=self.start.token_thresholds)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
         for name, (_, start) in self.scales.buffers(self.num_row.shape[0]).items():

@@ -342,9 +342,9 @@ class CausalQwenConfig(PreTrainedConfig):
         context: Context = self.part("number_context")
         return context
 
-    def require(self, what: str, **needs: Any) -> None:
-        """ValueError where `what` is asked for and these settings, or those of `parts.limits.NEEDS`, are others."""
-        check_needs(what, vars(self), needs or None)
+    def require(self, what: str) -> None:
+        """ValueError where `what` is asked for and the settings of `parts.limits.NEEDS` are others."""
+        check_needs(what, vars(self))
 
     @property
     def num_token_appended(self) -> bool:

@@ -121,7 +121,7 @@ def from_backbone(
         own_scores(model)
     model.to(backbone.device)
     model.generation_config = backbone.generation_config
-    model.processor = CausalQwenProcessor(tokenizer, num_token_id=free[0], number_context=grafted.number_context)
+    model.processor = CausalQwenProcessor.of(tokenizer, grafted)
     start_number_rows(model, tokenizer)
     if start == "faithful" and "text_temperature" not in config:
         start_temperature(model)

@@ -12,7 +12,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import Draws
 from causalqwen.losses import LossMasks, LossParts, total_loss
 from causalqwen.modeling.abduction import AbductionNetwork
-from causalqwen.modeling.action import ActionNetwork
+from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
 from causalqwen.modeling.embedding import NumericEmbedding
@@ -70,20 +70,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
             columns=config.value_columns,
         )
     made["action"] = ActionNetwork(
-        size,
-        hidden_size=config.hidden_size,
-        matrix_rows=config.text_config.vocab_size,
-        num_token_id=config.num_token_id,
-        free_token_ids=config.free_token_ids,
-        score_scale=config.score_scale,
-        score_noise=config.score_noise,
-        score_slope=config.score_slope,
-        anchor_tokens=config.anchor_tokens,
-        family=config.vocabulary_family,
-        value_family=config.value_family,
-        initial_noise=config.initial_noise,
-        initial_threshold=config.initial_threshold,
-        token_thresholds=config.token_thresholds,
+        size, None, ActionSettings.of(config), matrix_rows=config.text_config.vocab_size, hidden_size=config.hidden_size
     )
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
     has_own = size < config.hidden_size or config.own_scores

@@ -112,7 +112,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
                 self._processor = CausalQwenProcessor.from_pretrained(self.name_or_path)
             except AttributeError as error:  # which torch would tell as one of this property's
                 raise ValueError(f"the processor in {self.name_or_path} is damaged: {error}") from error
-            self._processor.number_context = self.config.number_context  # which may have been set anew on loading
+            self._processor.context = self.config.context  # which may have been set anew on loading
         return self._processor
 
     @processor.setter
@@ -210,7 +210,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             return attention_mask, position_ids
         cached = _length(past_key_values) > 0
         if attention_mask is None and cached:
-            raise ValueError("number_context='digits' needs attention_mask beside a cache, 0 at each <NUM> in it")
+            raise ValueError(f"{self.config.context} needs attention_mask beside a cache, 0 at each <NUM> in it")
         hidden = input_ids == self.config.num_token_id
         if not cached and not bool(hidden.any()):
             return attention_mask, position_ids
@@ -225,7 +225,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if packed is not None and window is not None and input_ids.shape[1] > window:
             raise ValueError(
                 f"sequences of {input_ids.shape[1]} tokens packed into one row do not fit a backbone whose attention reaches "
-                f"{window}, with number_context='digits': give them as rows of their own"
+                f"{window}, with {self.config.context}: give them as rows of their own"
             )
         return mask if packed is None else packed, seen_positions(position_ids, hidden)
 

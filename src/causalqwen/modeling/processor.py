@@ -29,7 +29,7 @@ from causalqwen.modeling.encoded import (
 )
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
-from causalqwen.parts.contexts import CONTEXTS, Context
+from causalqwen.parts.contexts import Context, context_of
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
@@ -37,6 +37,7 @@ SLOT = "\ufdd0NUM\ufdd1"
 NUM_TOKEN = "<NUM>"
 """How `<NUM>` is shown in listings of tokens and where its value is not known."""
 
+_PADDING = ("padding", "padding_side", "pad_to_multiple_of")
 _CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number behind them is written
 
 
@@ -68,15 +69,22 @@ class CausalQwenProcessor(ProcessorMixin):
         super().__init__(tokenizer, chat_template=chat_template or getattr(tokenizer, "chat_template", None))
         self.num_token_id = len(tokenizer) if num_token_id is None else num_token_id
         self.number_rules = NumberRules.of(number_rules)
-        if number_context not in CONTEXTS:
-            raise ValueError(f"unknown number_context {number_context!r}; use one of {', '.join(CONTEXTS)}")
-        self.number_context = number_context
+        self.context = context_of(number_context)
         self._slotted: PreTrainedTokenizerBase | None = None
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, config: Any) -> "CausalQwenProcessor":
+        """The processor of a graft that has this configuration."""
+        return cls(tokenizer, num_token_id=config.num_token_id, number_context=config.number_context)
 
     @property
     def context(self) -> Context:
         """What stands in the context for a number."""
-        return CONTEXTS[self.number_context]
+        return context_of(self.number_context)
+
+    @context.setter
+    def context(self, context: Context) -> None:
+        self.number_context = context.name
 
     @property
     def slotted_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -213,12 +221,10 @@ class CausalQwenProcessor(ProcessorMixin):
         truncation: bool | str = False,
         max_length: int | None = None,
         truncation_side: str | None = None,
-        padding: bool | str = False,
-        padding_side: str | None = None,
-        pad_to_multiple_of: int | None = None,
         **kwargs: Any,
     ) -> tuple[dict, list, list, list]:
         """As `_in_slots`, each number a `<NUM>` and the tokens that it has in the text."""
+        padding = {name: kwargs.pop(name) for name in _PADDING if name in kwargs}
         plain = self.tokenizer(texts, **kwargs | {"return_offsets_mapping": True})
         limit = (max_length or self.tokenizer.model_max_length) if truncation else None
         from_left = (truncation_side or self.tokenizer.truncation_side) == "left"
@@ -234,15 +240,9 @@ class CausalQwenProcessor(ProcessorMixin):
             number_texts.append([one for n, one in enumerate(written) if n in kept])
             digits.append([written for _, _, written in tokens])
         data = dict(
-            self.tokenizer.pad(
-                {"input_ids": input_ids},
-                padding=padding,
-                max_length=max_length,
-                padding_side=padding_side,
-                pad_to_multiple_of=pad_to_multiple_of,
-            )
+            self.tokenizer.pad({"input_ids": input_ids}, **{"padding": False, "max_length": max_length} | padding)
         )
-        on_left = (padding_side or self.tokenizer.padding_side) == "left"
+        on_left = (padding.get("padding_side") or self.tokenizer.padding_side) == "left"
         for values, ids in zip(numeric_values, data["input_ids"], strict=True):
             room = [0.0] * (len(ids) - len(values))
             values[:] = room + values if on_left else values + room

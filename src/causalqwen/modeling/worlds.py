@@ -158,7 +158,10 @@ def _temperatures(
 def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM") -> None:
     if other.config.causal_size != model.config.causal_size or other.config.num_token_id != model.config.num_token_id:
         raise ValueError("the other checkpoint has another vocabulary or causal size: who and noise do not fit it")
-    other.config.require("noise that is shared with this model", number_context=model.config.number_context)
+    if other.config.context != model.config.context:
+        raise ValueError(
+            f"the other checkpoint has {other.config.context}: noise that is shared needs {model.config.context}"
+        )
 
 
 @torch.no_grad()
@@ -223,20 +226,22 @@ def continue_prompt(
     )
     rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
     known = plan.noise.numbers if isinstance(plan.noise, Hindsight) else {}
-    return [_world(model, prompt, *of_row, start, forced, row, known) for row, of_row in enumerate(rows)]
+    return [_world(model, prompt, of_row, start, (forced, row), known) for row, of_row in enumerate(rows)]
 
 
 def _world(
     model: "CausalQwenForCausalLM",
     prompt: str,
-    ids: Tensor,
-    values: Tensor,
+    sequence: tuple[Tensor, Tensor],
     start: int,
-    forced: ForceTokens,
-    row: int,
+    of_row: tuple[ForceTokens, int],
     said_before: dict[int, SaidNumber],
 ) -> World:
-    """The world of a sequence whose first `start` tokens are the prompt; it ends before an end of text."""
+    """The world of a sequence (tokens and values) whose first `start` tokens are the prompt; it ends before an end of text.
+
+    of_row: what was forced, and which of its rows this is.
+    """
+    (ids, values), (forced, row) = sequence, of_row
     end = model.generation_config.eos_token_id
     ends = torch.tensor([end] if isinstance(end, int) else (end or []))
     last = torch.isin(ids[start:], ends).nonzero()

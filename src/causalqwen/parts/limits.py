@@ -45,9 +45,9 @@ WHY = {"calibration": "the documents' scale moves decisions", "the likelihood 'o
 """What else is worth saying, of some."""
 
 
-def check_needs(what: str, settings: dict[str, Any], needs: dict[str, Any] | None = None) -> None:
+def check_needs(what: str, settings: dict[str, Any]) -> None:
     """ValueError where `what` is asked of a graft whose settings it is not there for."""
-    for name, needed in (NEEDS[what] if needs is None else needs).items():
+    for name, needed in NEEDS[what].items():
         allowed = needed if isinstance(needed, tuple) else (needed,)
         if settings[name] not in allowed:
             told = " or ".join(repr(one) for one in allowed)

@@ -92,6 +92,11 @@ class Experts:
         of_ridge = self._wide(counts, numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]
         return np.concatenate([of_ridge, self._walk(self._narrow(counts, numbers))], axis=1).astype(np.float32)
 
+    def in_units(self, answers: np.ndarray) -> np.ndarray:
+        """What each expert says of the value itself, float64 [n, 2], of answers [n, 4]."""
+        said: np.ndarray = answers[:, ::2].astype(np.float64) * self.arrays["width"][0] + self.arrays["center"][0]
+        return said
+
     def state(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, their names behind `name`, and the rest as JSON holds it."""
         tensors = {f"{name}{key}": torch.from_numpy(np.ascontiguousarray(value)) for key, value in self.arrays.items()}

@@ -438,8 +438,7 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
         "domain": config.domain and config.domain_settings | {"name": config.domain},
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }
-    if config.context.hides:
-        settings["hides_numbers"] = True
+    settings |= config.context.reads_as
     if model.bf16:
         settings["bf16"] = True
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())

@@ -1,6 +1,7 @@
 """Facts of single rows, kept over runs, splits and folds: what the backbone has read once, it does not read again."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class KeptRows:
     def read_block(self, block: Block, title: str = "reading rows") -> None:
         """Read these rows and keep them."""
         store = FactStore.build(self.model, list(block.values()), self.folder, title=title)
-        part = store.folder / f"{_ROWS}.part.npy"
+        part = store.folder / f"{_ROWS}.part-{os.getpid()}.npy"
         np.save(part, np.frombuffer(b"".join(block), dtype=np.uint8).reshape(-1, 32))
         part.replace(store.folder / _ROWS)
 
