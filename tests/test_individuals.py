@@ -511,7 +511,8 @@ def test_padding_within_a_prompt_is_read(tiny_tokenizer, context):
 def test_noise_is_not_shared_between_contexts(tiny_tokenizer):
     model, other = (graft_tiny("llama", tiny_tokenizer, number_context=context) for context in ("digits", "value"))
     with pytest.raises(
-        ValueError, match="shared with this model needs number_context='digits', but this model has 'value'"
+        ValueError,
+        match="the other checkpoint has number_context='value': noise that is shared needs number_context='digits'",
     ):
         model.counterfactual_samples(OBSERVED, Intervention(model=other))
 

@@ -72,8 +72,12 @@ def test_on_a_line_loadings_that_are_no_multiples_are_another_law():
 @pytest.mark.parametrize("far", [0.0, 40.0])
 def test_the_cauchy_marginal_is_its_integral(far):
     residuals = torch.tensor([0.4, 0.7, 0.5 + far], dtype=torch.float64)
-    loadings, scale = draws(3, 4, seed=5), torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64)
-    sizes = loadings.abs().sum(-1)
+    side, shape = torch.tensor([1.0, -1.0, -1.0]).double(), draws(4, seed=6).sign()
+    loadings, scale = (
+        draws(3, 4, seed=5).abs() * shape * side[:, None],
+        torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64),
+    )
+    sizes = side * loadings.abs().sum(-1)
 
     def joint(t):
         return stats.cauchy.pdf(t) * math.prod(

@@ -349,28 +349,30 @@ class Chain:
         """The law of U as the value head reads it, [..., C]; `each`: of each member that reads it, [members, ..., C]."""
         return self.model.value_reader(self.with_columns, self.loc_U, self.scale_U, each=each)
 
-    @property
-    def value_noise(self) -> Tensor:
-        """The scale of the noise [C] as the value head reads it."""
-        return self.model.value_reader.noise(self.action.noise)
+    def value_reach(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the scale [..., C] of U as the value head reads it: what an individual reaches, [..., C] with a sign, and the
+        noise's scale, [C] or [..., C]."""
+        return self.model.value_reader.split(self.with_columns, scale, self.action.noise, self.action.value_law)
 
     def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """(loc_Y, scale_Y) [...], float32 at least, on the value axis; `each`: [members, ...]."""
         action, draws = self.action, self.draws
         loc, scale = self.read_by_values(each=each)
         one_law = action.scales.one_law
-        left = draws.left(scale, self.value_noise, action.value_law, one_law)
+        reach, noise = self.value_reach(scale)
+        left = draws.left(reach.abs(), noise, action.value_law, one_law)
         if draws.moves:
             # a value has units, which say how far it varies: no temperature above 1
-            loc = draws.move(upcast(loc), scale, self.value_noise, self.readers[1], most=1.0 if one_law else math.inf)
+            loc = draws.move(upcast(loc), reach, noise, self.readers[1], most=1.0 if one_law else math.inf)
         loc_Y, scale_Y = action.value(loc, left)
         return draws.explain_value(loc_Y), scale_Y
 
     def value_loadings(self) -> tuple[Tensor, Tensor]:
-        """What an individual's coordinates add to the value, scale W_reg [..., C], and the noise's scale [...]: theory 3.14."""
+        """What an individual's coordinates add to the value, r scale W_reg [..., C], and noise [...] (theory 3.14)."""
         loc, scale = self.read_by_values()
-        left = self.action.value(torch.zeros_like(loc), self.value_noise.expand_as(scale))[1]
-        return scale * self.action.value_linear[0][0], left
+        reach, noise = self.value_reach(scale)
+        left = self.action.value(torch.zeros_like(loc), noise.expand_as(scale))[1]
+        return reach * self.action.value_linear[0][0], left
 
     def value_losses(
         self, values: Tensor, law: Any, group: Tensor | None = None, candidates: "Candidates | None" = None

@@ -3,8 +3,9 @@
     v_j = loc_j + loadings_j . Q(e1) + scale_j noise_j,   j = 1 .. n,   one e1, uniform on the unit cube
 
 Under a Gaussian law that is one Gaussian in n dimensions. Under any other, e1 moves on the line Q(e1_c) = sign(W_c) t, on which
-loadings_j . Q(e1) = |loadings_j|_1 t and t follows the standard law: a Cauchy individual's exact law wherever the loadings
-of its values are multiples of each other, and a one-dimensional integral always.
+loadings_j . Q(e1) = +-|loadings_j|_1 t, with the sign of r where the individual crosses (`parts.crossing`), and t follows the
+standard law: a Cauchy individual's exact law wherever the loadings of its values are multiples of each other, and a
+one-dimensional integral always.
 """
 
 import math
@@ -34,7 +35,10 @@ def value_marginal(
         white = torch.linalg.solve_triangular(factor, residuals.unsqueeze(-1), upper=False).squeeze(-1)
         volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -0.5 * white.square().sum(-1) - volume - 0.5 * residuals.shape[-1] * math.log(2 * math.pi)
-    return line_nodes(law, residuals, loading_sizes(law, loadings), scale)[1].logsumexp(-1)
+    sizes = loading_sizes(law, loadings)
+    largest = loadings.take_along_dim(sizes.argmax(-1, keepdim=True).unsqueeze(-1), dim=-2)
+    side = (loadings * largest).sum(-1).detach().sign()  # an individual who crosses reaches some values the other way
+    return line_nodes(law, residuals, sizes * side, scale)[1].logsumexp(-1)
 
 
 def loading_sizes(law: StableFamily, loadings: Tensor) -> Tensor:
@@ -47,9 +51,10 @@ def line_nodes(
 ) -> tuple[Tensor, Tensor]:
     """Places t [..., nodes] and the log of p(t, values) times what each stands for: sums over them are integrals over t.
 
-    residuals, sizes (of the loadings) and scale: [..., n]. The line is cut at distances 0, 1, 4, 16, ... widths from where each
-    value, and the prior, has its peak, so that on a piece nothing varies faster than over the piece's own length; Gauss and
-    Legendre's rule then takes the pieces that hold the mass, each cut into so many `parts`.
+    residuals, sizes (of the loadings; negative where the individual reaches the other way) and scale: [..., n]. The line is cut
+    at distances 0, 1, 4, 16, ... widths from where each value, and the prior, has its peak, so that on a piece nothing varies
+    faster than over the piece's own length; Gauss and Legendre's rule then takes the pieces that hold the mass, each cut into
+    so many `parts`.
     """
 
     def joint(t: Tensor) -> Tensor:
@@ -60,8 +65,8 @@ def line_nodes(
         return law.log_prob(t, zero, one) + of_values.sum(-1)
 
     with torch.no_grad():
-        told = sizes > 0  # a value that t does not move has no peak
-        peaks = torch.where(told, residuals / sizes, 0.0), torch.where(told, scale / sizes, 1.0)
+        told = sizes != 0  # a value that t does not move has no peak
+        peaks = torch.where(told, residuals / sizes, 0.0), torch.where(told, scale / sizes.abs(), 1.0)
         centre, width = (F.pad(peak, (0, 1), value=end) for peak, end in zip(peaks, (0.0, 1.0), strict=True))
         reach = _REACH * (centre.abs() + width).amax(-1, keepdim=True)
         rungs = 4.0 ** torch.arange(_RUNGS, dtype=torch.float64, device=residuals.device)

@@ -86,7 +86,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "value_branch": (
             "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
             "value_branch_direct",
-            "value_columns",
+            "value_columns", "value_crossing",
         ),
         "training": ("gate_alpha", "gate_detach", "value_loss_weight"),
     },
@@ -120,7 +120,8 @@ class CausalQwenConfig(PreTrainedConfig):
         value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
             that residual is the mean of; each is trained as if it were alone. value_columns: how many numbers of a table's row
             it reads beside z (`Example.columns`). value_branch_direct: features move the value straight too, and training
-            starts at a ridge regression on them.
+            starts at a ridge regression on them. value_crossing: in how many directions an individual may turn around from
+            context to context (`Crossing`); 0 for none. Training on rows that name individuals sets it.
         score_scale: "common" (one scale for all scores of a position, the law of what is drawn), "documents" (|W| scale), or
             "equal", what checkpoints from before "common" have.
         score_noise, score_slope: a token's own noise under "common", see `graded_scale`; set by `calibrate`.
@@ -184,6 +185,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_branch_direct: bool = False
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     value_columns: Annotated[int, Field(ge=0)] = 0
+    value_crossing: Annotated[int, Field(ge=0)] = 0
 
     score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "equal"
     score_noise: NotNegative = 0.0

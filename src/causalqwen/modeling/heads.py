@@ -23,6 +23,7 @@ from causalqwen.numbers import ValueLaw
 from causalqwen.parts import value_axes
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
+from causalqwen.parts.crossing import Crossing
 from causalqwen.parts.domain import equip
 from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.perceptron import ResidualPerceptron
@@ -69,6 +70,9 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
             direct=config.value_branch_direct,
             columns=config.value_columns,
         )
+        if config.value_crossing:
+            size_of_x = config.hidden_size + config.value_columns
+            made["value_branch"].crossing = Crossing(size_of_x, size, config.value_crossing)
     made["action"] = ActionNetwork(
         size, None, ActionSettings.of(config), matrix_rows=config.text_config.vocab_size, hidden_size=config.hidden_size
     )

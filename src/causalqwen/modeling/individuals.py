@@ -182,7 +182,8 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
     prior heard on the line is heard again with them."""
     row, law = values.row.double(), values.reader.law
     residuals = values.values.double() - values.loc.double() @ row - values.bias
-    told = torch.stack([residuals, loading_sizes(law, values.reach.double() * row), values.scale.double()]).cpu()
+    sizes = loading_sizes(law, values.reach.double() * row) * values.reach[:, 0].sign()
+    told = torch.stack([residuals, sizes, values.scale.double()]).cpu()
     signs, one, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     heard = told
     if prior is not None and prior.line is not None:
@@ -278,10 +279,9 @@ def abduct_noise(
         of_numbers = Chain(model, read.features[read.targets == model.config.num_token_id])
         loc_V, scale_V = of_numbers.read_by_values()
         most = 1.0 if model.action.scales.one_law else math.inf
-        of_who = min(temperature, most) * scale_V * readers[1](factor).float()
-        of_noise = (
-            min(noise_temperature, most) * of_numbers.value_noise * readers[1](draws[numbers.to(model.device)]).float()
-        )
+        reach, value_noise = of_numbers.value_reach(scale_V)
+        of_who = min(temperature, most) * reach * readers[1](factor).float()
+        of_noise = min(noise_temperature, most) * value_noise * readers[1](draws[numbers.to(model.device)]).float()
         loc_V = upcast(loc_V) + of_who + of_noise
         said[numbers] = model.value_transform.forward(text.values[first:][behind][numbers])
         loc_Y = model.action.value(loc_V, torch.ones_like(scale_V))[0]

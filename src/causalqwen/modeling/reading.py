@@ -162,4 +162,6 @@ def value_evidence(model: "CausalQwenForCausalLM", read: Reading) -> ValueEviden
     if len(values):
         values = model.value_transform.forward(values)
     row, bias = (one[0].double() for one in model.action.value_linear)
-    return ValueEvidence(*chain.read_by_values(), values, row, bias, chain.value_loadings()[1], chain.readers[1])
+    loc, scale = chain.read_by_values()
+    reach, left = chain.value_reach(scale)[0], chain.value_loadings()[1]
+    return ValueEvidence(loc, reach, values, row, bias, left, chain.readers[1])

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from causalqwen.distributions import StableFamily
+from causalqwen.parts.crossing import Crossing
 from causalqwen.parts.perceptron import ResidualPerceptron
 
 
@@ -49,15 +51,31 @@ class ValueBranch(nn.Module):
         ):  # whatever is drawn behind the branch does not depend on members or columns
             self.others = nn.ModuleList(perceptron() for _ in range(members - 1))
         self.log_noise = nn.Parameter(torch.zeros(()))
-        self.direct = nn.Parameter(torch.zeros(2, size)) if columns or direct else None
-        self.along = nn.Parameter(torch.zeros(causal_size)) if columns or direct else None
+        self.direct: nn.Parameter | None = None
+        self.along: nn.Parameter | None = None
+        self.causal_size = causal_size
+        self.crossing: Crossing | None = None
         self.register_buffer("feature_mean", torch.zeros(size))
         self.register_buffer("feature_std", torch.ones(size))
+        if columns or direct:
+            self.let_lean()
+
+    def let_lean(self) -> None:
+        """Let x move the value straight too, from now on."""
+        if self.direct is None:
+            mean = self.feature_mean
+            self.direct = nn.Parameter(mean.new_zeros(2, len(mean)))
+            self.along = nn.Parameter(mean.new_zeros(self.causal_size))
 
     def standardize(self, features: Tensor) -> Tensor:
         """x, float32, of z [..., H], or of z and its columns."""
         width = features.shape[-1]
         return (features.to(self.feature_mean.dtype) - self.feature_mean[:width]) / self.feature_std[:width]
+
+    def _padded(self, features: Tensor) -> Tensor:
+        """x of z and its columns, which stand at their means where they are not given."""
+        standardized = self.standardize(features)
+        return F.pad(standardized, (0, len(self.feature_mean) - standardized.shape[-1]))
 
     def start_anew(self) -> None:
         """Every member as at a start, by torch's own generator."""
@@ -67,16 +85,18 @@ class ValueBranch(nn.Module):
             nn.init.zeros_(self.direct)
             nn.init.zeros_(self.along)
 
-    def noise(self, noise: Tensor) -> Tensor:
-        """noise_V [C] of |b_noise| [C]."""
-        return noise * self.log_noise.exp()
+    def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
+        """What an individual reaches and what noise does, of scale_V [..., C] and |b_noise| [C] at features z [..., H]: scale_V
+        and noise_V [C], where nobody crosses (`Crossing.split`)."""
+        noise = noise * self.log_noise.exp()
+        return (
+            (scale, noise) if self.crossing is None else self.crossing.split(self._padded(features), scale, noise, law)
+        )
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32; with `each`,
         those that each member alone would give, [members, ..., C]."""
-        standardized = self.standardize(features)
-        if missing := len(self.feature_mean) - standardized.shape[-1]:
-            standardized = F.pad(standardized, (0, missing))
+        standardized = self._padded(features)
         members = torch.stack([member(standardized) for member in (self.residual, *self.others)])
         residual = members if each else members.mean(0)
         loc_residual, scale_residual = residual.to(scale.dtype).chunk(2, dim=-1)

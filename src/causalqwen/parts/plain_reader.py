@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from causalqwen.distributions import StableFamily
+
 
 class PlainReader:
     """What stands where there is no value branch."""
@@ -13,9 +15,9 @@ class PlainReader:
     def start_anew(self) -> None:
         """Nothing to start."""
 
-    def noise(self, noise: Tensor) -> Tensor:
-        """|b_noise| [C] as it is."""
-        return noise
+    def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
+        """scale_U [..., C] and |b_noise| [C] as they are."""
+        return scale, noise
 
     def __call__(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """loc_U and scale_U [..., C] as they are; with `each`, of one reader, [1, ..., C]."""

@@ -75,7 +75,7 @@ def from_main(value: T) -> T:
 
 @contextmanager
 def writing_folder(path: Path) -> Iterator[Path]:
-    """`files.writing_folder` of rank 0, named by its content, into which all ranks write; it becomes `path` once all have left."""
+    """`files.writing_folder` of rank 0, named by its content, into which all write; it becomes `path` once all have left."""
     with ExitStack() as stack:
         part = from_main(
             stack.enter_context(files.writing_folder(path, named_by_content=True)) if rank() == 0 else path

@@ -22,6 +22,7 @@ from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
 from causalqwen.modeling.own_scores import own_scores
 from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
+from causalqwen.parts.crossing import let_cross
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import FactRows, class_code, collate_facts, collate_tokens
@@ -30,6 +31,12 @@ from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
+
+_LEAST_SPREAD = 1 / 32
+"""Of a coordinate of the features, in its own root mean square (experiments 17)."""
+
+_LEAST_SHARE = 0.02
+"""Of what varies, that a start leaves to who speaks, and to noise."""
 
 _NOISE_AT_CENTER = 0.05
 """Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
@@ -170,8 +177,12 @@ def _train_values(run: Run) -> None:
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
         _fit_standardization(model, train_store)
-    _train_numbers_only(model)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
+    if rows.people:
+        model.value_branch.let_lean()
+        model.config.value_branch_direct = True
+        crossing = let_cross(model)
+    _train_numbers_only(model)
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
         _center(model, model.value_branch, noise=1.0)
@@ -181,9 +192,37 @@ def _train_values(run: Run) -> None:
         _center(model, model.value_branch, noise=_NOISE_AT_CENTER)
     if model.value_branch is not None and model.value_branch.direct is not None:
         _lean(model, train_store)
+    if rows.people:
+        _divide(model, crossing.lean(*_left_by_people(model, train_store, rows)))
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
+
+
+@torch.no_grad()
+def _divide(model: CausalQwenForCausalLM, share: float) -> None:
+    """Give who speaks `share` of what varies, of which noise has as much by now, and the noise the rest; each a part at least."""
+    branch, index = model.value_branch, model.action.value_law.alpha
+    share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
+    branch.log_noise.add_(math.log(2 * (1 - share)) / index)
+    for member in (branch.residual, *branch.others):
+        member.last.bias[member.last.bias.shape[0] // 2 :] += math.log(2 * share) / index
+
+
+@torch.no_grad()
+def _left_by_people(
+    model: CausalQwenForCausalLM, store: FactStore, rows: FactRows
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x [n, H], residual [n] and person [n], -1 for nobody's, of every value that is learned."""
+    owners = np.full(len(store), -1)
+    for person, of_person in enumerate(rows.groups[: rows.people]):
+        owners[of_person] = person
+    learned = np.isfinite(store.facts.values)
+    features = store.facts.tensor("features")[torch.from_numpy(learned)].to(model.device)
+    values = model.value_transform.forward(store.facts.tensor("values")[torch.from_numpy(learned)])
+    left = values.to(model.device) - Chain(model, features).value()[0]
+    people = torch.from_numpy(np.repeat(owners, np.diff(store.offsets))[learned])
+    return model.value_branch.standardize(features), left, people.to(model.device)
 
 
 @torch.no_grad()
@@ -253,12 +292,17 @@ def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tupl
 
 
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
-    """Mean and standard deviation of the features that precede values to learn, for the value branch."""
+    """Mean and standard deviation of the features that precede values to learn, for the value branch.
+
+    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `_LEAST_SPREAD` of its size: less is
+    what rounding in bfloat16 makes of it.
+    """
     if model.value_branch is None:
         return
     learned = np.isfinite(store.facts.values)
     features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
     std, mean = torch.std_mean(features, dim=0)
+    std = torch.maximum(std, _LEAST_SPREAD * features.square().mean(0).sqrt())
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
     model.value_branch.feature_std.copy_(std)
