@@ -10,14 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from causalqwen import Individual, Observation
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Observation
 from causalqwen.core import Chain
 from causalqwen.data import Example, Row, RowError, encode_rows
 from causalqwen.data.rows import parse_row
+from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import get_family
-from causalqwen.individuals import ValueEvidence, find_posterior, line_posterior, sample_posterior, value_marginal
+from causalqwen.individuals import (
+    ValueEvidence,
+    find_posterior,
+    line_posterior,
+    loading_sizes,
+    sample_posterior,
+    value_marginal,
+)
 from causalqwen.individuals.sampler import effective_draws, split_rhat
 from causalqwen.modeling.prediction import MixedNumberPrediction
+from causalqwen.parts.crossing import Crossing, held, let_cross
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows, collate_facts
 from causalqwen.training.features import FactStore, token_facts
@@ -144,6 +153,115 @@ def test_many_individuals_at_once_are_each_one_of_them_and_gradients_flow(law):
     inputs = [t[0].clone().requires_grad_(True) for t in (residuals, loadings, scale)]
     # where the grid lies moves with the inputs: finite differences see its error, not the gradient's
     torch.autograd.gradcheck(lambda *x: value_marginal(law, *x), inputs, eps=1e-5, atol=1e-4, rtol=1e-3)
+
+
+# ---- who crosses -----------------------------------------------------------------------------------------------------
+
+
+@given(turn=st.floats(-5, 5), toward=st.sampled_from([-1.0, 1.0]))
+def test_a_turn_is_held_between_minus_one_and_one_and_may_always_come_back(turn, toward):
+    at = torch.tensor(turn, dtype=torch.float64, requires_grad=True)
+    r = held(at)
+    (-toward * r).backward()  # descent moves r toward that side
+    assert r.item() == min(max(turn, -1.0), 1.0)
+    assert -at.grad.item() == (0.0 if turn * toward >= 1 else toward)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy", "stable-1.5"])
+def test_a_number_alone_has_the_same_law_however_an_individual_turns_around(tiny_tokenizer, family):
+    """|r|^a + (1 - |r|^a) = 1 for every stable law (theory 3.14); of several numbers the association alone changes."""
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    z = torch.randn(5, model.config.hidden_size)
+    before, (whole, left) = Chain(model, z).value(), Chain(model, z).value_loadings()
+    crossing = let_cross(model)
+    assert model.config.value_crossing == (8 if family == "gaussian" else 1)
+    torch.testing.assert_close(Chain(model, z).value(), before)
+    torch.testing.assert_close(Chain(model, z).value_loadings(), (whole, left))  # nobody crosses yet
+    torch.nn.init.normal_(crossing.turn.weight, std=0.3)
+    law, (loadings, noise) = model.action.value_law, Chain(model, z).value_loadings()
+    torch.testing.assert_close(Chain(model, z).value(), before)
+    r = crossing(model.value_branch.standardize(z))
+    assert (r < 0).any() and (r > 0).any()
+    torch.testing.assert_close(loadings, r * whole)
+    rest = loading_sizes(law, whole * (1 - r.abs() ** law.alpha) ** (1 / law.alpha))
+    torch.testing.assert_close(noise, law.add(left, rest))
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_what_is_drawn_of_somebody_who_crosses_is_what_is_integrated(tiny_tokenizer, family):
+    """An individual held over positions, with fresh noise: loc and what is left beside them, as `value_loadings` has them."""
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    torch.nn.init.normal_(let_cross(model).turn.weight, std=0.3)
+    z = torch.randn(1, 4, model.config.hidden_size)
+    e1 = torch.rand(model.config.causal_size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    plan = CausalDecoding(individual=Individual(e1), noise="marginal")
+    bound = BoundDecoding.bind(plan, 1, len(e1), torch.device("cpu"))
+    loc, scale = Chain(model, z, bound.at(torch.arange(4)[None])).value()
+    chain = Chain(model, z)
+    loadings, left = chain.value_loadings()
+    centre = model.action.value(*chain.read_by_values())[0]
+    known = model.action.value_law.quantile(e1).float()
+    torch.testing.assert_close(loc, centre + loadings @ known, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scale, left)
+
+
+def test_residuals_tell_in_which_contexts_people_turn_around():
+    """One trait of two signs: one direction. Two traits: two, as their covariance has it. No trait: hardly any."""
+    n, people = 600, torch.arange(600) // 6
+    x = torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0).unsqueeze(-1) * torch.tensor([1.0, 0.5, -1.0])
+    trait, noise = draws(100)[people], draws(n, seed=1)
+    side = x[:, 0].double()
+    crossing = Crossing(3, 16, 8)
+    size, rest = crossing.lean(x, 5 * trait * side * (1 + 0.4 * side) + noise + 3, people)
+    r = crossing(x)
+    torch.testing.assert_close(size[:2], torch.tensor([7.0, 3.0]).double(), atol=0.7, rtol=0.0)
+    assert (
+        rest == pytest.approx(1.0, abs=0.3) and r.shape == (n, 16) and (r.abs() > 0.9).all() and (r[0] * r[1] < 0).all()
+    )
+    other = draws(100, seed=2)[people]
+    size, _ = crossing.lean(x, 5 * trait + 5 * other * (side < 0) + noise, people)
+    found = sorted((crossing(x)[0] * crossing(x)[1]).tolist())
+    assert found[0] < -0.05 and found[-1] > 0.3 and size[1] > size[0]  # each of two directions, in their shares
+    size, rest = crossing.lean(x, noise, people)
+    assert size.max() < 0.5 and rest == pytest.approx(1.0, abs=0.1)
+    wild = torch.where(torch.arange(n) % 13 == 0, 300.0, noise)
+    crossing.lean(x, 5 * trait * side + wild, people)
+    assert (crossing(x)[0] * crossing(x)[1] < 0).all()
+    before = crossing.turn.weight.clone()
+    assert not crossing.lean(x, torch.zeros(n), people)[0].any() and torch.equal(crossing.turn.weight, before)
+
+
+def crossing_rows(people, seed):
+    """50 + 8 a on the first day, 75 - 5 a on the second, and 2 of noise."""
+    trait, noise, rows = draws(people, seed=seed), 2 * draws(people, 6, seed=seed + 1), []
+    for person in range(people):
+        for moment in range(6):
+            value = (75 - 5 * trait[person] if moment % 2 else 50 + 8 * trait[person]) + noise[person, moment]
+            fields = {"prompt": PROMPTS[moment % 2], "value": round(value.item(), 3), "individual": f"person {person}"}
+            rows.append(Row("prompt", f"row {len(rows)}", fields))
+    return rows
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_whoever_is_harmed_by_what_helps_others_is_told_apart(tiny_tokenizer, tmp_path, family):
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    stage = ValueStage(epochs=60, learning_rate=1e-3, batch_size=64)
+    settings = TrainSettings(values=stage, recalibrate=False)
+    train(model, encode_rows(crossing_rows(40, 0), model.processor), [], tmp_path / "run", settings)
+    model.save_pretrained(tmp_path / "kept")
+    again = CausalQwenForCausalLM.from_pretrained(tmp_path / "kept")
+    errors = []
+    for person in range(12):
+        mine = crossing_rows(12, 7)[6 * person : 6 * person + 6]
+        told = [Observation(f" {row.fields['value']}", PROMPTS[0]) for row in mine[::2]]
+        who = model.abduct(told, likelihood="values")
+        (about,) = model.predict_number(PROMPTS[1], individual=who)
+        assert again.predict_number(PROMPTS[1], individual=who)[0].median == about.median
+        trait = draws(12, seed=7)[person].item()
+        errors.append(about.median - (75 - 5 * trait))
+        high = again.abduct(told, likelihood="values").factor
+        torch.testing.assert_close(high, who.factor)
+    assert math.sqrt(np.square(errors).mean()) < 2.5  # 5 is nobody's
 
 
 # ---- the posterior ---------------------------------------------------------------------------------------------------

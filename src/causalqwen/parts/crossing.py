@@ -7,7 +7,7 @@ law of Y in each context alone is the same for every r. Only values of one indiv
 the documents' form.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,14 @@ _COMPONENTS, _LEAST = (
     8,
     0.03,
 )  # of the features, that a start looks at, and their least share of the widest one's spread
+_RIDGE = 1e-2
+_LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
+_TOLD = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
 
 
 class Crossing(nn.Module):
-    """r_c(x) = fold(l_k(x)), k = c mod K: linear in the standardized features x, and 1 everywhere at the start.
+    """r_c(x) = l_k(x) held in [-1, 1], k = c mod K: linear in the standardized features x, and 1 everywhere at the start.
 
     Under a Gaussian law K directions make any covariance of rank K between contexts. Under any other there is one, K = 1: an
     individual's coordinates then lie on one line, where the likelihood of values that share them is a one-dimensional integral.
@@ -45,7 +48,7 @@ class Crossing(nn.Module):
 
     def forward(self, standardized: Tensor) -> Tensor:
         """x [..., H] -> r [..., C], float32."""
-        turns = fold(self.turn(standardized))
+        turns = held(self.turn(standardized))
         return turns[..., torch.arange(self.causal_size, device=turns.device) % turns.shape[-1]]
 
     def split(self, standardized: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
@@ -56,7 +59,7 @@ class Crossing(nn.Module):
         return scale * r, left ** (1 / a)
 
     @torch.no_grad()
-    def lean(self, standardized: Tensor, residuals: Tensor, people: Tensor) -> float:
+    def lean(self, standardized: Tensor, residuals: Tensor, people: Tensor) -> tuple[Tensor, float]:
         """Start at the directions in which values of one person go together: from r = 1 for all, where two contexts say the
         opposite, gradients lead to r = 0 and stay there.
 
@@ -64,52 +67,86 @@ class Crossing(nn.Module):
         a constant; the positive eigenvalues of B share the K directions among them.
 
         Args:
-            standardized: x [n, H]. residuals [n]: of the values, on their axis. people: int64 [n], whose each is, -1 for none.
+            standardized: x [n, H]. residuals [n]: of the values, on their axis. people: int64 [n], whose each is.
 
-        Returns: how much of what varies is who it is, in [0, 1].
+        Returns: the standard deviation of what is who at each value, float64 [n], and that of the noise.
         """
-        own = people >= 0
-        x, e, people = standardized[own].double(), residuals[own].double(), people[own]
+        x, e = standardized.double(), residuals.double()
         low, high = torch.quantile(e, torch.tensor([0.25, 0.75], dtype=e.dtype, device=e.device))
         limit = _CLIPPED * (high - low) / 1.349
         e = (e - e.median()).clamp(-limit, limit)
-        mean, n = x.mean(0), len(x)
+        mean, whole = x.mean(0), e.square().mean()
         _, widths, axes = torch.linalg.svd(x - mean, full_matrices=False)
         kept = (widths > _LEAST * widths[0]).nonzero().flatten()[:_COMPONENTS]
-        axes = axes[kept] / widths[kept].unsqueeze(-1) * n**0.5  # of the components, each of variance 1
-        phi = torch.cat([x.new_ones(n, 1), (x - mean) @ axes.T], dim=1)
-        told = phi * e.unsqueeze(-1)
-        sums = told.new_zeros(int(people.max()) + 1, told.shape[1]).index_add(0, people, told)
-        pairs = people.bincount().double().square().sum().item() - n  # of two values, not of one with itself
-        values, vectors = torch.linalg.eigh((sums.T @ sums - told.T @ told) / max(pairs, 1.0))
+        axes = axes[kept] / widths[kept].unsqueeze(-1) * len(x) ** 0.5  # of the components, each of variance 1
+        phi = torch.cat([x.new_ones(len(x), 1), (x - mean) @ axes.T], dim=1)
+        values, vectors = torch.linalg.eigh(_products(phi, e, people))
         values = values.clamp(min=0)
         places = _shared_out(values, self.turn.out_features)
         if not len(places):
-            return 0.0
-        vectors = vectors[:, places]
-        turns = phi @ vectors
-        size = turns.abs().amax(0) * torch.where(turns.sum(0) < 0, -1.0, 1.0)
-        weight = axes.T @ vectors[1:] / size
+            return x.new_zeros(len(x)), whole.sqrt().item()
+        told = phi @ vectors * values.sqrt()  # [n, k]: what each direction adds to the values
+        size = told.square().sum(-1).sqrt()
+        size = size.clamp(min=_LEAST_SIZE * float(size.max()))
+        part = (places.bincount(minlength=len(values)).double() / len(places)).sqrt()[
+            places
+        ]  # of a direction's coordinates
+        wanted = (told[:, places] / (size.unsqueeze(-1) * part)).clamp(-1, 1)
+        wanted = wanted * torch.where(wanted.sum(0) < 0, -1.0, 1.0)
+        slopes = torch.linalg.lstsq(phi, wanted).solution  # [k, K]
+        weight = axes.T @ slopes[1:]
         self.turn.weight.copy_(weight.T)
-        self.turn.bias.copy_(vectors[0] / size - mean @ weight)
-        return min(1.0, float(values.sum() / e.square().mean()))
+        self.turn.bias.copy_(slopes[0] - mean @ weight)
+        return size, (whole - size.square().mean()).clamp(min=_LEAST_NOISE * whole).sqrt().item()
 
 
-def fold(turn: Tensor) -> Tensor:
-    """Itself from -1 to 1, and back again beyond, with the period 4: a slope of 1 or -1 everywhere."""
-    turn = torch.remainder(turn + 1, 4) - 1
-    return torch.where(turn <= 1, turn, 2 - turn)
+class _Held(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, turn: Tensor) -> Tensor:
+        ctx.save_for_backward(turn)
+        return turn.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (turn,) = ctx.saved_tensors
+        outward = ((turn >= 1) & (gradient < 0)) | ((turn <= -1) & (gradient > 0))
+        return gradient.masked_fill(outward, 0.0)
+
+
+def held(turn: Tensor) -> Tensor:
+    """Itself, from -1 to 1, and these ends beyond: there only a gradient whose descent leads back in goes through."""
+    result: Tensor = _Held.apply(turn)
+    return result
+
+
+def _products(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
+    """B [k, k], symmetric, with e_i e_j = phi_i' B phi_j by least squares over all pairs of two values of one person."""
+    count = int(people.max()) + 1
+
+    def over_pairs(rows: Tensor) -> Tensor:
+        """sum over pairs i != j of one person of rows_i rows_j', of rows [n, m]."""
+        sums = rows.new_zeros(count, rows.shape[1]).index_add(0, people, rows)
+        return sums.T @ sums - rows.T @ rows
+
+    k = phi.shape[1]
+    each = (phi.unsqueeze(-1) * phi.unsqueeze(-2)).flatten(1)
+    design = over_pairs(each).view(k, k, k, k).transpose(1, 2).reshape(k * k, k * k)
+    wanted = over_pairs(phi * e.unsqueeze(-1)).flatten()
+    design.diagonal().add_(_RIDGE * design.diagonal().mean().clamp(min=1e-12))
+    found = torch.linalg.solve(design, wanted).view(k, k)
+    return (found + found.T) / 2
 
 
 def _shared_out(values: Tensor, count: int) -> Tensor:
-    """Indices int64 [count] of values, each as often as its share of their sum says; none where all are 0."""
+    """Indices int64 [count] of values, each as often as its share of their sum says, and once where that is `_TOLD` or more;
+    none where all are 0."""
     if not bool(values.sum() > 0):
         return torch.zeros(0, dtype=torch.int64)
     wanted = values / values.sum() * count
-    times = wanted.floor()
-    for place in (wanted - times).argsort(descending=True)[: count - int(times.sum())]:
-        times[place] += 1
-    return torch.repeat_interleave(torch.arange(len(values), device=values.device), times.long())
+    times = (wanted >= _TOLD * count).to(wanted.dtype)
+    for _ in range(count - int(times.sum())):
+        times[(wanted - times).argmax()] += 1
+    return torch.repeat_interleave(torch.arange(len(values), device=values.device), times.long())[:count]
 
 
 def let_cross(model: "CausalQwenForCausalLM") -> Crossing:

@@ -35,8 +35,11 @@ from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCa
 _LEAST_SPREAD = 1 / 32
 """Of a coordinate of the features, in its own root mean square (experiments 17)."""
 
-_LEAST_SHARE = 0.02
-"""Of what varies, that a start leaves to who speaks, and to noise."""
+_LEAST_SHARE = 0.05
+"""Of the noise's standard deviation, that a start leaves to who speaks."""
+
+_QUARTILE = 0.6745
+"""Of a normal law, in standard deviations."""
 
 _NOISE_AT_CENTER = 0.05
 """Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
@@ -181,7 +184,7 @@ def _train_values(run: Run) -> None:
     if rows.people:
         model.value_branch.let_lean()
         model.config.value_branch_direct = True
-        crossing = let_cross(model)
+        let_cross(model)
     _train_numbers_only(model)
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
@@ -193,36 +196,42 @@ def _train_values(run: Run) -> None:
     if model.value_branch is not None and model.value_branch.direct is not None:
         _lean(model, train_store)
     if rows.people:
-        _divide(model, crossing.lean(*_left_by_people(model, train_store, rows)))
+        _lean_on_people(model, train_store, rows)
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
     _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
 
 
 @torch.no_grad()
-def _divide(model: CausalQwenForCausalLM, share: float) -> None:
-    """Give who speaks `share` of what varies, of which noise has as much by now, and the noise the rest; each a part at least."""
-    branch, index = model.value_branch, model.action.value_law.alpha
-    share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
-    branch.log_noise.add_(math.log(2 * (1 - share)) / index)
-    for member in (branch.residual, *branch.others):
-        member.last.bias[member.last.bias.shape[0] // 2 :] += math.log(2 * share) / index
-
-
-@torch.no_grad()
-def _left_by_people(
-    model: CausalQwenForCausalLM, store: FactStore, rows: FactRows
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [n, H], residual [n] and person [n], -1 for nobody's, of every value that is learned."""
+def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRows) -> None:
+    """Start who speaks, and the noise beside them, where the values that one person said say that they are: r in
+    `Crossing.lean`, and the size of what people differ by as a ridge regression of its logarithm on the features."""
+    branch, law = model.value_branch, model.action.value_law
     owners = np.full(len(store), -1)
     for person, of_person in enumerate(rows.groups[: rows.people]):
         owners[of_person] = person
-    learned = np.isfinite(store.facts.values)
-    features = store.facts.tensor("features")[torch.from_numpy(learned)].to(model.device)
-    values = model.value_transform.forward(store.facts.tensor("values")[torch.from_numpy(learned)])
-    left = values.to(model.device) - Chain(model, features).value()[0]
-    people = torch.from_numpy(np.repeat(owners, np.diff(store.offsets))[learned])
-    return model.value_branch.standardize(features), left, people.to(model.device)
+    people = np.repeat(owners, np.diff(store.offsets))
+    told = torch.from_numpy(np.isfinite(store.facts.values) & (people >= 0))
+    features = store.facts.tensor("features")[told].to(model.device)
+    was_training = branch.training
+    model.eval()
+    chain, x = Chain(model, features), branch.standardize(features)
+    left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0]
+    noise_scale = chain.value_loadings()[1].double().mean().item()
+    size, noise = let_cross(model).lean(x, left, torch.from_numpy(people)[told].to(model.device))
+    unit = (
+        _QUARTILE / law.quantile(torch.tensor(0.75)).item()
+    )  # the scale of a law of this standard deviation, where normal
+    zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
+    branch.train(was_training)
+    step = (unit * size.clamp(min=_LEAST_SHARE * noise)).log() - model.action.value(zero, scale)[1].double().log()
+    within = x.double() - x.double().mean(0)
+    slopes, _ = _ridge(within.cpu(), (step - step.mean()).cpu(), (_COLUMN_RIDGE,))
+    branch.direct[1].add_(slopes.to(branch.direct))
+    start = step.mean() - x.double().mean(0).cpu() @ slopes
+    for member in (branch.residual, *branch.others):
+        member.last.bias[member.last.bias.shape[0] // 2 :] += start.item()
+    branch.log_noise.add_(math.log(unit * noise / noise_scale))
 
 
 @torch.no_grad()
