@@ -517,6 +517,20 @@ def test_the_value_branch_sees_the_places_where_values_are_learned(tiny_tokenize
     assert torch.allclose(model.value_branch.feature_mean, last.mean(0), atol=1e-4)
 
 
+def test_where_all_rows_share_two_prompts_rounding_is_not_taken_for_what_tells_them_apart(tiny_tokenizer, tmp_path):
+    """A coordinate that hardly differs between them is not blown up: bfloat16 in training, float32 later, would be two models."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    examples = encode_rows(people_rows(3)[0], model.processor)
+    train(model, examples, [], tmp_path / "run", TrainSettings(values=ValueStage(epochs=1), recalibrate=False))
+    prompts = [model.processor([prompt], prompt=True, return_tensors="pt") for prompt in PROMPTS]
+    with torch.no_grad():
+        last = torch.stack([model.features(**inputs).last_hidden_state[0, -1] for inputs in prompts])
+    own, size = last.std(0, correction=0), last.square().mean(0).sqrt()
+    low = own < size / 32
+    assert low.any() and (model.value_branch.feature_std >= 0.99 * size / 32).all()
+    torch.testing.assert_close(model.value_branch.feature_std[low], size[low] / 32, rtol=1e-3, atol=1e-6)
+
+
 def test_only_numbers_tell_of_numbers(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
     model.config.value_range = [0.0, 100.0]
