@@ -518,7 +518,7 @@ def test_the_value_branch_sees_the_places_where_values_are_learned(tiny_tokenize
 
 
 def test_where_all_rows_share_two_prompts_rounding_is_not_taken_for_what_tells_them_apart(tiny_tokenizer, tmp_path):
-    """A coordinate that hardly differs between them is not blown up: bfloat16 in training, float32 later, would be two models."""
+    """A coordinate that hardly differs is not blown up: bfloat16 in training and float32 later would be two models."""
     model = graft_tiny("llama", tiny_tokenizer)
     examples = encode_rows(people_rows(3)[0], model.processor)
     train(model, examples, [], tmp_path / "run", TrainSettings(values=ValueStage(epochs=1), recalibrate=False))

@@ -38,6 +38,9 @@ _LEAST_SPREAD = 1 / 32
 _LEAST_SHARE = 0.05
 """Of the noise's standard deviation, that a start leaves to who speaks."""
 
+_FEWEST_PEOPLE = 4
+"""Who tell how people differ, before anything is learned."""
+
 _QUARTILE = 0.6745
 """Of a normal law, in standard deviations."""
 
@@ -180,14 +183,13 @@ def _train_values(run: Run) -> None:
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
         _fit_standardization(model, train_store)
+    _train_numbers_only(model)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
+    single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
         model.value_branch.let_lean()
         model.config.value_branch_direct = True
         let_cross(model)
-    _train_numbers_only(model)
-    single = [f"model.{name}" for name in alone_at_their_rate(model)]
-    if rows.people:
         _center(model, model.value_branch, noise=1.0)
         model.value_branch.log_noise.requires_grad_(True)
         single += ["model.value_branch.log_noise", "model.action.value_head.bias"]
@@ -205,7 +207,10 @@ def _train_values(run: Run) -> None:
 @torch.no_grad()
 def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRows) -> None:
     """Start who speaks, and the noise beside them, where the values that one person said say that they are: r in
-    `Crossing.lean`, and the size of what people differ by as a ridge regression of its logarithm on the features."""
+    `Crossing.lean`, and the size of what people differ by as a ridge regression of its logarithm on the features. Of fewer than
+    `_FEWEST_PEOPLE` nothing is said: who and noise stay alike."""
+    if rows.people < _FEWEST_PEOPLE:
+        return
     branch, law = model.value_branch, model.action.value_law
     owners = np.full(len(store), -1)
     for person, of_person in enumerate(rows.groups[: rows.people]):
