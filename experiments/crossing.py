@@ -2,7 +2,7 @@
 one core).
 
 People (fields) with hidden traits are measured three times in each context; of others one context is observed, and another is
-asked for. Beside the individual: nobody in particular, the same training where nobody may cross (r = 1), and the exact posterior.
+asked for. Beside the individual: nobody in particular, the same training where nobody may cross (r = 1), the exact posterior.
 
     .venv/bin/python experiments/crossing.py --seeds 0 1 2 3 4
 """
@@ -10,16 +10,17 @@ asked for. Beside the individual: nobody in particular, the same training where 
 import argparse
 import math
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from causalqwen import CausalQwenForCausalLM, Observation
 from causalqwen.data import Row, encode_rows
-from causalqwen.training import TrainSettings, ValueStage, stages, train
+from causalqwen.parts.crossing import Crossing
+from causalqwen.training import TrainSettings, ValueStage, train
 
 STAGE = ValueStage(epochs=300, learning_rate=1e-4, batch_size=64)
 
@@ -104,14 +105,20 @@ def trained(world: World, people: int, times: int, family: str, crosses: bool, s
     torch.manual_seed(seed)
     model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_family=family)
     settings = TrainSettings(seed=seed, values=STAGE, recalibrate=False, logging_steps=500)
-    let_cross: Callable = stages.let_cross
+    lean: Any = Crossing.lean
+
+    def nobody_crosses(crossing: Crossing, *told: torch.Tensor) -> Any:
+        found = lean(crossing, *told)
+        crossing.reset_parameters()
+        crossing.requires_grad_(False)
+        return found
+
     try:
-        if not crosses:
-            stages.let_cross = lambda model: None  # type: ignore[assignment]
+        Crossing.lean = lean if crosses else nobody_crosses  # type: ignore[method-assign]
         with tempfile.TemporaryDirectory() as folder:
             train(model, encode_rows(rows, model.processor), [], Path(folder) / "run", settings)
     finally:
-        stages.let_cross = let_cross
+        Crossing.lean = lean  # type: ignore[method-assign]
     return model
 
 
