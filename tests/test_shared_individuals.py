@@ -231,6 +231,60 @@ def test_residuals_tell_in_which_contexts_people_turn_around():
     assert not crossing.lean(x, torch.zeros(n), people)[0].any() and torch.equal(crossing.turn.weight, before)
 
 
+def test_the_widest_differences_come_first_where_directions_are_few():
+    n, people = 600, torch.arange(600) // 6
+    x = torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0).unsqueeze(-1) * torch.tensor([1.0, 0.5, -1.0])
+    wide, narrow = 5 * draws(100)[people] * x[:, 0], 2 * draws(100, seed=2)[people]
+    crossing = Crossing(3, 16, 1)
+    crossing.lean(x, wide + narrow + draws(n, seed=1), people)
+    r = crossing(x)
+    assert (r[0] * r[1] < -0.5).all()
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    again = Crossing(3, 16, 1)
+    again.lean(x[order], (wide + narrow + draws(n, seed=1))[order], people[order])
+    torch.testing.assert_close(again(x), r, atol=1e-4, rtol=1e-4)
+    again.lean(x * 1e-5, wide + narrow, people)  # one context, but for rounding
+    assert again.turn.weight.abs().max() < 1
+
+
+@pytest.mark.parametrize("case", ["most values equal", "all equal", "named but silent", "one value each"])
+def test_people_who_tell_little_of_themselves_are_learned_from_all_the_same(tiny_tokenizer, tmp_path, case):
+    model, rows = graft_tiny("llama", tiny_tokenizer, value_family="gaussian"), []
+    for index in range(24):
+        value = {"most values equal": 5.0 * (index % 10 == 9), "all equal": 5.0}.get(case, float(index))
+        person = f"p{index if case == 'one value each' else index // 4}"
+        fields = {"prompt": PROMPTS[0], "value": value} | ({} if case == "named but silent" else {"individual": person})
+        rows.append(Row("prompt", f"row {index}", fields))
+    if case == "named but silent":
+        rows += [Row("text", f"row {i}", {"text": "Nothing was said.", "individual": f"p{i}"}) for i in range(5)]
+    settings = TrainSettings(values=ValueStage(epochs=2), recalibrate=False)
+    train(model, encode_rows(rows, model.processor), [], tmp_path / "run", settings)
+    assert math.isfinite(model.predict_number(PROMPTS[0])[0].median)
+
+
+def test_a_second_training_starts_where_the_first_one_did(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    encoded, medians = encode_rows(crossing_rows(12, 0), model.processor), []
+    for turn in range(2):
+        stage = ValueStage(epochs=1, learning_rate=1e-9, scalar_learning_rate=0.0)
+        train(model, encoded, [], tmp_path / str(turn), TrainSettings(values=stage, recalibrate=False))
+        medians.append([one.median for one in model.predict_number(list(PROMPTS))])
+    assert medians[0] == pytest.approx([50, 75], abs=5)
+    assert medians[1] == pytest.approx(medians[0], abs=0.5)
+
+
+def test_whoever_crosses_in_several_directions_is_on_no_line(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    model.config.value_range = [0.0, 1.0]
+    let_cross(model)
+    with pytest.raises(ValueError, match="method 'quadrature' needs individuals on one line"):
+        model.abduct(Observation(" 0.5", PROMPTS[0]), likelihood="values", method="quadrature")
+    with pytest.raises(
+        ValueError, match="value_crossing above 1 needs value_family='gaussian', but this model has 'cauchy'"
+    ):
+        graft_tiny("llama", tiny_tokenizer, value_family="cauchy", value_crossing=8)
+
+
 def crossing_rows(people, seed):
     """50 + 8 a on the first day, 75 - 5 a on the second, and 2 of noise."""
     trait, noise, rows = draws(people, seed=seed), 2 * draws(people, 6, seed=seed + 1), []
@@ -517,18 +571,19 @@ def test_the_value_branch_sees_the_places_where_values_are_learned(tiny_tokenize
     assert torch.allclose(model.value_branch.feature_mean, last.mean(0), atol=1e-4)
 
 
-def test_where_all_rows_share_two_prompts_rounding_is_not_taken_for_what_tells_them_apart(tiny_tokenizer, tmp_path):
-    """A coordinate that hardly differs is not blown up: bfloat16 in training and float32 later would be two models."""
+def test_what_hardly_varies_is_not_blown_up_and_few_contexts_are_read_exactly(tiny_tokenizer, tmp_path, monkeypatch):
+    """Rows of one prompt: a coordinate is divided by a part of its size, not by rounding. Named individuals: float32."""
     model = graft_tiny("llama", tiny_tokenizer)
-    examples = encode_rows(people_rows(3)[0], model.processor)
+    rows = [row for row in people_rows(3)[0] if row.fields["prompt"] == PROMPTS[0]]
+    examples = encode_rows(rows, model.processor)
     train(model, examples, [], tmp_path / "run", TrainSettings(values=ValueStage(epochs=1), recalibrate=False))
-    prompts = [model.processor([prompt], prompt=True, return_tensors="pt") for prompt in PROMPTS]
+    inputs = model.processor(PROMPTS[:1], prompt=True, return_tensors="pt")
     with torch.no_grad():
-        last = torch.stack([model.features(**inputs).last_hidden_state[0, -1] for inputs in prompts])
-    own, size = last.std(0, correction=0), last.square().mean(0).sqrt()
-    low = own < size / 32
-    assert low.any() and (model.value_branch.feature_std >= 0.99 * size / 32).all()
-    torch.testing.assert_close(model.value_branch.feature_std[low], size[low] / 32, rtol=1e-3, atol=1e-6)
+        last = model.features(**inputs).last_hidden_state[0, -1]
+    torch.testing.assert_close(model.value_branch.feature_std, last.abs() / 512, rtol=1e-3, atol=1e-6)
+    monkeypatch.setattr("causalqwen.training.settings.bf16_pays", lambda model: True)
+    assert TrainSettings().takes_bf16(model) and not TrainSettings().takes_bf16(model, examples)
+    assert TrainSettings(bf16=True).takes_bf16(model, examples)
 
 
 def test_only_numbers_tell_of_numbers(tiny_tokenizer):

@@ -409,6 +409,12 @@ def test_the_mean_is_moved_to_where_squared_errors_are_least_and_not_at_all_wher
     assert np.abs(noise.of(law, answers) - law[:, 0]).max() < 0.05 * law[:, 0].std()
     one = FittedMean.fit(law[:1], answers[:1, :0], values[:1])
     assert np.isfinite(one.of(law, answers[:, :0])).all()
+    symmetric = law[:, [1, 1]] * [1.0, 1 + 1e-15]
+    rounded = FittedMean.fit(symmetric, answers[:, :0], values)
+    assert abs(rounded.weights[2]) < 1e-9  # the median is the mean, but for rounding
+    for unit in (1e-200, 1e200):
+        far = FittedMean.fit(law[:150] * unit, answers[:150] * unit, values[:150] * unit)
+        np.testing.assert_allclose(far.of(law * unit, answers * unit) / unit, made.of(law, answers), rtol=1e-6)
 
 
 def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
@@ -446,6 +452,14 @@ def test_columns_tell_what_the_text_alone_does_not(folder):
     assert regressor.score(x[90:], y[90:]) > 0.9
     own = NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0, experts=False).fit(x[:90], y[:90])
     assert own.experts_ is None and own.model_.config.value_columns == 4 and own.score(x[90:], y[90:]) > 0.7
+
+
+def test_a_mean_is_the_laws_where_few_rows_are_held_out(brief):
+    frame, price = products()
+    few = brief().fit(frame[:40], price[:40])
+    assert few.mean_ is None and brief().fit(frame, price).mean_ is not None
+    law, loc, scale, *_ = few._laws(frame)
+    np.testing.assert_array_equal(few.predict(frame), law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1))
 
 
 def test_texts_alone_may_be_a_list(brief):

@@ -32,7 +32,7 @@ from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings, train
 from causalqwen.training.experts import ANSWERS, FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
-from causalqwen.training.mean import FittedMean
+from causalqwen.training.mean import FEWEST, FittedMean
 from causalqwen.training.stages import WORK
 
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
@@ -167,7 +167,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         asked = np.flatnonzero((fold == 0) & (times > 0))
         law, loc, scale, _ = self._laws_of([examples[row] for row in asked], columns[asked])
         self.mean_ = None
-        if len(asked):
+        if len(asked) >= FEWEST:
             known = _mean_and_median(law, loc, scale), self._answers(columns[asked])
             self.mean_ = FittedMean.fit(*known, values[asked], times[asked].astype(float))
         return self

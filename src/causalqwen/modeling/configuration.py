@@ -320,6 +320,8 @@ class CausalQwenConfig(PreTrainedConfig):
             self.require("number_encoding='fourier'")
         if self.value_columns:
             self.require("value_columns")
+        if self.value_crossing > 1:
+            self.require("value_crossing above 1")
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):

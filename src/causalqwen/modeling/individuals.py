@@ -103,6 +103,10 @@ def abduct(
         raise ValueError(
             "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
         )
+    if method == "quadrature" and model.config.value_crossing > 1:
+        raise ValueError(
+            "method 'quadrature' needs individuals on one line, and this model's cross in several directions"
+        )
     if prior is not None:
         prior.check_size(size)
     if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":

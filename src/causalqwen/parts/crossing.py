@@ -23,6 +23,8 @@ _COMPONENTS, _LEAST = (
     0.03,
 )  # of the features, that a start looks at, and their least share of the widest one's spread
 _RIDGE = 1e-2
+_SAME = 1e-3  # spread of a component whose contexts are one
+_MIDDLE = 0.05  # of r, over all rows, that says which of two sides is +1
 _LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
 _TOLD = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
@@ -73,11 +75,12 @@ class Crossing(nn.Module):
         """
         x, e = standardized.double(), residuals.double()
         low, high = torch.quantile(e, torch.tensor([0.25, 0.75], dtype=e.dtype, device=e.device))
-        limit = _CLIPPED * (high - low) / 1.349
-        e = (e - e.median()).clamp(-limit, limit)
+        e, limit = e - e.median(), _CLIPPED * (high - low) / 1.349
+        e = e.clamp(-limit, limit) if limit > 0 else e
         mean, whole = x.mean(0), e.square().mean()
         _, widths, axes = torch.linalg.svd(x - mean, full_matrices=False)
-        kept = (widths > _LEAST * widths[0]).nonzero().flatten()[:_COMPONENTS]
+        least = max(_LEAST * float(widths[0]), _SAME * len(x) ** 0.5)
+        kept = (widths > least).nonzero().flatten()[:_COMPONENTS]
         axes = axes[kept] / widths[kept].unsqueeze(-1) * len(x) ** 0.5  # of the components, each of variance 1
         phi = torch.cat([x.new_ones(len(x), 1), (x - mean) @ axes.T], dim=1)
         values, vectors = torch.linalg.eigh(_products(phi, e, people))
@@ -92,9 +95,12 @@ class Crossing(nn.Module):
             places
         ]  # of a direction's coordinates
         wanted = (told[:, places] / (size.unsqueeze(-1) * part)).clamp(-1, 1)
-        wanted = wanted * torch.where(wanted.sum(0) < 0, -1.0, 1.0)
         slopes = torch.linalg.lstsq(phi, wanted).solution  # [k, K]
         weight = axes.T @ slopes[1:]
+        widest = weight.take_along_dim(weight.abs().argmax(0, keepdim=True), dim=0)[0]
+        middle = wanted.mean(0)  # +1 as a rule; else the same side in whatever order rows come
+        side = torch.where(torch.where(middle.abs() > _MIDDLE, middle, widest) < 0, -1.0, 1.0)
+        slopes, weight = slopes * side, weight * side
         self.turn.weight.copy_(weight.T)
         self.turn.bias.copy_(slopes[0] - mean @ weight)
         return size, (whole - size.square().mean()).clamp(min=_LEAST_NOISE * whole).sqrt().item()
@@ -143,10 +149,11 @@ def _shared_out(values: Tensor, count: int) -> Tensor:
     if not bool(values.sum() > 0):
         return torch.zeros(0, dtype=torch.int64)
     wanted = values / values.sum() * count
+    wanted[values.argsort(descending=True)[count:]] = 0.0  # the largest, where they are more
     times = (wanted >= _TOLD * count).to(wanted.dtype)
     for _ in range(count - int(times.sum())):
         times[(wanted - times).argmax()] += 1
-    return torch.repeat_interleave(torch.arange(len(values), device=values.device), times.long())[:count]
+    return torch.repeat_interleave(torch.arange(len(values), device=values.device), times.long())
 
 
 def let_cross(model: "CausalQwenForCausalLM") -> Crossing:

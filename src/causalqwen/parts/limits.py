@@ -18,6 +18,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the setting value_branch_dropout": {"value_branch": True},
     "the setting value_branch_direct": {"value_branch": True},
     "the setting value_crossing": {"value_branch": True},
+    "value_crossing above 1": {"value_family": "gaussian"},
     "the setting copy_size": {"copy_numbers": True},
     "values: center": {"value_branch": True},
     "direction: false": {"number_context": _SEEN},

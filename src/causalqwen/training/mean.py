@@ -6,6 +6,10 @@ import numpy as np
 from sklearn.linear_model import RidgeCV
 
 _PENALTIES = np.logspace(-2, 8, 21)
+_LEAST = 1e-6  # spread of a fact, in the largest of the values
+
+FEWEST = 10
+"""Rows that tell more of a mean than fitting it to them takes."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,17 @@ class FittedMean:
         law [n, 2]: m and q of the rows that were held out. answers [n, experts]: of experts that were fitted without the row.
         values [n]. weight [n]: how often a row counts.
         """
-        facts = _facts(law, answers)
+        unit = max(float(np.abs(column).max(initial=0.0)) for column in (values, law, answers)) or 1.0
+        facts = _facts(law / unit, answers / unit)
         centers, widths = facts.mean(0), facts.std(0)
         centers[0], widths[0] = 0.0, 1.0
-        widths = np.where(
-            widths > 1e-9 * np.abs(facts).max(0), widths, np.inf
-        )  # what is the same in all rows tells nothing
-        missed = values - law[:, 0]
+        widths = np.where(widths > _LEAST, widths, np.inf)  # rounding, or what is the same in all rows, tells nothing
+        missed = values / unit - law[:, 0] / unit
         scale = float(np.sqrt(np.mean(np.square(missed)))) or 1.0
         ridge = RidgeCV(_PENALTIES, fit_intercept=False).fit((facts - centers) / widths, missed / scale, weight)
-        return cls(ridge.coef_ * scale / widths, centers)
+        weights = ridge.coef_ * scale / widths
+        weights[0] *= unit
+        return cls(weights, centers * unit)
 
     def of(self, law: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """The mean [n] of rows whose law has m and q [n, 2] and of which the experts say answers [n, experts]."""

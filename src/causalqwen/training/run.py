@@ -83,7 +83,7 @@ def train(
         numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
     _open_work(output, work, settings, resume)
     before = model.bf16, model.number_class
-    model.bf16, model.number_class = settings.takes_bf16(model), None
+    model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
         is_open = choosing(model, train_examples, settings)
         if is_open and not len(eval_examples):

@@ -1,6 +1,7 @@
 """Settings of a training run, from a YAML file or keywords."""
 
 import dataclasses
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,11 +260,13 @@ class TrainSettings:
         if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
 
-    def takes_bf16(self, model: Any) -> bool:
-        """Whether the backbone's products are taken in bfloat16 here."""
+    def takes_bf16(self, model: Any, examples: Iterable[Any] = ()) -> bool:
+        """Whether the backbone's products are taken in bfloat16 here. "auto" leaves float32 to rows that name individuals: their
+        contexts are few, and may differ by little more than rounding."""
         if self.bf16 != "auto":
             return self.bf16
-        return not (self.heads or self.lora or self.backbone) and bf16_pays(model)
+        named = any(example.individual is not None for example in examples)
+        return not (named or self.heads or self.lora or self.backbone) and bf16_pays(model)
 
     def support_of(self, values: Tensor) -> Support:
         """Where the values [n] of a training set can lie. ValueError for a `support` that is none."""

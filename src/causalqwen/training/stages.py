@@ -32,8 +32,8 @@ from causalqwen.training.scores import score_tokens
 from causalqwen.training.settings import HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
-_LEAST_SPREAD = 1 / 32
-"""Of a coordinate of the features, in its own root mean square (experiments 17)."""
+_LEAST_SPREAD = 1 / 512
+"""Of a coordinate of the features, in its own root mean square: less is what rounding makes of it (experiments 8)."""
 
 _LEAST_SHARE = 0.05
 """Of the noise's standard deviation, that a start leaves to who speaks."""
@@ -209,14 +209,15 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     """Start who speaks, and the noise beside them, where the values that one person said say that they are: r in
     `Crossing.lean`, and the size of what people differ by as a ridge regression of its logarithm on the features. Of fewer than
     `_FEWEST_PEOPLE` nothing is said: who and noise stay alike."""
-    if rows.people < _FEWEST_PEOPLE:
-        return
     branch, law = model.value_branch, model.action.value_law
     owners = np.full(len(store), -1)
     for person, of_person in enumerate(rows.groups[: rows.people]):
         owners[of_person] = person
     people = np.repeat(owners, np.diff(store.offsets))
-    told = torch.from_numpy(np.isfinite(store.facts.values) & (people >= 0))
+    told = np.isfinite(store.facts.values) & (people >= 0)
+    if (np.bincount(people[told]) > 1).sum() < _FEWEST_PEOPLE:
+        return
+    told = torch.from_numpy(told)
     features = store.facts.tensor("features")[told].to(model.device)
     was_training = branch.training
     model.eval()
@@ -229,6 +230,8 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     )  # the scale of a law of this standard deviation, where normal
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
     branch.train(was_training)
+    if not noise > 0:  # everybody said the same
+        return
     step = (unit * size.clamp(min=_LEAST_SHARE * noise)).log() - model.action.value(zero, scale)[1].double().log()
     within = x.double() - x.double().mean(0)
     slopes, _ = _ridge(within.cpu(), (step - step.mean()).cpu(), (_COLUMN_RIDGE,))
@@ -265,6 +268,7 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     if model.config.value_columns:
         model.config.require("value_columns")
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
+    branch.direct.zero_()  # what an earlier training left there
     learned = torch.from_numpy(np.isfinite(store.facts.values))
     axis = model.value_transform.forward(store.facts.tensor("values")[learned]).double()
     low, high = (torch.quantile(axis[:: 1 + len(axis) // 1_000_000], level).item() for level in (0.025, 0.975))
@@ -308,8 +312,7 @@ def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tupl
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Mean and standard deviation of the features that precede values to learn, for the value branch.
 
-    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `_LEAST_SPREAD` of its size: less is
-    what rounding in bfloat16 makes of it.
+    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `_LEAST_SPREAD` of its size.
     """
     if model.value_branch is None:
         return
