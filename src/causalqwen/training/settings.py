@@ -261,7 +261,7 @@ class TrainSettings:
             raise ValueError("nothing to train: all stages are left out")
 
     def takes_bf16(self, model: Any, examples: Iterable[Any] = ()) -> bool:
-        """Whether the backbone's products are taken in bfloat16 here. "auto" leaves float32 to rows that name individuals: their
+        """Whether the backbone's products are taken in bfloat16 here. "auto" leaves float32 to rows that name people: their
         contexts are few, and may differ by little more than rounding."""
         if self.bf16 != "auto":
             return self.bf16
