@@ -157,10 +157,12 @@ def _shared_out(values: Tensor, count: int) -> Tensor:
 
 
 def let_cross(model: "CausalQwenForCausalLM") -> Crossing:
-    """The crossing of a model's value branch, which is made where there is none: nobody crosses yet."""
-    branch, config = model.value_branch, model.config
-    if branch.crossing is None:
+    """The crossing of how a model's value head reads, a branch, which is made where there is none: nobody crosses yet."""
+    reader: Any = model.value_reader
+    config = model.config
+    if reader.crossing is None:
         config.value_crossing = _DIRECTIONS if model.action.value_law.alpha == 2 else 1
-        made = Crossing(len(branch.feature_mean), config.causal_size, config.value_crossing)
-        branch.crossing = made.to(branch.feature_mean.device)
-    return branch.crossing
+        made = Crossing(len(reader.feature_mean), config.causal_size, config.value_crossing)
+        reader.crossing = made.to(reader.feature_mean.device)
+    crossing: Crossing = reader.crossing
+    return crossing
