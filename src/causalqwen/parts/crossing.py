@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _DIRECTIONS = 8
-_COMPONENTS, _LEAST = (
-    8,
-    0.03,
-)  # of the features, that a start looks at, and their least share of the widest one's spread
-_RIDGE = 1e-2
+_COMPONENTS = 8  # of the features, that a start looks at
+_LEAST = 0.03  # of the widest component's spread, that a component has
+_RIDGE = 1e-2  # of the mean square of what products are explained by
 _SAME = 1e-3  # spread of a component whose contexts are one
 _MIDDLE = 0.05  # of r, over all rows, that says which of two sides is +1
 _LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
@@ -91,9 +89,8 @@ class Crossing(nn.Module):
         told = phi @ vectors * values.sqrt()  # [n, k]: what each direction adds to the values
         size = told.square().sum(-1).sqrt()
         size = size.clamp(min=_LEAST_SIZE * float(size.max()))
-        part = (places.bincount(minlength=len(values)).double() / len(places)).sqrt()[
-            places
-        ]  # of a direction's coordinates
+        times = places.bincount(minlength=len(values)).double()
+        part = (times / len(places)).sqrt()[places]  # that a direction's coordinates have of the scale
         wanted = (told[:, places] / (size.unsqueeze(-1) * part)).clamp(-1, 1)
         slopes = torch.linalg.lstsq(phi, wanted).solution  # [k, K]
         weight = axes.T @ slopes[1:]

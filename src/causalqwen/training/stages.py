@@ -225,18 +225,16 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0]
     noise_scale = chain.value_loadings()[1].double().mean().item()
     size, noise = let_cross(model).lean(x, left, torch.from_numpy(people)[told].to(model.device))
-    unit = (
-        _QUARTILE / law.quantile(torch.tensor(0.75)).item()
-    )  # the scale of a law of this standard deviation, where normal
+    unit = _QUARTILE / law.quantile(torch.tensor(0.75)).item()  # scale for a standard deviation: quartiles alike
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
     branch.train(was_training)
     if not noise > 0:  # everybody said the same
         return
     step = (unit * size.clamp(min=_LEAST_SHARE * noise)).log() - model.action.value(zero, scale)[1].double().log()
-    within = x.double() - x.double().mean(0)
-    slopes, _ = _ridge(within.cpu(), (step - step.mean()).cpu(), (_COLUMN_RIDGE,))
+    middle = x.double().mean(0)
+    slopes, _ = _ridge((x.double() - middle).cpu(), (step - step.mean()).cpu(), (_COLUMN_RIDGE,))
     branch.direct[1].add_(slopes.to(branch.direct))
-    start = step.mean() - x.double().mean(0).cpu() @ slopes
+    start = step.mean() - middle.cpu() @ slopes
     for member in (branch.residual, *branch.others):
         member.last.bias[member.last.bias.shape[0] // 2 :] += start.item()
     branch.log_noise.add_(math.log(unit * noise / noise_scale))
