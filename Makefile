@@ -8,10 +8,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   := build/vllm
+RELEASE := build/release
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo test test-vllm check-full lint format clean
+.PHONY: help setup backbone demo test test-vllm check-full lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (minutes the first time)" >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" \
-	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,parquet,serve,test]' \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,lora,parquet,serve,tables,test]' \
 	  && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^dashscope==' constraints.txt)" \
 	  || { echo "pip could not install the dependencies (see above); is a package index within reach?" >&2; exit 1; }
 	@touch $@
@@ -71,5 +72,38 @@ format: $(READY)  ## rewrite to the house style
 	@$(BIN)/ruff check --fix src tests experiments examples
 	@$(BIN)/ruff format src tests experiments examples
 
+# What releases are made and looked at with, apart from what the library runs on.
+$(RELEASE)/.ready: Makefile
+	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/pip install --quiet --disable-pip-version-check build==1.6.1 cyclonedx-bom==7.5.0 pip-audit==2.10.1
+	@touch $@
+
+dist: $(RELEASE)/.ready  ## wheel and sdist of the last commit, built twice: the same bytes, or an error
+	@rm -rf build/dist dist
+	@for turn in first second; do \
+	  mkdir -p build/dist/$$turn/source && git archive HEAD | tar -x -C build/dist/$$turn/source \
+	    && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE)/bin/python -m build --outdir build/dist/$$turn \
+	      build/dist/$$turn/source >build/dist/$$turn.log 2>&1 || { cat build/dist/$$turn.log >&2; exit 1; }; \
+	done
+	@cd build/dist/first && sha256sum *.whl *.tar.gz >SHA256SUMS
+	@cd build/dist/second && sha256sum --quiet --check ../first/SHA256SUMS || { \
+	  echo "two builds of one commit differ: not to be released" >&2; exit 1; }
+	@mkdir dist && mv build/dist/first/*.whl build/dist/first/*.tar.gz build/dist/first/SHA256SUMS dist && cat dist/SHA256SUMS
+
+lock: $(READY)  ## constraints.txt anew, from what is installed in .venv (`make check-full` installs everything)
+	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | sort -f; } >$(VENV)/lock
+	@mv $(VENV)/lock constraints.txt
+
+sbom: $(READY) $(RELEASE)/.ready  ## dist/sbom.cdx.json: what .venv holds, as CycloneDX
+	@mkdir -p dist
+	@$(RELEASE)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --of JSON -o dist/sbom.cdx.json \
+	  $(BIN)/python
+
+audit: $(RELEASE)/.ready  ## known vulnerabilities of constraints.txt, where their database can be reached
+	@$(RELEASE)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off \
+	  2>$(RELEASE)/audit.log; code=$$?; cat $(RELEASE)/audit.log >&2; \
+	  if grep -qE 'Connection|Timeout|HTTPError|Max retries|ServiceError|Failed to' $(RELEASE)/audit.log; then \
+	    echo "the database of vulnerabilities could not be reached: NOTHING WAS AUDITED" >&2; exit 2; fi; exit $$code
+
 clean:  ## remove the environment, runs and caches
-	rm -rf $(VENV) runs build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) runs build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

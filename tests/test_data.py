@@ -8,10 +8,11 @@ import torch
 
 from causalqwen import CausalQwenProcessor
 from causalqwen.data import EncodedRows, RowError, collate, encode_rows, parse_row, read_rows
-from causalqwen.data.boiling_points import boiling_points, write_sentences
+from causalqwen.data.boiling_points import SIZES, boiling_points, sample_of_boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import BEST_CRPS, questions, statements
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.evaluation.quick import ASKED
 from causalqwen.losses import quantile_crps
 from causalqwen.numbers import find_numbers
 
@@ -252,6 +253,15 @@ def test_boiling_points_are_one_number_each_and_split_by_compound(tmp_path):
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(ValueError, match="records asked for"):
         split_by_entity(records, {"train": 10**6})
+
+
+def test_the_boiling_points_that_come_along_are_rows_of_the_table():
+    """To make the file anew, write these records with `csv.DictWriter`."""
+    records = boiling_points()
+    assert sample_of_boiling_points() == split_by_entity(records, SIZES | {"sample": 600})["sample"]
+    (asked,) = (record for record in records if record["name"] == ASKED["name"])
+    assert {name: asked[name] for name in ASKED} == ASKED
+    assert asked["entity"] not in {record["entity"] for record in sample_of_boiling_points()}
 
 
 def test_the_speech_has_paragraphs_with_and_without_numbers():

@@ -13,7 +13,8 @@ from scipy import stats
 from causalqwen.data import RowError, encode_rows, parse_row
 from causalqwen.evaluation import TablePredictor, evaluate, predict_file, predict_rows, write_metrics
 from causalqwen.evaluation.figures import training_curves
-from causalqwen.evaluation.report import individual_texts, table_rows, value_figures, write_report
+from causalqwen.evaluation.people import OPENINGS, other_world, people
+from causalqwen.evaluation.report import table_rows, value_figures, write_report
 from causalqwen.evaluation.rivals import RIVALS, NumberTable, score_rivals
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
@@ -76,15 +77,23 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     model, examples, folder = trained
     result = evaluate(model, examples[40:], tmp_path, train_examples=examples[:40], validation_examples=examples[40:])
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    texts = individual_texts(model, "The long one", "The long one is", max_new_tokens=4)
-    assert len(texts["texts"]) == 5 and all(len(pair) == 2 for pair in texts["texts"])
+    persons, world = people(model, max_new_tokens=6), other_world(model)
+    assert len({tuple(person.texts) for person in persons}) == 3 and {len(person.texts) for person in persons} == {2}
+    assert people(model, max_new_tokens=6) == persons
+    assert world.unchanged == world.said and world.edited
     path = tmp_path / "report.html"
     write_report(
-        path, title="A <title>", rows=table_rows(result["metrics"]), curves=training_curves(records), **texts,
+        path, title="A <title>", rows=table_rows(result["metrics"]), curves=training_curves(records), people=persons,
+        openings=OPENINGS, world=world, heard="Go <on>.",
         **value_figures(result["law"], result["values"], "K"),
     )  # fmt: skip
     page = path.read_text()
-    assert page.count("<svg") == 3 and "A &lt;title&gt;" in page and "ridge on the same features" in page
+    assert (
+        page.count("<svg") == 3
+        and "A &lt;title&gt;" in page
+        and "Go &lt;on&gt;." in page
+        and "ridge on the same features" in page
+    )
     for outside in ('src="http', 'href="http', "<script", "url("):
         assert outside not in page.replace("url(#", "")
     assert not list(tmp_path.glob("*.part"))

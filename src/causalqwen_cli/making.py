@@ -1,6 +1,7 @@
 """Commands that make models and rows: graft, calibrate, train, synthesize."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ def graft(
 
     from causalqwen import CausalQwenForCausalLM
     from causalqwen.data.texts import read_text, speech_paragraphs
-    from causalqwen.evaluation import compare_with_backbone
+    from causalqwen.modeling.proof import prove
 
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
@@ -40,8 +41,7 @@ def graft(
     dtype_given = getattr(torch, dtype) if dtype else None
     words = read_text(text) if text is not None or fields.get("causal_size") else None
     model = CausalQwenForCausalLM.from_backbone(backbone, dtype=dtype_given, start=start, text=words, **fields)
-    check = compare_with_backbone(model, speech_paragraphs(numbers=False)[:4])
-    own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("backbone."))
+    proof = prove(model, speech_paragraphs(numbers=False)[:4])
     save_model(model, output)
     config = model.config
     where = "behind the matrix" if config.num_token_appended else "on a free row"
@@ -49,16 +49,10 @@ def graft(
         "model": str(output),
         "num_token_id": config.num_token_id,
         "free_rows": len(config.free_token_ids) + (not config.num_token_appended),
-        "parameters": own,
         "start": start,
-        **check,
+        **asdict(proof),
     }
-    line = (
-        f"{output}: <NUM> is token {config.num_token_id} ({where}), {own:,} new parameters; on {check['tokens']} tokens the "
-        f"logits equal the backbone's to the last bit on {check['identical_logits']}, the decision on "
-        f"{check['agreement']:.1%}"
-    )
-    show(result, line, as_json)
+    show(result, f"{output}: <NUM> is token {config.num_token_id} ({where}); {proof}", as_json)
 
 
 @command

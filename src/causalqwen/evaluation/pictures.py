@@ -4,14 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Ellipse
 
-from causalqwen.evaluation.figures import as_svg
+from causalqwen.evaluation.figures import Axes, Figure, as_svg, matplotlib, plt
 from causalqwen.evaluation.worlds import LEVEL, WorldNumber
 
 _COLOURS = ("#3a7cc9", "#d2692c", "#3c9a64", "#a860b8", "#b08a1e", "#2a9aa5", "#c9507b", "#7d7f86")
@@ -117,8 +112,14 @@ def map_of_individuals(
             sizes, along = np.linalg.eigh(covariance)
             wide, high = 2 * radius * np.sqrt(sizes.clip(0))
             angle = math.degrees(math.atan2(along[1, 0], along[0, 0]))
-            axis.add_patch(Ellipse(tuple(point), wide, high, angle=angle, facecolor=colour, alpha=0.15, lw=0))
-            axis.add_patch(Ellipse(tuple(point), wide, high, angle=angle, facecolor="none", edgecolor=colour, lw=1.2))
+            axis.add_patch(
+                matplotlib.patches.Ellipse(tuple(point), wide, high, angle=angle, facecolor=colour, alpha=0.15, lw=0)
+            )
+            axis.add_patch(
+                matplotlib.patches.Ellipse(
+                    tuple(point), wide, high, angle=angle, facecolor="none", edgecolor=colour, lw=1.2
+                )
+            )
             axis.plot(*point, mark, color=colour, ms=7, ls="none", label=name)
         axis.autoscale_view()
         axis.set_aspect("equal", adjustable="datalim")

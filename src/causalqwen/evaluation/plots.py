@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from causalqwen.evaluation.figures import _GREY, _MAIN, _SECOND, as_svg, draw_predicted
+from causalqwen.evaluation.figures import _GREY, _MAIN, _SECOND, Figure, as_svg, draw_predicted
 from causalqwen.numbers.law import LEVELS
 
 if TYPE_CHECKING:

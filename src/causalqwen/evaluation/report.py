@@ -8,10 +8,8 @@ import jinja2
 import numpy as np
 import torch
 
-from causalqwen.decoding import CausalDecoding
 from causalqwen.evaluation import figures
 from causalqwen.files import write_text
-from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ClassLaws, ValueLaw
 
 NAMES = {
@@ -88,37 +86,6 @@ def example_rows(
         {"prompt": prompts[i]} | dict(zip(("value", "median", "low", "high"), (f"{x:.4g}" for x in row), strict=True))
         for i, row in ((i, (values["value"][i].item(), *columns[i])) for i in chosen)
     ]
-
-
-def individual_texts(
-    model: CausalQwenForCausalLM,
-    prompt: str,
-    number_prompt: str,
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5),
-    max_new_tokens: int = 40,
-) -> dict[str, Any]:
-    """One prompt's text and another's number: with nothing drawn, from five individuals, and from five noises."""
-    processor = model.processor
-
-    def run(preset: str) -> list[dict[str, Any]]:
-        plan = CausalDecoding.preset(preset, seed=list(seeds)).fresh_at(model.config.text_temperature)
-        inputs = processor([prompt] * len(seeds), prompt=True, return_tensors="pt").to(model.device)
-        made = model.generate(**inputs, max_new_tokens=max_new_tokens, causal_decoding=plan)
-        texts = processor.batch_decode(made.sequences, made.numeric_values, skip_special_tokens=True)
-        inputs = processor([number_prompt] * len(seeds), prompt=True, return_tensors="pt").to(model.device)
-        parameters = model(**inputs, causal_decoding=plan, logits_to_keep=1).loc_Y[:, 0]
-        values = model.value_transform.inverse(parameters.detach()).tolist()
-        return [
-            {"seed": seed, "text": text[len(prompt) :].strip(), "value": f"{value:.4g}"}
-            for seed, text, value in zip(seeds, texts, values, strict=True)
-        ]
-
-    return {
-        "prompt": prompt,
-        "number_prompt": number_prompt,
-        "standard": run("standard")[0],
-        "texts": list(zip(run("shared-individual"), run("shared-noise"), strict=True)),
-    }
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

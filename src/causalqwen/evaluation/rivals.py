@@ -11,36 +11,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
-from sklearn.decomposition import TruncatedSVD
-from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import RidgeCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
+from causalqwen.evaluation.evaluate import NumberTable
+from causalqwen.extras import extra
 from causalqwen.losses import quantile_crps
 from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
-from causalqwen.parts.copying import Candidates
 from causalqwen.training import LEVELS
 
-
-@dataclass(frozen=True)
-class NumberTable:
-    """Numbers to predict: the text before each, the features there [n, H], and its value [n].
-
-    candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
-    model of several kinds.
-    """
-
-    prompts: list[str]
-    features: np.ndarray
-    values: np.ndarray
-    candidates: Candidates | None = None
-    class_name: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.prompts)
+with extra("evaluate", "scoring rivals"):
+    from scipy import stats
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,12 @@ import torch
 
 from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.distributions import upcast
+from causalqwen.extras import extra
 from causalqwen.modeling import CausalQwenForCausalLM
+
+with extra("evaluate", "scoring texts"):
+    from sacrebleu.metrics import BLEU
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "top-p": [{"top_p": p} for p in (0.5, 0.7, 0.8, 0.9, 0.95)],
@@ -83,8 +88,6 @@ def plan_of(model: CausalQwenForCausalLM, preset: str, times: float | None = Non
 
 def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     """perplexity, distinct_1, distinct_2 and self_bleu of continuations."""
-    from sacrebleu.metrics import BLEU
-
     words = [text.split() for text in texts]
     bleu = BLEU(effective_order=True)
     similar = []
@@ -171,8 +174,6 @@ def individual_resemblance(
         null_std and p_value: its spread, and how often it is as large, when individuals are exchanged at random within each
         prompt (the null: who speaks makes no difference).
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
     if len(prompts) < 2 or individuals < 2:
         raise ValueError("resemblance needs two prompts and two individuals")
     seeds = [seed * 1000 + person for person in range(individuals)]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from causalqwen.individuals.evidence import Evidence
@@ -85,12 +84,12 @@ def likeliest_population(
         evidence += 0.5 * (pull @ mean).item() - factor.diagonal().log().sum().item() - size * log_spread
         return evidence, mean
 
-    grid = torch.linspace(math.log(min(NARROWEST, widest)), math.log(widest), 25, dtype=torch.float64).tolist()
-    place = max(range(len(grid)), key=lambda index: at(grid[index])[0])
-    bounds = (grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)])
-    between = minimize_scalar(lambda spread: -at(spread)[0], bounds=bounds, method="bounded", options={"xatol": 0.01}).x
-    best = max(between, grid[place], key=lambda spread: at(spread)[0])
-    return at(best)[1], math.exp(best)
+    low, high = math.log(min(NARROWEST, widest)), math.log(widest)
+    for points in (25, 9, 9):  # each grid looks closer, around the best of the one before it
+        grid = torch.linspace(low, high, points, dtype=torch.float64).tolist()
+        place = max(range(points), key=lambda index: at(grid[index])[0])
+        low, high = grid[max(place - 1, 0)], grid[min(place + 1, points - 1)]
+    return at(grid[place])[1], math.exp(grid[place])
 
 
 def find_posterior(

@@ -1,5 +1,6 @@
 """Grafting: the configuration and the start values of a new model over a backbone."""
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,22 @@ from causalqwen.modeling.heads import VALUE_MODULES, make_heads
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.own_scores import own_scores
 from causalqwen.modeling.processor import CausalQwenProcessor
+from causalqwen.modeling.proof import logger, prove
 from causalqwen.parts import PARTS
 from causalqwen.parts.limits import NEEDS
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
-_PROBE = (
+_PROBES = (
     "The river rises in the hills and runs through three towns before it meets the sea. Nobody knows who built the old "
-    "bridge, but the people who live beside it say that it was there before them. 春天来了，河水从山上流下来，经过三个小镇，"
-    "最后流进大海。def area(width, height):\n    return width * height\n"
+    "bridge, but the people who live beside it say that it was there before them. ",
+    "春天来了，河水从山上流下来，经过三个小镇，最后流进大海。",
+    "def area(width, height):\n    return width * height\n",
 )
-"""Ordinary text, on which a faithful start reads off how large the backbone's logits are."""
+_PROBE = "".join(_PROBES)
+"""Ordinary text without numbers, on which a faithful start reads off how large the backbone's logits are, and on which a graft
+is compared with its backbone."""
 
 FAITHFUL_LINK = {
     # scale_S at the threshold in logits, score_slope, threshold minus log-partition
@@ -50,9 +55,14 @@ def from_backbone(
     start: str = "faithful",
     tokenizer: PreTrainedTokenizerBase | None = None,
     text: str | None = None,
+    quiet: bool = False,
     **config: Any,
 ) -> Any:
     """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
+
+    One line tells what was added, and on how many tokens of a few lines the logits were found to be the backbone's: at level
+    INFO of the logger `causalqwen`, which writes to stderr where the program has set up no logging of its own
+    (`logging.getLogger("causalqwen").setLevel("WARNING")` for silence).
 
     Args:
         name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
@@ -60,6 +70,7 @@ def from_backbone(
         dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
         start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
         text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
+        quiet: neither compare nor tell.
         config: any field of `CausalQwenConfig`, over those of the start.
 
     Raises:
@@ -125,7 +136,11 @@ def from_backbone(
     start_number_rows(model, tokenizer)
     if start == "faithful" and "text_temperature" not in config:
         start_temperature(model)
-    return model.eval()
+    model.eval()
+    if not quiet and logger.isEnabledFor(logging.INFO):
+        longest = grafted.context_length or math.inf
+        logger.info(prove(model, [part for part in _PROBES if len(model.processor(part)["input_ids"]) <= longest]))
+    return model
 
 
 def _refuse_others(config: Any, name: str) -> None:

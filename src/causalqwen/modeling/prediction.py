@@ -109,9 +109,11 @@ class NumberPrediction:
 
         return plot_prediction(self, value, axes, unit)
 
-    def _repr_html_(self) -> str:
-        from causalqwen.evaluation.plots import as_html
-
+    def _repr_html_(self) -> str | None:
+        try:
+            from causalqwen.evaluation.plots import as_html
+        except ImportError:  # a notebook without matplotlib shows what `str` says
+            return None
         return as_html(self)
 
 

@@ -2,12 +2,12 @@
 
 import socket
 
-try:
+from causalqwen.extras import extra
+
+with extra("serve", "serving"):
     import prometheus_client  # noqa: F401
     import uvicorn
     from fastapi import FastAPI
-except ImportError as error:
-    raise ImportError(f"serving needs {error.name}, which is not installed: pip install 'causalqwen[serve]'") from error
 
 from causalqwen.serving.app import create_app
 from causalqwen.serving.settings import ServerSettings, load_individuals

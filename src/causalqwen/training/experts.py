@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import sparse
-from sklearn.decomposition import TruncatedSVD
-from sklearn.ensemble import ExtraTreesRegressor
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import Ridge
 from tqdm.auto import tqdm
 
+from causalqwen.extras import extra
 from causalqwen.numbers import symlog
+
+with extra("tables", "a table"):
+    from scipy import sparse
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.ensemble import ExtraTreesRegressor
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import Ridge
 
 FOLDS = 5
 ANSWERS = 4

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.linear_model import RidgeCV
+
+from causalqwen.extras import extra
+
+with extra("tables", "the mean of a number"):
+    from sklearn.linear_model import RidgeCV
 
 _PENALTIES = np.logspace(-2, 8, 21)
 _LEAST = 1e-6  # spread of a fact, in the largest of the values

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
+from causalqwen.extras import extra
 from causalqwen.kernels import IMPLEMENTATIONS
 from causalqwen.modeling.precision import bf16_pays
 from causalqwen.numbers.support import Support
@@ -257,6 +258,9 @@ class TrainSettings:
                 raise ValueError(f"report_to: {name!r} is no tracker; {nearest(name, INTEGRATION_TO_CALLBACK)}")
             if name not in get_available_reporting_integrations():
                 raise ValueError(f"report_to: {name} is not installed; pip install {name}, or leave it out")
+        if self.lora is not None:
+            with extra("lora", "the stage lora"):
+                import peft  # noqa: F401
         if all(getattr(self, name) is None for name in STAGES):
             raise ValueError("nothing to train: all stages are left out")
 

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.checking import nearest
@@ -379,17 +377,13 @@ def _moves_embedding(model: CausalQwenForCausalLM, stage: HeadStage) -> bool:
 
 
 def _train_lora(run: Run) -> None:
+    from causalqwen.training.adapters import add_adapters, merge_adapters  # PEFT comes with an extra
+
     model, stage = run.model, run.settings.lora
     _train_numbers_only(model)
     trained = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
-    config = LoraConfig(
-        r=stage.rank,
-        lora_alpha=stage.alpha,  # type: ignore[arg-type]  # PEFT takes any number
-        lora_dropout=stage.dropout,
-        target_modules=list(stage.target_modules),
-    )
-    inject_adapter_in_model(config, model.backbone)
+    add_adapters(model.backbone, stage)
     _run_on_tokens(run, "lora", trained)
     merge_adapters(model.backbone)
 
@@ -441,16 +435,6 @@ def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
     model.requires_grad_(False)
     for parameter in number_parameters(model):
         parameter.requires_grad_(True)
-
-
-def merge_adapters(module: torch.nn.Module) -> None:
-    """Add every adapter of PEFT into the layer that it wraps, and leave plain layers."""
-    for name, child in module.named_children():
-        if isinstance(child, BaseTunerLayer):
-            child.merge()
-            setattr(module, name, child.get_base_layer())
-        else:
-            merge_adapters(child)
 
 
 # ---- all of them ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
@@ -21,6 +20,7 @@ from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor
 from causalqwen.losses import IGNORE_INDEX
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import LoraStage
+from causalqwen.training.adapters import add_adapters
 from causalqwen.training.features import batches_by_length
 
 _TOKENS = 2048
@@ -78,13 +78,7 @@ class DigitWriter:
         ]  # fmt: skip
         torch.manual_seed(seed)
         backbone.requires_grad_(False)
-        config = LoraConfig(
-            r=stage.rank,
-            lora_alpha=stage.alpha,  # type: ignore[arg-type]  # PEFT takes any number
-            lora_dropout=stage.dropout,
-            target_modules=list(stage.target_modules),
-        )
-        inject_adapter_in_model(config, backbone)
+        add_adapters(backbone, stage)
         weights = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         total = -(-len(rows) // self.batch_size) * self.epochs
         total = total if self.steps is None else min(total, self.steps)

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy import stats
 
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.evaluation.evaluate import number_table
 from causalqwen.evaluation.rivals import NumberTable
+from causalqwen.extras import extra
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw, ValueTransform, symlog
 from causalqwen.parts.copying import Candidates
 from causalqwen.training import FactStore
+
+with extra("benchmark", "the benchmark of numbers"):
+    from scipy import stats
 
 MakeModel = Callable[..., CausalQwenForCausalLM]
 """A graft with these settings, start values always the same."""

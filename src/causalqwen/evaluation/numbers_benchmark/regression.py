@@ -4,11 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.decomposition import PCA
-from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.tree import DecisionTreeRegressor
 from torch import Tensor, nn
 
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
@@ -22,8 +17,16 @@ from causalqwen.evaluation.rivals import (
     from_axis,
     on_axis,
 )
+from causalqwen.extras import extra
 from causalqwen.losses import quantile_loss
 from causalqwen.numbers import CRPS_LEVELS
+
+with extra("benchmark", "the benchmark of numbers"):
+    from sklearn.decomposition import PCA
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.tree import DecisionTreeRegressor
 
 BOOSTED_LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
@@ -115,11 +118,9 @@ def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: 
 
     ImportError where `ngboost` is not installed.
     """
-    try:
+    with extra("benchmark", "this rival"):
         import ngboost
         from ngboost import distns
-    except ImportError as error:
-        raise ImportError("this rival is the package `ngboost`: pip install 'causalqwen[benchmark]'") from error
     transform = spread_transform(train.values)
     components = PCA(min(32, len(train) - 1, train.features.shape[1]), random_state=seed)
     reader = make_pipeline(StandardScaler(), components, StandardScaler())

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 
 from causalqwen.data import collate, encode_rows, parse_row
 from causalqwen.data.boiling_points import boiling_points, write_sentences
@@ -15,7 +14,8 @@ from causalqwen.evaluation.speed.losses import SHARE
 from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.modeling.heads import number_parameters
-from causalqwen.training import FactStore
+from causalqwen.training import FactStore, LoraStage
+from causalqwen.training.adapters import add_adapters
 from causalqwen.training.batches import collate_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.trainer import TrainedForCausalLM
@@ -70,8 +70,7 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int) -> dict[str
         "LoRA, whole vocabulary": epoch(TrainedForCausalLM(model, True), numbers, False),
         "LoRA, numbers alone": epoch(TrainedForCausalLM(model, False), numbers, False),
     }
-    config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
-    inject_adapter_in_model(config, model.backbone)
+    add_adapters(model.backbone, LoraStage(dropout=0.0))
     seconds = alternate(cases | lora, repeats)
     reference = seconds["LoRA, whole vocabulary"]
     return {
