@@ -91,7 +91,7 @@ dist: $(RELEASE)/.ready  ## wheel and sdist of the last commit, built twice: the
 	@mkdir dist && mv build/dist/first/*.whl build/dist/first/*.tar.gz build/dist/first/SHA256SUMS dist && cat dist/SHA256SUMS
 
 lock: $(READY)  ## constraints.txt anew, from what is installed in .venv (`make check-full` installs everything)
-	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | sort -f; } >$(VENV)/lock
+	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+[a-z0-9.]*$$//' | sort -f; } >$(VENV)/lock
 	@mv $(VENV)/lock constraints.txt
 
 sbom: $(READY) $(RELEASE)/.ready  ## dist/sbom.cdx.json: what .venv holds, as CycloneDX

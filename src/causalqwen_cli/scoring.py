@@ -298,11 +298,20 @@ def doctor(
     fetch: Annotated[
         bool, typer.Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")
     ] = False,
+    scan: Annotated[
+        Path | None, typer.Option(help="Folder of a saved model: does it hold known files alone, and no code?")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is installed, what is missing, and what to do about it."""
+    """What is installed, what is missing, and what to do about it; or what a saved model's folder holds."""
     from causalqwen_cli.doctor import examine
 
+    if scan is not None:
+        from causalqwen.modeling.loading import check_files
+
+        check_files(scan)
+        show({"ok": True, "model": str(scan)}, f"{scan} holds the files of a saved model and nothing else", as_json)
+        return
     report = examine(fetch, say)
     lines = [
         f"{'ok     ' if check['ok'] else 'MISSING'} {check['what']}: {check['found']}" for check in report["checks"]

@@ -18,6 +18,10 @@ from causalqwen.parts.contexts import Context
 from causalqwen.parts.limits import check_needs
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
+FORMAT = 2
+"""Of a saved config.json, told there as `format_version`. Files that tell none are of the formats before: 0, all fields in one
+row, and 1, fields nested by `SECTIONS`. Each goes on being read."""
+
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
 STARTS: dict[str, dict[str, Any]] = {
@@ -226,6 +230,12 @@ class CausalQwenConfig(PreTrainedConfig):
     central_mass: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        version = kwargs.pop("format_version", 1)
+        if type(version) is not int or not 0 <= version <= FORMAT:
+            raise ValueError(
+                f"format_version: this version of CausalQwen reads checkpoints of the formats 0 to {FORMAT}, got {version!r}; "
+                "a later one needs `pip install --upgrade causalqwen`"
+            )
         for title, parts in SECTIONS.items():
             self._read_section(title, parts, kwargs.pop(title, {}))
         if isinstance(self.text_config, dict):
@@ -277,7 +287,7 @@ class CausalQwenConfig(PreTrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: transformers' fields as they are, those of a graft by `SECTIONS`."""
-        fields = super().to_diff_dict()
+        fields = super().to_diff_dict() | {"format_version": FORMAT}
         # Values as they are here: transformers goes into dicts, and changes what is called "dtype" or "_commit_hash" there.
         own = {name: copy.deepcopy(value) for name, value in vars(self).items() if name in fields}
         for title, parts in SECTIONS.items():

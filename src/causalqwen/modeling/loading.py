@@ -17,6 +17,19 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OURS = (
+    *(
+        "config.json",
+        "generation_config.json",
+        "processor_config.json",
+        "chat_template.jinja",
+        "README.md",
+        "metrics.jsonl",
+    ),
+    *("model.safetensors.index.json", "estimator.json"),
+)
+_WEIGHTS = re.compile(r"(model|model-\d{5}-of-\d{5}|estimator)\.safetensors")
+_VOCABULARIES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
 _LAYER = re.compile(r"backbone\.[a-z_.]*\.(\d+)\.")
 
 
@@ -66,6 +79,29 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval()
+
+
+def check_files(folder: str | Path) -> None:
+    """ValueError unless a folder holds what a saved model is made of and nothing else: weights that are safetensors, settings
+    that are JSON and name no code to run, a tokenizer, a model card, metrics. A training run's `work` is not looked into."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} holds no model (no config.json)")
+    known = {*_OURS, *_TOKENIZER, *_VOCABULARIES}
+    for path in sorted(folder.rglob("*")):
+        if path.relative_to(folder).parts[0] == "work" or (path.is_dir() and not path.is_symlink()):
+            continue
+        if path.is_symlink() or not (path.name in known or _WEIGHTS.fullmatch(path.name)):
+            what = f"weights in safetensors, {', '.join(_OURS)}, a tokenizer"
+            raise ValueError(f"{path} is no file of a saved model, which are: {what}")
+        if path.suffix == ".json" and "auto_map" in (settings := _read_json(path)):
+            raise ValueError(f"{path} names code to run when it is loaded: auto_map is {settings['auto_map']!r}")
+        if path.suffix == ".safetensors":
+            try:
+                with safe_open(path, framework="pt"):
+                    pass
+            except SafetensorError as error:
+                raise ValueError(f"{path} is not a safetensors file: {error}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
