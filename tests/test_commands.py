@@ -283,7 +283,7 @@ def test_a_plain_install_needs_no_extra_and_each_extra_is_named_where_it_is_need
     needed = {
         "train --model no --train a.jsonl --config lora.yaml --output out": "lora",
         "fit a.jsonl --target y --output out": "tables",
-        "evaluate --model no --language a.jsonl --output out": "plots",
+        "evaluate --model no --language a.jsonl --output out": "evaluate",
         "abduct --model no --text a.jsonl --output out --html page": "plots",
         "counterfactual --model no --prompt a --text b --edit c --html page": "plots",
         "benchmark numbers --methods ridge --output out": "benchmark",

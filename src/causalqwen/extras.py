@@ -6,9 +6,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """Around imports: ImportError that says `what` needs a missing package, and that the extra `name` brings it."""
+    """Around imports: ModuleNotFoundError that says `what` needs a missing package, and that the extra `name` brings it. Around
+    one another, the outer one tells its own, which brings all that it needs."""
     try:
         yield
     except ModuleNotFoundError as error:
         told = f"{what} needs the package {error.name}, which is not installed: pip install 'causalqwen[{name}]'"
-        raise ImportError(told, name=error.name) from error
+        raise ModuleNotFoundError(told, name=error.name) from error

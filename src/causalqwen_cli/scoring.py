@@ -80,13 +80,16 @@ def evaluate(
     """Score a model on rows, beside rivals fitted on the training rows, or its language on a text; with a report."""
     from causalqwen.data import encode_rows, stream_rows
     from causalqwen.data.texts import read_text
-    from causalqwen.evaluation import figures
     from causalqwen.evaluation.evaluate import evaluate as score
     from causalqwen.evaluation.evaluate import write_metrics
-    from causalqwen.evaluation.language import evaluate_language, language_facts
     from causalqwen.evaluation.predict import classes_of_rows
-    from causalqwen.evaluation.report import class_rows, table_rows, value_figures, write_report
+    from causalqwen.extras import extra
     from causalqwen.modeling.loading import load_model
+
+    with extra("evaluate", "causalqwen evaluate"):
+        from causalqwen.evaluation import figures
+        from causalqwen.evaluation.language import evaluate_language, language_facts
+        from causalqwen.evaluation.report import class_rows, table_rows, value_figures, write_report
 
     if data is None and language is None:
         raise ValueError("nothing to score: give --data or --language")
@@ -157,9 +160,12 @@ def speed(
     as_json: AsJson = False,
 ) -> None:
     """Each case beside its rival, taking turns, as ratios: loss, generation, an epoch, tokenizer (an hour on two cores)."""
-    from causalqwen.evaluation import figures
-    from causalqwen.evaluation.speed import PARTS, Sizes, benchmark_speed, speed_table
+    from causalqwen.extras import extra
     from causalqwen.files import write_text
+
+    with extra("benchmark", "causalqwen benchmark"):
+        from causalqwen.evaluation import figures
+        from causalqwen.evaluation.speed import PARTS, Sizes, benchmark_speed, speed_table
 
     asked = tuple(part.strip() for part in parts.split(","))
     if unknown := [part for part in asked if part not in PARTS]:
@@ -210,19 +216,22 @@ def numbers(
     from functools import partial
 
     from causalqwen.data.tables import records_of, split_records
-    from causalqwen.evaluation import figures
-    from causalqwen.evaluation.numbers_benchmark import (
-        JOINT,
-        METHODS,
-        Benchmark,
-        graft,
-        markdown,
-        real_table,
-        summary,
-    )
+    from causalqwen.extras import extra
     from causalqwen.files import write_text
     from causalqwen.modeling.precision import bf16_pays
     from causalqwen_cli.tables import named as columns_named
+
+    with extra("benchmark", "causalqwen benchmark"):
+        from causalqwen.evaluation import figures
+        from causalqwen.evaluation.numbers_benchmark import (
+            JOINT,
+            METHODS,
+            Benchmark,
+            graft,
+            markdown,
+            real_table,
+            summary,
+        )
 
     asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
     asked += [JOINT] if joint and JOINT not in asked else []
@@ -285,7 +294,10 @@ def demo(
         if as_json:
             show(told, "", True)
         return
-    from causalqwen.evaluation.demo import run_demo, summary
+    from causalqwen.extras import extra
+
+    with extra("demo", "the whole demo"):
+        from causalqwen.evaluation.demo import run_demo, summary
 
     metrics = run_demo(output, backbone, say=say)
     report = output / "report.html"

@@ -103,7 +103,7 @@ def quick_demo(
     tell(
         _part(
             "Where to look next",
-            f"causalqwen generate --model {folder} --preset persona --seed 4 --prompt {OPENINGS[1]!r}",
+            f"causalqwen generate --model {folder} --preset persona --seed 4 --prompt 'The old man'",
             "causalqwen demo: all of this learned from more, and scored (pip install 'causalqwen[demo]')",
             "causalqwen fit: numbers from a table of your own (pip install 'causalqwen[tables]')",
             f"This took {sum(seconds.values()):.0f} seconds. The model is in {folder}.",
@@ -128,7 +128,10 @@ def clear_model(folder: Path) -> None:
 
 
 def _part(title: str, *lines: str) -> str:
+    """Lines are wrapped, but for pictures and for what is to be copied."""
+    whole = (line.startswith((" ", "causalqwen generate")) for line in lines)
     told = (
-        fill(line, 100, initial_indent="   ", subsequent_indent="     ") if line.strip() else line for line in lines
+        f"   {line}" if keep else fill(line, 100, initial_indent="   ", subsequent_indent="     ")
+        for line, keep in zip(lines, whole, strict=True)
     )
     return "\n".join([title, *told, ""])
