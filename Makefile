@@ -93,7 +93,8 @@ dist: $(RELEASE)/.ready  ## wheel and sdist of the last commit, built twice: the
 
 lock: $(READY)  ## constraints.txt anew, from all that the tests run with, as it is installed in .venv
 	@$(INSTALL_ALL)
-	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f -t= -k1,1; } >$(VENV)/lock
+	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' \
+	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f -t= -k1,1; } >$(VENV)/lock
 	@mv $(VENV)/lock constraints.txt
 
 sbom: $(READY) $(RELEASE)/.ready  ## dist/sbom.cdx.json: what .venv holds, as CycloneDX

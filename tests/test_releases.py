@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from safetensors.torch import save_file
 
 import causalqwen
 from causalqwen.modeling.configuration import FORMAT, CausalQwenConfig
@@ -61,6 +63,10 @@ def test_a_saved_model_holds_known_files_alone(tiny_tokenizer, tmp_path):
     (tmp_path / "whole" / "README.md").write_text("A card.")
     assert len(list((tmp_path / "whole").glob("*.safetensors"))) > 1
     assert "and nothing else" in run("doctor", "--scan", tmp_path / "whole").stdout
+    (tmp_path / "regressor").mkdir()  # as `causalqwen fit` leaves one
+    (tmp_path / "regressor" / "estimator.json").write_text("{}")
+    save_file({"weight": torch.ones(2)}, tmp_path / "regressor" / "estimator.safetensors")
+    check_files(tmp_path / "regressor")
     for name in [path.name for path in PINS.iterdir() if path.is_dir()]:
         load(name, tmp_path / name)
         check_files(tmp_path / name)

@@ -85,8 +85,8 @@ def check_files(folder: str | Path) -> None:
     """ValueError unless a folder holds what a saved model is made of and nothing else: weights that are safetensors, settings
     that are JSON and name no code to run, a tokenizer, a model card, metrics. A training run's `work` is not looked into."""
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} holds no model (no config.json)")
+    if not any((folder / name).is_file() for name in ("config.json", "estimator.json")):
+        raise ValueError(f"{folder} holds no model (no config.json, no estimator.json)")
     known = {*_OURS, *_TOKENIZER, *_VOCABULARIES}
     for path in sorted(folder.rglob("*")):
         if path.relative_to(folder).parts[0] == "work" or (path.is_dir() and not path.is_symlink()):
