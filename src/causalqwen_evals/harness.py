@@ -62,7 +62,9 @@ class CausalQwenLM(HFLM):
         if not isinstance(pretrained, CausalQwenForCausalLM):
             kind = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else None
             if os.path.isdir(pretrained) or str(pretrained).count("/") != 1:
-                model = load_model(Path(pretrained), device or "auto", kind)
+                # lm-eval's command line says "cuda" where nobody says anything.
+                has_it = device is not None and (torch.cuda.is_available() or not device.startswith("cuda"))
+                model = load_model(Path(pretrained), device if has_it else "auto", kind)
             else:
                 model = CausalQwenForCausalLM.from_pretrained(pretrained, dtype=kind or "auto").eval()
         super().__init__(pretrained=model, tokenizer=model.processor.tokenizer, backend="causal", **kwargs)
