@@ -59,7 +59,7 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
 
 check-full: backbone lint  ## all tests, the slow ones too
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark,evals,trackio,mlflow]'
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
 
 lint: $(READY)  ## style and types
