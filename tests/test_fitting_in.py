@@ -16,13 +16,15 @@ import torch
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, pipeline
+from typer.testing import CliRunner
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import EncodedRows, RowError, encode_rows
-from causalqwen.evaluation import predict_rows
+from causalqwen.evaluation import predict_file, predict_rows
 from causalqwen.modeling import card
 from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.training import LoraStage, TrainSettings, ValueStage, train
+from causalqwen_cli.app import app
 from conftest import graft_tiny
 from test_generation import eager
 
@@ -179,7 +181,8 @@ def test_a_graft_that_learned_nothing_claims_no_scores(tiny_llama, tmp_path):
 def test_a_card_that_somebody_changed_stays_and_travels(trained, tmp_path):
     _, folder = trained
     own = (folder / "README.md").read_text(encoding="utf-8")
-    assert card.is_own(own) and not card.is_own(own.replace("Limits", "Limit")) and not card.is_own("# A title")
+    assert card.is_own(own.encode()) and not card.is_own(own.replace("Limits", "Limit").encode())
+    assert not card.is_own(b"# A title") and not card.is_own(b"\xff\xfe")
     CausalQwenForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "one")
     assert (tmp_path / "one/README.md").read_text(encoding="utf-8") == own  # and so is training.json
     edited = own.replace("# CausalQwen", "# Boiling points, by me")
@@ -195,10 +198,27 @@ def test_a_card_that_somebody_changed_stays_and_travels(trained, tmp_path):
     model.save_pretrained(tmp_path / "four")  # another model than the one whose card it was
     text = (tmp_path / "four/README.md").read_text(encoding="utf-8")
     assert "8 rows with 8 numbers were learned." in text and "No rows were held out" in text and "by me" not in text
+    (tmp_path / "four/README.md").write_bytes(b"\xff mine")  # whatever it is, it is somebody's
+    CausalQwenForCausalLM.from_pretrained(tmp_path / "four").save_pretrained(tmp_path / "four")
+    assert (tmp_path / "four/README.md").read_bytes() == b"\xff mine"
     (tmp_path / "two/training.json").write_text('{"rows": 3}')
     with pytest.raises(ValueError, match=r"training\.json of .* is damaged \(KeyError: 'numbers'\); remove it"):
         CausalQwenForCausalLM.from_pretrained(tmp_path / "two").save_pretrained(tmp_path / "five")
     assert not (tmp_path / "five").exists()
+
+
+def test_calibrating_in_place_keeps_what_lies_beside(trained, tmp_path, brief_calibration):
+    _, folder = trained
+    CausalQwenForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "m")
+    (tmp_path / "m/.eval_results").mkdir()
+    (tmp_path / "m/.eval_results/hle.yaml").write_text("[]\n")
+    (tmp_path / "words.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
+    command = ["calibrate", "--model", str(tmp_path / "m"), "--text", str(tmp_path / "words.txt")]
+    assert "are those of the start" in (tmp_path / "m/README.md").read_text(encoding="utf-8")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    text = (tmp_path / "m/README.md").read_text(encoding="utf-8")
+    assert "were fitted by `causalqwen calibrate`" in text and "40 rows with 40 numbers were learned" in text
+    assert (tmp_path / "m/.eval_results/hle.yaml").read_text() == "[]\n" and not list((tmp_path / "m").glob("*.part-*"))
 
 
 def test_stages_that_were_trained_are_told(tiny_tokenizer, tmp_path):
@@ -249,12 +269,12 @@ def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp
     model = CausalQwenForCausalLM.from_pretrained(tmp_path / "mine")
     hub, there = Hub(), {}
     monkeypatch.setattr(card, "HfApi", hub)
-    text_of = card._text_of
+    file_of = card._file_of
 
     def looked_up(name, source, **where):
-        return there.get(name) if source == "me/x" else text_of(name, source, **where)
+        return there.get(name) if source == "me/x" else file_of(name, source, **where)
 
-    monkeypatch.setattr(card, "_text_of", looked_up)
+    monkeypatch.setattr(card, "_file_of", looked_up)
     assert model.push_to_hub("x", private=True, revision="next") == "commit"
     assert [name for name, _ in hub.calls] == ["HfApi", "create_repo", "create_branch", "upload_folder"]
     assert (
@@ -270,10 +290,10 @@ def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp
     assert hub.files["README.md"] == (tmp_path / "mine/README.md").read_text(encoding="utf-8")
     assert parse_eval_result_entries(yaml.safe_load(hub.files[".eval_results/hle.yaml"])) == [entry]
     assert remote_code_file.FILE not in hub.files
-    there["README.md"] = hub.files["README.md"]  # ours, as it was
+    there["README.md"] = hub.files["README.md"].encode()  # ours, as it was
     model.push_to_hub("x", remote_code=True)
     assert "README.md" in hub.files and hub.files[remote_code_file.FILE] == remote_code_file.TEXT
-    there["README.md"] = "# Theirs"
+    there["README.md"] = b"# Theirs"
     model.push_to_hub("x")
     assert "README.md" not in hub.files and "config.json" in hub.files
     with pytest.raises(ValueError, match=r"upload with model\.push_to_hub\(repo_id\)"):
@@ -301,12 +321,23 @@ def test_dictionaries_are_rows_wherever_rows_are(trained):
 def test_a_dataset_goes_in_and_predictions_come_out_as_one(trained, tmp_path):
     datasets = pytest.importorskip("datasets")
     model, _ = trained
-    rows = datasets.Dataset.from_list([*ROWS[:20], {"text": "The short one of 3 is 53 in all."}])
+    rows = datasets.Dataset.from_list(ROWS[:20])
+    texts = datasets.Dataset.from_list([{"text": "The short one of 3 is 53 in all."}])
     graft = graft_tiny("llama", model.processor.tokenizer)
-    train(graft, encode_rows(rows, graft.processor), [], tmp_path / "out", BRIEF)
+    mixed = datasets.concatenate_datasets([rows, texts])  # what a row does not have is None
+    examples = encode_rows(mixed, graft.processor)
+    assert examples == encode_rows([*ROWS[:20], *texts], graft.processor)
+    train(graft, examples, [], tmp_path / "out", BRIEF)
     predicted = datasets.Dataset.from_list(list(predict_rows(model, rows)))
-    assert len(predicted) == 21 and predicted["value"][:20] == [row["value"] for row in ROWS[:20]]
-    assert len(predicted[20]["numbers"]) == 2 and predicted[0]["intervals"]["0.9"][0] < predicted[0]["median"]
+    assert predicted["value"][:] == [row["value"] for row in ROWS[:20]]
+    assert predicted[0]["intervals"]["0.9"][0] < predicted[0]["median"]
+    (of_text,) = datasets.Dataset.from_list(list(predict_rows(model, texts)))
+    assert [number["value"] for number in of_text["numbers"]] == [3, 53]
+    mixed.to_json(tmp_path / "rows.jsonl")
+    predict_file(model, tmp_path / "rows.jsonl", tmp_path / "predicted.parquet")
+    both = datasets.Dataset.from_parquet(str(tmp_path / "predicted.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert both[20]["numbers"][1]["median"] == pytest.approx(of_text["numbers"][1]["median"], rel=1e-5)
+    assert both[0]["median"] == pytest.approx(predicted[0]["median"], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["arrow", "datasets"])
@@ -342,8 +373,8 @@ def test_a_regressor_takes_columns_of_datasets_and_arrow(tiny_tokenizer, tmp_pat
 
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_metrics_reach_trackio(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     pytest.importorskip("trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     model = graft_tiny("llama", tiny_tokenizer)
     rows = encode_rows(ROWS, model.processor)
     train(model, rows[:40], rows[40:], tmp_path / "out", dataclasses.replace(BRIEF, report_to=("trackio",)))

@@ -19,7 +19,7 @@ from typing import Any
 from huggingface_hub import EvalResult, HfApi, ModelCardData
 from transformers.utils import cached_file
 
-from causalqwen.files import write_text
+from causalqwen.files import writing
 from causalqwen.modeling.backbones import KNOWN_BACKBONES
 from causalqwen.modeling.configuration import CausalQwenConfig
 
@@ -34,6 +34,14 @@ _CITATION = """```bibtex
   license = {Apache-2.0}
 }
 ```"""
+_USE = """```python
+from causalqwen import CausalQwenForCausalLM
+
+model = CausalQwenForCausalLM.from_pretrained("this folder, or its name on the hub")
+(prediction,) = model.predict_number("a text that ends where the number would start")
+print(prediction, prediction.interval(0.9))
+```
+After `import causalqwen`, transformers' `AutoModelForCausalLM`, `AutoProcessor` and `pipeline` load it too."""
 _SCORES = {
     "quantile_crps": "CRPS, from 199 quantiles, in the units of the values",
     "median_error": "median error of the median, in the units of the values",
@@ -83,7 +91,7 @@ def card_text(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
         f"{f'[{base}](https://huggingface.co/{base})' if base else 'A decoder of transformers'} with a number channel and an "
         f"individual grafted onto it by causalqwen {release}: it gives the next number of a text as a distribution, and draws "
         "texts by who speaks and by noise.",
-        "## Use\n" + _use(config),
+        "## Use\n" + _USE,
         "## Data\n" + _data(config, trained),
         "## Settings\n" + _settings(config, trained),
         "## Scores\n" + _scores(trained),
@@ -100,15 +108,16 @@ def sealed(text: str) -> str:
     return f"{text}\n<!-- written by causalqwen, and anew with the weights unless changed: {digest} -->\n"
 
 
-def is_own(text: str) -> bool:
+def is_own(card: bytes) -> bool:
     """Whether nobody changed this card since it was written here."""
+    text = card.decode("utf-8", "replace")
     *_, last = [None, *_SEAL.finditer(text)]
-    return last is not None and sealed(text[: last.start() - 1]) == text
+    return last is not None and sealed(text[: last.start() - 1]).encode() == card
 
 
 def is_somebodys(path: Path) -> bool:
     """Whether there is a card, and somebody wrote or changed it."""
-    return path.is_file() and not is_own(path.read_text(encoding="utf-8"))
+    return path.is_file() and not is_own(path.read_bytes())
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,8 @@ class Beside:
     files of `.eval_results`, by which the hub's leaderboards know scores."""
 
     trained_on: dict[str, Any] | None
-    edited: str | None = None
-    results: dict[str, str] = field(default_factory=dict)
+    edited: bytes | None = None
+    results: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any) -> "Beside":
@@ -128,32 +137,34 @@ class Beside:
         """
         if model.trained_on is not None or model.loaded_from is None:
             return cls(model.trained_on)
-        card, facts = (_text_of(name, **model.loaded_from) for name in (CARD, TRAINED))
+        card, facts = (_file_of(name, **model.loaded_from) for name in (CARD, TRAINED))
         trained_on = None if facts is None else _checked(facts, f"{TRAINED} of {model.loaded_from['source']}")
         results = Path(model.loaded_from["source"], EVAL_RESULTS).glob("*.yaml")
         edited = None if card is None or is_own(card) else card
-        return cls(trained_on, edited, {file.name: file.read_text(encoding="utf-8") for file in results})
+        return cls(trained_on, edited, {file.name: file.read_bytes() for file in results})
 
     def write(self, folder: Path, config: CausalQwenConfig) -> None:
         """Into a folder with the weights. A card that is there, and is somebody's, stays."""
-        if not is_somebodys(folder / CARD):
-            write_text(folder / CARD, self.edited or card_text(config, self.trained_on))
+        files = {Path(EVAL_RESULTS, name): content for name, content in self.results.items()}
         if self.trained_on is not None:
-            write_text(folder / TRAINED, json.dumps(self.trained_on, indent=1) + "\n")
-        for name, text in self.results.items():
-            write_text(folder / EVAL_RESULTS / name, text)
+            files[Path(TRAINED)] = (json.dumps(self.trained_on, indent=1) + "\n").encode()
+        if not is_somebodys(folder / CARD):
+            files[Path(CARD)] = self.edited or card_text(config, self.trained_on).encode()
+        for name, content in files.items():
+            with writing(folder / name) as part:
+                part.write_bytes(content)
 
 
-def _text_of(name: str, source: str, **where: Any) -> str | None:
+def _file_of(name: str, source: str, **where: Any) -> bytes | None:
     """A file beside the weights, in a folder or on the hub; None where there is none, or no network."""
     quiet = dict.fromkeys((f"_raise_exceptions_for_{what}" for what in ("missing_entries", "connection_errors")), False)
     found = cached_file(source, name, **where, **quiet)
-    return None if found is None else Path(found).read_text(encoding="utf-8")
+    return None if found is None else Path(found).read_bytes()
 
 
-def _checked(text: str, place: str) -> dict[str, Any]:
+def _checked(content: bytes, place: str) -> dict[str, Any]:
     try:
-        facts = json.loads(text)
+        facts = json.loads(content)
         whole = all(type(facts[name]) is int for name in ("rows", "numbers", "held_out"))
         if not whole or not all(isinstance(facts[name], dict) for name in ("stages", "metrics")):
             raise TypeError("expected rows, numbers and held_out as integers, stages and metrics as objects")
@@ -182,11 +193,11 @@ def upload(
     """
     api = HfApi(token=token, library_name="causalqwen", library_version=version("causalqwen"))
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    there = _text_of(CARD, repo_id, token=token, revision=revision, force_download=True)
+    if revision is not None and not revision.startswith("refs/pr"):
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    there = _file_of(CARD, repo_id, token=token, revision=revision, force_download=True)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size=max_shard_size, remote_code=remote_code)
-        if revision is not None and not revision.startswith("refs/pr"):
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -219,17 +230,6 @@ def _eval_results(metrics: dict[str, Any]) -> list[EvalResult]:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _use(config: CausalQwenConfig) -> str:
-    return """```python
-from causalqwen import CausalQwenForCausalLM
-
-model = CausalQwenForCausalLM.from_pretrained("this folder, or its name on the hub")
-(prediction,) = model.predict_number("a text that ends where the number would start")
-print(prediction, prediction.interval(0.9))
-```
-After `import causalqwen`, transformers' `AutoModelForCausalLM`, `AutoProcessor` and `pipeline` load it too."""
 
 
 def _data(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
@@ -271,9 +271,9 @@ def _scores(trained: dict[str, Any] | None) -> str:
     if not rows:
         return "None were taken."
     return (
-        f"On the {trained['held_out']:,} rows held out in training, {metrics.get('num_count', 0):,} numbers. Choices and the "
-        "intervals' levels were made by these very rows: what it does on others is for a test of one's own "
-        "(`causalqwen evaluate`).\n\n" + _table(("score", "value"), rows)
+        f"On the {trained['held_out']:,} rows held out in training, {metrics.get('num_count', 0):,} numbers, with the weights "
+        "as `train` left them. Choices and the intervals' levels were made by these very rows: what it does on others is for a "
+        "test of one's own (`causalqwen evaluate`).\n\n" + _table(("score", "value"), rows)
     )
 
 
