@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   := build/vllm
 RELEASE := build/release
-INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark]'
+INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark,evals,trackio,mlflow]'
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help

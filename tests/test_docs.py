@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -254,6 +255,24 @@ def test_the_python_of_serving_runs(tiny_tokenizer, name):
     people = {"ann": Individual.from_seed(1, 32, "ann")}
     with serving(graft_tiny("llama", tiny_tokenizer), name="trained", individuals=people, max_tokens=60) as server:
         exec(compile(block.replace("http://127.0.0.1:8000/v1", f"http://127.0.0.1:{server.port}/v1"), name, "exec"), {})
+
+
+@pytest.mark.filterwarnings("ignore")  # of lm-eval and datasets
+@pytest.mark.parametrize("name", ["fitting_in.md", "fitting_in.zh.md"])
+def test_the_python_of_fitting_in_runs(tiny_tokenizer, tmp_path, monkeypatch, name):
+    """From the first block to the last, on a tiny model; what needs a library of an extra, where that is installed."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.config.value_range = [0.0, 500.0]
+    model.save_pretrained(tmp_path / "trained")
+    monkeypatch.chdir(tmp_path)
+    session: dict = {}
+    blocks = python_blocks(ROOT / "docs" / name)
+    assert len(blocks) == 4
+    for block in blocks:
+        needed = re.findall(r"^(?:import|from) (datasets|lm_eval)\b", block, re.M)
+        if all(importlib.util.find_spec(library) for library in needed):
+            exec(compile(block, name, "exec"), session)
+    assert (tmp_path / "open/with_causalqwen.py").is_file() and session["said"]["numeric_values"]
 
 
 def test_what_goes_with_some_settings_only_is_the_table_that_errors_are_made_from():

@@ -60,10 +60,10 @@ def _plain(value: Any) -> Any:
 class NumberRegressor(RegressorMixin, BaseEstimator):
     """The distribution of a number, from texts or from the rows of a table.
 
-    X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a dict of columns, or a
-    2-D array. A row is read twice: as a text, by the backbone, and beside it as numbers (`value_columns`): its own number,
-    category and date columns, and what two ordinary regressions say that never saw it (`training.experts`). A fifth of the
-    rows (of the groups, where there are any) is held out to choose and to calibrate by.
+    X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a `datasets.Dataset`, an
+    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the backbone, and beside it as numbers
+    (`value_columns`): its own number, category and date columns, and what two ordinary regressions say that never saw it
+    (`training.experts`). A fifth of the rows (of the groups, where there are any) is held out to choose and to calibrate by.
 
     Args:
         backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
@@ -133,6 +133,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if isinstance(self.text_columns, str):
             raise ValueError(f"text_columns is a list of names: [{self.text_columns!r}]")
         self._written_params()
+        X = _as_columns(X)
         table, values = self._table(X, y)
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
@@ -181,6 +182,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def _table(self, X: Any, y: Any = None) -> tuple[Columns, Any]:
         """X as columns; with y, which is checked too, what later X are held against."""
+        X = _as_columns(X)
         reset = y is not None
         if reset:
             y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
@@ -490,6 +492,18 @@ def _times(weight: Any, values: np.ndarray, random: np.random.RandomState) -> np
         raise ValueError("sample_weight: all weights are 0")
     wanted = weights / weights[weights > 0].mean()
     return np.floor(wanted + random.uniform(size=len(wanted))).astype(np.int64)
+
+
+def _as_columns(X: Any) -> Any:
+    """A `datasets.Dataset` or an Arrow table as a dict of columns; anything else as it is."""
+    if not hasattr(X, "column_names"):
+        return X
+    told = getattr(X, "to_pydict", None) or getattr(X, "to_dict", None)
+    if told is None:
+        raise ValueError(
+            f"a {type(X).__name__} has its rows one after the other; collect them into a datasets.Dataset first"
+        )
+    return told()
 
 
 def _is_columns(X: Any) -> bool:

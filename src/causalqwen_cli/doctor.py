@@ -20,6 +20,9 @@ _OPTIONAL = {
     "tensorboard": "for `report_to: tensorboard`: pip install 'causalqwen[tensorboard]'",
     "wandb": "for `report_to: wandb`: pip install 'causalqwen[wandb]'",
     "trackio": "for `report_to: trackio`: pip install 'causalqwen[trackio]'",
+    "mlflow-skinny": "for `report_to: mlflow`: pip install 'causalqwen[mlflow]'",
+    "lm-eval": "for `python -m causalqwen_evals`: pip install 'causalqwen[evals]'",
+    "inspect-ai": "for `inspect eval`: pip install 'causalqwen[evals]'",
 }
 
 

@@ -1,6 +1,7 @@
 """Commands that make models and rows: graft, calibrate, train, synthesize."""
 
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,9 +90,11 @@ def calibrate(
     else:
         part = model / f"calibrated.part-{os.getpid()}"
         loaded.save_pretrained(part)
-        for file in part.iterdir():
-            file.replace(model / file.name)
-        part.rmdir()
+        for file in part.rglob("*"):
+            if file.is_file():
+                (model / file.relative_to(part)).parent.mkdir(exist_ok=True)
+                file.replace(model / file.relative_to(part))
+        shutil.rmtree(part)
     where = str(output or model)
     told = f"{where}: on {report['tokens']:,} tokens the probabilities sum to {report['sum_median']:.2f} at the median"
     show({"model": where, **report}, f"{told}, within 0.8 to 1.25 on {report['sum_within']:.0%}", as_json)

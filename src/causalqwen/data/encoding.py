@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.data.rows import Row, RowError
+from causalqwen.data.rows import Row, RowError, checked_rows
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET
 from causalqwen.modeling import CausalQwenProcessor
 
@@ -55,15 +55,16 @@ class Example:
 
 
 def encode_rows(
-    rows: Sequence[Row],
+    rows: Iterable[Row | dict[str, Any]],
     processor: CausalQwenProcessor,
     max_length: int | None = None,
     *,
     assistant_only: bool = False,
 ) -> list[Example]:
-    """Examples of rows, in their order. A prompt row becomes its prompt followed by `<NUM>` with its value, and so does a
-    question with a number for its answer; numbers in the prompt are read, not learned. Of a question with an answer in words,
-    only the answer is learned; of several answers the first, and where another parts from it, that one's token is right too.
+    """Examples of rows, or of dictionaries of their fields (`checked_rows`), in their order. A prompt row becomes its prompt
+    followed by `<NUM>` with its value, and so does a question with a number for its answer; numbers in the prompt are read, not
+    learned. Of a question with an answer in words, only the answer is learned; of several answers the first, and where another
+    parts from it, that one's token is right too.
     Digits in the context (`modeling.context`) are read, not learned.
 
     Args:
@@ -75,7 +76,7 @@ def encode_rows(
             assistant, or a chat template that renders a turn otherwise once others follow it.
     """
     examples = []
-    for row in rows:
+    for row in checked_rows(rows):
         try:
             encoded = processor(row.text(processor), prompt=row.asks_number)
             learned = _learned(row, encoded["input_ids"], processor, assistant_only)
@@ -152,7 +153,7 @@ class EncodedRows(Sequence[Example]):
 
     def __init__(
         self,
-        rows: Iterable[Row],
+        rows: Iterable[Row | dict[str, Any]],
         processor: CausalQwenProcessor,
         max_length: int | None = None,
         *,
@@ -167,7 +168,7 @@ class EncodedRows(Sequence[Example]):
             tempfile.TemporaryFile() as learned,
             tempfile.TemporaryFile() as also_right,
         ):
-            for row in rows:
+            for row in checked_rows(rows):
                 (example,) = encode_rows([row], processor, max_length, assistant_only=assistant_only)
                 ids.write(np.array(example.input_ids, dtype=np.int32).tobytes())
                 values.write(np.array(example.numeric_values, dtype=np.float64).tobytes())

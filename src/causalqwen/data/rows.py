@@ -17,7 +17,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -242,6 +242,13 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     if kind == "prompt" and values_required and fields.get("value") is None:
         raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
     return Row(kind, place, fields)
+
+
+def checked_rows(rows: "Iterable[Row | dict[str, Any]]") -> Iterator[Row]:
+    """Rows as they are, and dictionaries of fields (a `datasets.Dataset`, a list) as rows, counted from 1; RowError for one
+    that cannot be used."""
+    for number, row in enumerate(rows, start=1):
+        yield row if isinstance(row, Row) else check_row(row, f"row {number}")
 
 
 def _shown(value: Any) -> str:

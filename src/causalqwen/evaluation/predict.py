@@ -11,7 +11,7 @@ import torch
 from tqdm.auto import tqdm
 
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
-from causalqwen.data.rows import arrow_for
+from causalqwen.data.rows import arrow_for, checked_rows
 from causalqwen.files import write_text, writing
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import load_model
@@ -20,9 +20,10 @@ from causalqwen.modeling.prediction import describe
 
 
 def predict_rows(
-    model: CausalQwenForCausalLM, rows: Iterable[Row], *, batch_size: int = 32, raw: bool = False
+    model: CausalQwenForCausalLM, rows: Iterable[Row | dict[str, Any]], *, batch_size: int = 32, raw: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Each row with its predictions, in order; `batch_size` rows are held at a time.
+    """Each row, or dictionary of a row's fields (`checked_rows`), with its predictions, in order; `batch_size` rows are held at
+    a time.
 
     A prompt row, and a question for a number, gets `median`, `intervals`, `num_prob` and, where it has a value, `crps` and
     `log_prob`. Any other row gets `numbers`: one entry per number in it, each predicted from the text before it; a number
@@ -31,7 +32,7 @@ def predict_rows(
 
     Raises RowError for a row that cannot be read, before anything of its batch is predicted.
     """
-    for batch in _batches(rows, batch_size):
+    for batch in _batches(checked_rows(rows), batch_size):
         yield from _predict_batch(model, batch, raw)
 
 

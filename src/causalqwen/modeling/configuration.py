@@ -288,6 +288,7 @@ class CausalQwenConfig(PreTrainedConfig):
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: transformers' fields as they are, those of a graft by `SECTIONS`."""
         fields = super().to_diff_dict() | {"format_version": FORMAT}
+        fields.pop("auto_map", None)  # names a file that lies beside another checkpoint (`modeling.remote_code`)
         # Values as they are here: transformers goes into dicts, and changes what is called "dtype" or "_commit_hash" there.
         own = {name: copy.deepcopy(value) for name, value in vars(self).items() if name in fields}
         for title, parts in SECTIONS.items():
@@ -296,6 +297,10 @@ class CausalQwenConfig(PreTrainedConfig):
                 for name in names:
                     fields.pop(name, None)
         return fields
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: transformers would copy this library's own files into checkpoints (`modeling.remote_code`)."""
 
     def check(self) -> None:
         """ValueError unless every value is one that there is, and goes with the others; before training and saving too."""

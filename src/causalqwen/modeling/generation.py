@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.generation import GenerationMode
+from transformers.utils import logging
 
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated
@@ -26,6 +27,8 @@ from causalqwen.parts.copying import Candidates
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
+
+logger = logging.get_logger(__name__)
 
 _SAMPLING_ARGUMENTS = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -103,7 +106,9 @@ class CausalGenerationMixin(GenerationMixin):
         if hasattr(kwargs.get("streamer"), "begin"):
             kwargs["streamer"].begin(kwargs.get("numeric_values"))
         if causal_decoding is None:
-            return super().generate(inputs, generation_config, *args, **kwargs)
+            result = super().generate(inputs, generation_config, *args, **kwargs)
+            self._tell_of_lost_values(result, 0 if ids is None else ids.shape[-1])
+            return result
 
         if isinstance(causal_decoding, str):
             causal_decoding = CausalDecoding.preset(causal_decoding).fresh_at(self.config.text_temperature)
@@ -135,6 +140,16 @@ class CausalGenerationMixin(GenerationMixin):
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
             torch.manual_seed(causal_decoding.seed)
             return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def _tell_of_lost_values(self, result: Any, length: int) -> None:
+        """A warning where ids alone are handed over, of numbers that no tokens write."""
+        if not isinstance(result, Tensor) or self.config.context.writes:
+            return
+        if bool((result[:, length:] == self.config.num_token_id).any()):
+            logger.warning_once(
+                "the text holds numbers, whose values are not among the ids: generate(..., return_dict_in_generate=True) "
+                "returns numeric_values, and the processor writes them"
+            )
 
     def _check_prompt(self, ids: Tensor, numeric_values: Tensor | None, attention_mask: Tensor | None) -> None:
         limit = self.config.context_length

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -13,8 +14,9 @@ from transformers.utils import can_return_tuple, logging
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
 from causalqwen.losses import shift_targets
-from causalqwen.modeling import grafting, individuals, prediction, reading, worlds
+from causalqwen.modeling import card, grafting, individuals, prediction, reading, worlds
 from causalqwen.modeling import heads as laws
+from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
@@ -31,6 +33,8 @@ from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.perceptron import ResidualPerceptron
 
 logger = logging.get_logger(__name__)
+
+_WHERE = ("token", "revision", "cache_dir", "local_files_only")
 
 
 class CausalQwenPreTrainedModel(PreTrainedModel):
@@ -102,6 +106,8 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         for name, module in laws.make_heads(config).items():
             self.add_module(name, module)
         self._processor: CausalQwenProcessor | None = None
+        self.loaded_from: dict[str, Any] | None = None
+        self.trained_on: dict[str, Any] | None = None
         self.post_init()
 
     @property
@@ -124,20 +130,40 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         """transformers' `from_pretrained`; outputs are those of the saved model, bit for bit."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.loaded_from = {"source": model.name_or_path} | {key: kwargs[key] for key in _WHERE if key in kwargs}
         align_parameters(model)
         if model.action.scales.older:
             logger.warning_once(model.action.scales.older)
         return loaded
 
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
-        """transformers' `save_pretrained` (safetensors), and the processor beside the weights. ValueError for a configuration
-        that was set to what there is not."""
+    def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
+        """transformers' `save_pretrained` (safetensors); beside the weights the processor and a card (`modeling.card`).
+
+        Args:
+            remote_code: also a file of one import, by which transformers finds this library with `trust_remote_code=True` where
+                nobody imports it (`modeling.remote_code`).
+
+        Raises:
+            ValueError: a configuration that was set to what there is not; `push_to_hub`, which is a method of its own.
+        """
         laws.check_made(self)
+        if kwargs.get("push_to_hub"):
+            raise ValueError("push_to_hub: save_pretrained only saves; upload with model.push_to_hub(repo_id)")
         if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
             _ = self.processor  # before anything is written: it may lie where the model is saved to
+        beside = card.Beside.of(self)
         super().save_pretrained(save_directory, **kwargs)
-        if self._processor is not None and kwargs.get("is_main_process", True):
-            self._processor.save_pretrained(save_directory)
+        if kwargs.get("is_main_process", True):
+            folder = Path(save_directory)
+            if self._processor is not None:
+                self._processor.save_pretrained(folder)
+            if remote_code:
+                remote_code_file.write(folder)
+            beside.write(folder, self.config)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override] # those of `card.upload`
+        """Upload weights, processor and card to a repository of the hub: see `card.upload`."""
+        return card.upload(self, repo_id, **kwargs)
 
     # ---- parts of the backbone ---------------------------------------------------------------------------------------
 

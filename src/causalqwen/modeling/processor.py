@@ -104,6 +104,10 @@ class CausalQwenProcessor(ProcessorMixin):
         return settings | {"number_rules": self.number_rules.to_dict()}
 
     @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoProcessor") -> None:
+        """Nothing, as for `CausalQwenConfig`."""
+
+    @classmethod
     def get_processor_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
         settings, kwargs = super().get_processor_dict(pretrained_model_name_or_path, **kwargs)
         if "num_token_id" in settings:

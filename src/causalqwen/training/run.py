@@ -12,6 +12,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.card import CARD, is_somebodys
 from causalqwen.modeling.heads import check_made
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
@@ -106,6 +107,7 @@ def train(
             TRAINERS[name](run)
         model.requires_grad_(True).eval()
         metrics = _final_scores(run)
+        model.trained_on = _told(run, numbers, metrics)
         if uneven := uneven_coverage(metrics["scale_deciles"]) if "scale_deciles" in metrics else None:
             say(uneven)
     finally:
@@ -128,6 +130,24 @@ def _final_scores(run: Run) -> dict[str, Any]:
     if len(classes) >= _FEWEST_OF_TENTHS and not model.copies:
         scores["metrics"]["scale_deciles"] = coverage_by_scale(scores["law"], *known)
     return scores["metrics"]
+
+
+def _told(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any]) -> dict[str, Any]:
+    """What `training.json` and the card say of a run: of each stage, the settings that are not the default."""
+    settings, stages = run.settings, {}
+    for name, kind in STAGES.items():
+        stage = getattr(settings, name)
+        if stage is not None:
+            default = {one.name: one.default for one in dataclasses.fields(kind)}
+            stages[name] = {key: value for key, value in dataclasses.asdict(stage).items() if value != default[key]}
+    return {
+        "rows": len(run.train_examples),
+        "numbers": len(numbers.values),
+        "held_out": len(run.eval_examples),
+        "seed": settings.seed,
+        "stages": stages,
+        "metrics": metrics,
+    }
 
 
 def _recalibrate(
@@ -184,6 +204,8 @@ def save_by_rename(model: CausalQwenForCausalLM, output: Path, work: Path) -> No
     if ranks.rank() == 0:
         saved = work / "saved"
         model.save_pretrained(saved)
+        if is_somebodys(output / CARD):
+            (saved / CARD).unlink()
         for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
             file.replace(output / file.name)
         saved.rmdir()

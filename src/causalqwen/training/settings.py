@@ -216,7 +216,7 @@ class TrainSettings:
         assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
         bf16: take the backbone's matrix products in bfloat16 (autocast); weights, heads and losses stay as they are. "auto":
             where numbers alone are trained and this machine is faster so (`bf16_pays`).
-        report_to: trackers beside the JSONL file: tensorboard, wandb, trackio.
+        report_to: trackers beside the JSONL file: tensorboard, wandb, trackio, mlflow.
         fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
-from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import ProgressCallback
 
@@ -283,6 +283,8 @@ class CausalTrainer(Trainer):
                 callback._wandb.log({**named, "train/global_step": step})
             elif isinstance(callback, TrackioCallback) and callback._initialized:
                 callback._trackio.log(named, step=step)
+            elif isinstance(callback, MLflowCallback) and callback._initialized:
+                callback._ml_flow.log_metrics(named, step=step)
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """eval/* under the standard decision, and dist/*, on the evaluation rows."""
