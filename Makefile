@@ -1,5 +1,6 @@
 # make demo    set everything up, train on real boiling points, write runs/demo/report.html
 # make test    set everything up, run the tests
+# make site    the documentation as pages, in both languages: build/site/index.html
 # make test-vllm   the vLLM plug-in's tests, in an environment of their own (build/vllm, a gigabyte)
 # Everything is put into .venv; the default backbone goes to the user's cache (CAUSALQWEN_HOME to change that).
 
@@ -11,7 +12,7 @@ VLLM   := build/vllm
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo test test-vllm check-full lint format clean
+.PHONY: help setup backbone demo site test test-vllm check-full lint format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +38,13 @@ backbone: $(READY)  ## fetch the default backbone, its SHA-256 checked
 demo: backbone  ## boiling points on a real language model; ends with runs/demo/report.html
 	@$(BIN)/causalqwen demo --output runs/demo
 
+$(VENV)/.docs: $(READY)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+site: $(VENV)/.docs  ## the documentation as pages in both languages; ends with build/site/index.html
+	@$(BIN)/python docs/site/make_site.py build/site
+
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
 
@@ -58,18 +66,18 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	  CAUSALQWEN_VLLM_RUNNER=$$runner CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 \
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
 
-check-full: backbone lint  ## all tests, the slow ones too
+check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark]'
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
 
 lint: $(READY)  ## style and types
-	@$(BIN)/ruff check src tests experiments examples
-	@$(BIN)/ruff format --check src tests experiments examples
+	@$(BIN)/ruff check src tests experiments examples docs/site
+	@$(BIN)/ruff format --check src tests experiments examples docs/site
 	@$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
-	@$(BIN)/ruff check --fix src tests experiments examples
-	@$(BIN)/ruff format src tests experiments examples
+	@$(BIN)/ruff check --fix src tests experiments examples docs/site
+	@$(BIN)/ruff format src tests experiments examples docs/site
 
 clean:  ## remove the environment, runs and caches
 	rm -rf $(VENV) runs build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
