@@ -1,5 +1,6 @@
 """The site: every page in both languages, docstrings as they are, and errors for whatever a reader would stumble over."""
 
+import json
 import os
 import resource
 import subprocess
@@ -190,6 +191,29 @@ def test_the_site_is_built_in_two_minutes_without_a_warning(tmp_path):
         assert 'id="causalqwen.linear_ovr_loss"' in reference and "Products run in the dtype of" in reference
         charts = (tmp_path / "site" / f"{place}diagrams.html").read_text(encoding="utf-8")
         assert charts.count("<svg id=") == 4
+    chinese = tmp_path / "site" / "zh"
+    assert 'lang="en"' in (chinese / "experiments.html").read_text(encoding="utf-8")[:200]
+    words = (chinese / "_static" / "language_data.js").read_text(encoding="utf-8")
+    assert "function splitQuery(" in words and "window.Stemmer = EnglishStemmer" in words
+    assert f"{json.dumps('个体')}:" in (chinese / "searchindex.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Python's, which the extensions give
+def test_pages_look_as_they_are_written(small, tmp_path):
+    from make_site import build
+
+    more = "\n个体\n与噪声，\nU 与\nS。\n\n| `a.long_name` |\n|---|\n| `a.long_name`, a--b |\n"
+    write(small, {"docs/more.zh.md": SMALL["docs/more.zh.md"] + more})
+    assert build(small, tmp_path / "site") == []
+    page = (tmp_path / "site/zh/more.html").read_text(encoding="utf-8")
+    assert "个体与噪声，U 与\nS。" in page
+    assert '<span class="pre">a.<wbr>long_<wbr>name</span></code>, a--b' in page
+    names = [(tmp_path / f"site/{place}api/losses.html").read_text(encoding="utf-8") for place in ("", "zh/")]
+    assert ["评分" in text for text in names] == [False, True]
+    with pytest.raises(ValueError, match="is there and is no site"):
+        build(small, small)
+    assert build(small, tmp_path / "site") == []
 
 
 @pytest.mark.slow

@@ -43,6 +43,10 @@ WIDE = re.compile("[\u3400-\u9fff\u2018-\u201d\uff00-\uffef\u3000-\u303f]")
 MARK = re.compile("[\u3000-\u303f\uff01-\uff0f\uff1a-\uff20]")
 
 
+NAME = re.compile(r'(?<=<span class="pre">)[^<]+')
+JOINT = re.compile(r"[._/:]+(?=\w)")
+
+
 class Mermaid(SphinxDirective):
     """A chart as SVG within the page, drawn when the site is built; colours are the theme's, see site.css."""
 
@@ -105,8 +109,19 @@ def join_lines(app: Sphinx, doctree: nodes.document) -> None:
             inside.remove(line_end)
 
 
-def other_language(app: Sphinx, pagename: str, templatename: str, context: dict, doctree: object) -> None:
-    """For the templates: the language that is switched to, its name, and the same page in it."""
+def break_names(body: str) -> str:
+    """A page on which long names in tables may go on in the next line, behind a dot, a slash, a colon or an underscore."""
+    return re.sub(
+        r"<td.*?</td>",
+        lambda cell: re.sub(NAME, lambda name: JOINT.sub("\\g<0><wbr>", name[0]), cell[0]),
+        body,
+        flags=re.S,
+    )
+
+
+def finish_page(app: Sphinx, pagename: str, templatename: str, context: dict, doctree: object) -> None:
+    """For the templates: the body, and the language that is switched to, its name, and the same page in it."""
+    context["body"] = break_names(context.get("body", ""))
     english = app.config.language == "en"
     page = app.builder.get_target_uri(pagename)
     context["other_page"] = context["pathto"](f"zh/{page}" if english else f"../{page}", resource=True)
@@ -122,4 +137,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", show_docstring)
     app.connect("doctree-read", join_lines)
     app.connect("missing-reference", link_annotation)
-    app.connect("html-page-context", other_language)
+    app.connect("html-page-context", finish_page)
