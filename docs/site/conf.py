@@ -36,13 +36,10 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-show_copyright = html_show_copyright = False
-
+html_show_copyright = False
 
 WIDE = re.compile("[\u3400-\u9fff\u2018-\u201d\uff00-\uffef\u3000-\u303f]")
 MARK = re.compile("[\u3000-\u303f\uff01-\uff0f\uff1a-\uff20]")
-
-
 NAME = re.compile(r'(?<=<span class="pre">)[^<]+')
 JOINT = re.compile(r"[._/:]+(?=\w)")
 

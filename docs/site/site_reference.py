@@ -52,8 +52,10 @@ def directive(entry: Entry, entries: list[Entry]) -> tuple[str, list[Entry]]:
     """What autodoc is asked for, and the members without a row that it then shows."""
     module, _, name = entry.name.rpartition(".")
     found = getattr(importlib.import_module(module), name)
+    if inspect.isroutine(found):
+        return f".. autofunction:: {entry.name}\n", []
     if not inspect.isclass(found):
-        return f".. {'autofunction' if inspect.isroutine(found) else 'autodata'}:: {entry.name}\n", []
+        return f".. autodata:: {entry.name}\n" + "   :no-value:\n" * (len(repr(found)) > 1000), []
     listed = [other.short.split(".")[1] for other in entries if other.short.startswith(f"{entry.short}.")]
     own = own_members(found)
     shown = [*listed, *(name for name in own if name not in listed)]
