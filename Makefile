@@ -1,5 +1,6 @@
 # make demo    set everything up, train on real boiling points, write runs/demo/report.html
 # make test    set everything up, run the tests
+# make site    the documentation as pages, in both languages: build/site/index.html
 # make test-vllm   the vLLM plug-in's tests, in an environment of their own (build/vllm, a gigabyte)
 # Everything is put into .venv; the default backbone goes to the user's cache (CAUSALQWEN_HOME to change that).
 
@@ -13,7 +14,7 @@ INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo test test-vllm check-full lint format dist lock sbom audit clean
+.PHONY: help setup backbone demo site test test-vllm check-full lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +40,13 @@ backbone: $(READY)  ## fetch the default backbone, its SHA-256 checked
 demo: backbone  ## boiling points on a real language model; ends with runs/demo/report.html
 	@$(BIN)/causalqwen demo --output runs/demo
 
+$(VENV)/.docs: $(READY)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+site: $(VENV)/.docs  ## the documentation as pages in both languages; ends with build/site/index.html
+	@$(BIN)/python docs/site/make_site.py build/site
+
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
 
@@ -60,18 +68,18 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	  CAUSALQWEN_VLLM_RUNNER=$$runner CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 \
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
 
-check-full: backbone lint  ## all tests, the slow ones too
+check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(INSTALL_ALL)
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
 
 lint: $(READY)  ## style and types
-	@$(BIN)/ruff check src tests experiments examples
-	@$(BIN)/ruff format --check src tests experiments examples
+	@$(BIN)/ruff check src tests experiments examples docs/site
+	@$(BIN)/ruff format --check src tests experiments examples docs/site
 	@$(BIN)/mypy
 
 format: $(READY)  ## rewrite to the house style
-	@$(BIN)/ruff check --fix src tests experiments examples
-	@$(BIN)/ruff format src tests experiments examples
+	@$(BIN)/ruff check --fix src tests experiments examples docs/site
+	@$(BIN)/ruff format src tests experiments examples docs/site
 
 # What releases are made and looked at with, apart from what the library runs on.
 $(RELEASE)/.ready: Makefile
@@ -91,7 +99,7 @@ dist: $(RELEASE)/.ready  ## wheel and sdist of the last commit, built twice: the
 	  echo "two builds of one commit differ: not to be released" >&2; exit 1; }
 	@mkdir dist && mv build/dist/first/*.whl build/dist/first/*.tar.gz build/dist/first/SHA256SUMS dist && cat dist/SHA256SUMS
 
-lock: $(READY)  ## constraints.txt anew, from all that the tests run with, as it is installed in .venv
+lock: $(READY) $(VENV)/.docs  ## constraints.txt anew, from all that the tests run with, as it is installed in .venv
 	@$(INSTALL_ALL)
 	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' \
 	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f -t= -k1,1; } >$(VENV)/lock

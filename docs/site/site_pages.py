@@ -1,0 +1,126 @@
+"""The pages of the site: which file each is made from, in which part it stands, and its text in a language."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+FRONT = "README.md"
+
+PARTS = {
+    ("Start", "开始"): ("docs/guide.md",),
+    ("Tutorials", "教程"): ("docs/tutorials/*.md",),
+    ("How-to", "怎么做"): ("docs/training.md", "docs/tables.md", "docs/serving.md"),
+    ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md", "docs/scale.md"),
+    ("Reference", "参考"): ("docs/api.md", "docs/names.md", "CHANGELOG.md"),
+    ("Experiments", "实验"): ("docs/experiments.md", "docs/experiments/*.md"),
+    ("Decisions", "取舍"): ("docs/claims.md", "docs/coverage.md", "docs/mutations.md", "CONTRIBUTING.md"),
+}
+"""Part, in both languages, to its files, in order. A pattern may name none; a part without a page is left out."""
+
+ENGLISH_ONLY = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/experiments.md", "docs/experiments/*.md", "docs/mutations.md")
+"""What the Chinese site shows in English, and says so."""
+
+LANGUAGES = ("en", "zh")
+_SWITCH = re.compile(r"^\[(?:中文|English)\]\([^)]*\)$", re.M)  # the theme has a switch of its own
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+_NOTE = "```{note}\n本页只有英文。\n```"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: its English file below the root, and its address without ending, the same in both languages."""
+
+    file: str
+    name: str
+
+    @classmethod
+    def of(cls, file: str) -> "Page":
+        name = "index" if file == FRONT else file.removeprefix("docs/").removesuffix(".md").lower()
+        return cls(file, name)
+
+    def source(self, root: Path, language: str) -> Path:
+        """The file in a language; the English one for a page that has no other."""
+        own = root / self.file
+        chinese = own.with_name(own.stem + ".zh.md")
+        return chinese if language == "zh" and chinese.is_file() else own
+
+    def in_english_only(self, root: Path) -> bool:
+        return self.source(root, "zh") == root / self.file
+
+
+def find_pages(root: Path) -> dict[tuple[str, str], list[Page]]:
+    """Parts with their pages, the front page apart.
+
+    ValueError for a file that is named and is not there, one below docs/ that stands in no part, and a page that lacks its
+    other language.
+    """
+    parts = {}
+    for titles, patterns in PARTS.items():
+        files = []
+        for pattern in patterns:
+            found = sorted(str(path.relative_to(root)) for path in root.glob(pattern) if not path.match("*.zh.md"))
+            if not found and "*" not in pattern:
+                raise ValueError(f"docs/site/pages.py: {titles[0]} names {pattern}, which is not there")
+            files += found
+        if files:
+            parts[titles] = [Page.of(file) for file in files]
+    pages = [Page.of(FRONT), *(page for part in parts.values() for page in part)]
+    sources = {page.source(root, language) for page in pages for language in LANGUAGES}
+    for path in sorted((root / "docs").rglob("*.md")):
+        if path not in sources:
+            raise ValueError(
+                f"{path.relative_to(root)} stands in no part of the site: give it one in docs/site/pages.py"
+            )
+    for page in pages:
+        if page.in_english_only(root) and not any(PurePosixPath(page.file).match(only) for only in ENGLISH_ONLY):
+            raise ValueError(f"{page.file} lacks its Chinese page, {page.source(root, 'en').stem}.zh.md beside it")
+    return parts
+
+
+def english_pages(root: Path) -> list[str]:
+    """Addresses of the pages that the Chinese site shows in English."""
+    return [page.name for part in find_pages(root).values() for page in part if page.in_english_only(root)]
+
+
+def lay_out(root: Path, target: Path, language: str) -> None:
+    """Writes the pages of a language below `target`, as Sphinx reads them.
+
+    Lines keep their numbers, but where a note says that a page is English, so that a warning names the file's own line.
+    Links between files become links between pages; a file that is no page is carried along; a link to a folder is left as
+    its words.
+    """
+    parts = find_pages(root)
+    pages = [Page.of(FRONT), *(page for part in parts.values() for page in part)]
+    addresses = {page.source(root, own): page.name for page in pages for own in LANGUAGES}
+    for page in pages:
+        source = page.source(root, language)
+
+        def link(match: re.Match, source: Path = source) -> str:
+            bang, words, file, anchor = match.groups(default="")
+            path = (source.parent / file).resolve()
+            if not file or not path.is_relative_to(root) or not path.exists():
+                return match[0]  # an address, or a dead link, of which Sphinx will tell
+            if path in addresses:
+                return f"{bang}[{words}](/{addresses[path]}.md{anchor})"
+            if path.is_dir():
+                return words
+            carried = target / path.relative_to(root)
+            carried.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, carried)
+            return f"{bang}[{words}](/{path.relative_to(root)}{anchor})"
+
+        text = _LINK.sub(link, _SWITCH.sub("", source.read_text(encoding="utf-8")))
+        if language == "zh" and page.in_english_only(root):
+            title, _, rest = text.partition("\n")
+            text = f"{title}\n{_NOTE}\n{rest}"
+        if page.name == "index":
+            text += "".join(_contents(titles[LANGUAGES.index(language)], part) for titles, part in parts.items())
+        file = target / f"{page.name}.md"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _contents(title: str, pages: list[Page]) -> str:
+    names = "\n".join(page.name for page in pages)
+    return f"\n```{{toctree}}\n:caption: {title}\n:maxdepth: 1\n\n{names}\n```\n"
