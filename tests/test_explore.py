@@ -333,3 +333,370 @@ def test_the_main_path_by_keyboard(tab, server):
     page.keyboard.press("Enter")
     wait_written(page)
     assert page.locator(".forced").count() == 1
+
+
+def path_of(page, law):
+    """The points of the curve that is drawn: shares of the width, and of the height."""
+    d = law.locator("path.curve").get_attribute("d")
+    pairs = [tuple(map(float, pair.split())) for pair in re.split("[ML]", d)[1:]]
+    return [((x - 12) / 496, (176 - y) / 146) for x, y in pairs]
+
+
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server, seed):
+    page = tab
+    prompt = "They say that -3.5 of the people who came here went on to count"
+    write(page, prompt, tokens=40, seed=seed)
+    asked = {"prompt": prompt, "max_tokens": 40, "seed": seed}
+    choice = server.complete({"preset": "causal", "alternatives": 8, "points": 200}, **asked).choices[0]
+    tokens = [one for one in choice.causal["tokens"] if one["span"][1] > one["span"][0]]
+    shown = page.locator("[data-text] span[role=button]")
+    assert shown.count() == len(tokens) > 5
+    percent = page.evaluate  # the very rounding of the page is looked at below, by the start of what it says
+    numbers = {tuple(one["span"]): one for one in choice.causal["numbers"]}
+    assert numbers and percent
+    for place, token in enumerate(tokens):
+        inner = choice.text[slice(*token["span"])]
+        if inner.isprintable():
+            assert shown.nth(place).text_content() == inner
+        share = shown.nth(place).get_attribute("aria-label").rsplit(" ", 1)[1]
+        assert near_percent(share, token["chosen"]["softmax"])
+        open_token(page, place)
+        rows = page.locator("[data-place] tbody tr")
+        listed = {one["token"] for one in token["alternatives"]} | {token["chosen"]["token"]}
+        assert rows.count() == len(listed)
+        for row, alternative in enumerate(token["alternatives"]):
+            cells = rows.nth(row).locator("td").all_inner_texts()
+            assert near_percent(cells[0], alternative["softmax"]) and near_percent(cells[1], alternative["ovr"])
+            assert ("decision" in rows.nth(row).inner_text()) == (alternative["token"] == token["decided"])
+        number = next((one for span, one in numbers.items() if span[0] < token["span"][1] and token["span"][0] < span[1]), None)
+        assert page.locator("[data-place] [data-law]").count() == (number is not None)
+        if number is None:
+            continue
+        curve, law = number["curve"], page.locator("[data-law]")
+        drawn, top = path_of(page, law), max(curve["density"])
+        assert len(drawn) == 200
+        for (x, y), value, density in zip(drawn, curve["value"], curve["density"], strict=True):
+            whole = curve["value"][-1] - curve["value"][0]
+            assert x == pytest.approx((value - curve["value"][0]) / whole, abs=1e-3)
+            assert y == pytest.approx(density / top, abs=1e-3)
+        for level, (low, high) in number["intervals"].items():
+            band = law.locator(f"[data-level='{level}']")
+            left = max((low - curve["value"][0]) / whole, 0)
+            right = min((high - curve["value"][0]) / whole, 1)
+            assert float(band.get_attribute("x")) == pytest.approx(12 + 496 * left, abs=0.6)
+            assert float(band.get_attribute("width")) == pytest.approx(496 * (right - left), abs=0.6)
+
+
+def near_percent(told, share):
+    told = told.strip().splitlines()[-1]
+    if told.startswith("<"):
+        return share < 1.0001e-4
+    return float(told.rstrip("%")) / 100 == pytest.approx(share, rel=0.06, abs=6e-5)
+
+
+def test_an_alternative_is_put_in_and_a_number_set(tab, server):
+    page = tab
+    prompt = "They say that -3.5 of the people who came here went on to count"
+    write(page, prompt, tokens=30, seed=1)
+    before = shown_text(page)
+    open_token(page, 2)
+    other = page.locator("[data-put]").nth(3)
+    added, span = other.get_attribute("data-put"), page.locator("[data-text] span[role=button]")
+    kept = "".join(span.nth(place).text_content() for place in range(2))
+    other.click()
+    wait_written(page)
+    after = page.locator("[data-text]").text_content()
+    assert after.startswith(kept + added) and after != before and page.locator(".forced").count() == 1
+    rest = server.complete({"preset": "causal"}, prompt=prompt + kept + added, max_tokens=30, seed=1).choices[0].text
+    if (kept + added + rest).isprintable():
+        assert after == kept + added + rest
+    labels = [one.text_content() for one in span.all()]
+    number = next(place for place, text in enumerate(labels) if re.fullmatch(r" ?-?\d+\.\d+", text))
+    open_token(page, number)
+    page.get_by_label("Set it to").fill("much")
+    page.get_by_role("button", name="Set and go on").click()
+    assert "not a number" in page.get_by_role("alert").inner_text()
+    page.get_by_label("Set it to").fill("−77.5")
+    page.keyboard.press("Enter")
+    wait_written(page)
+    assert "-77.5" in page.locator(".forced").last.text_content()
+    open_token(page, number)
+    assert page.get_by_label("Set it to").input_value() == "-77.5"
+    page.locator("[data-law]").wait_for()  # its law is still what it was
+    page.get_by_label("P(Y ≤ y)").check()
+    assert page.locator("[data-law]").get_attribute("aria-label").startswith("P(Y ≤ y)")
+    assert path_of(page, page.locator("[data-law]"))[-1][1] > 0.9
+    page.get_by_role("button", name="Close").click()
+    assert page.locator("[data-place]").count() == 0
+
+
+def test_every_setting_of_a_text_is_asked_for(tab):
+    page, bodies = tab, []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    write(page, "They say", tokens=4, seed=8, preset="persona")
+    assert bodies[-1]["max_tokens"] == 4 and bodies[-1]["seed"] == 8
+    assert bodies[-1]["causal"] == {"preset": "persona", "alternatives": 8, "points": 200}
+    page.get_by_label("Who speaks").select_option("Ann")
+    page.get_by_label("the model's own").uncheck()
+    page.get_by_role("slider", name="Temperature").fill("0.5")
+    page.get_by_role("button", name="New seed").click()
+    page.get_by_role("button", name="Write", exact=True).click()
+    wait_written(page)
+    assert bodies[-1]["causal"] | {"individual": "Ann", "temperature": 0.5} == bodies[-1]["causal"]
+    assert bodies[-1]["seed"] != 8
+    length = len(page.locator("[data-text]").text_content())
+    page.get_by_role("button", name="Go on").click()
+    wait_written(page)
+    assert len(page.locator("[data-text]").text_content()) > length
+    shades = {}
+    for shade in ("softmax", "ovr", "who", "none"):
+        page.get_by_label("Shade tokens by").select_option(shade)
+        first = page.locator("[data-text] span[role=button]").first
+        shades[shade] = first.evaluate("one => one.style.getPropertyValue('--depth')"), first.get_attribute("class")
+    assert float(shades["none"][0]) == 0 < float(shades["softmax"][0]) and "who" in shades["who"][1]
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the text").click()
+    page.get_by_role("button", name="Copied").wait_for()
+
+
+def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, server, tab):
+    write_long = {"tokens": 400, "preset": "standard"}
+    page = tab
+    for name, value in (("Text to go on from", "They say"), ("Tokens at most", str(write_long["tokens"]))):
+        page.get_by_label(name).fill(value)
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.locator("[data-text] span[role=button]").nth(3).wait_for()
+    with opened(browser, server) as other:
+        other.get_by_label("Text to go on from").fill("And so")
+        other.get_by_label("Tokens at most").fill("3")
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped.").wait_for()
+        until(lambda: server.metric("causalqwen_running") == 0)
+        other.get_by_role("button", name="Write", exact=True).click()
+        wait_written(other)
+        assert other.locator("[data-text] span[role=button]").count() >= 1
+    assert page.locator("[data-text] span[role=button]").count() > 3
+
+
+def test_a_chat(tab, server):
+    page = tab
+    page.get_by_label("Chat").check()
+    page.get_by_label("Tokens at most").fill("6")
+    page.get_by_label("How it is decided").select_option("standard")
+    for said in ("How many?", "And then?"):
+        page.get_by_label("Message").fill(said)
+        page.get_by_role("button", name="Send").click()
+        wait_written(page)
+    turns = page.locator(".turn").all_text_contents()
+    assert [turn[:3] for turn in turns] == ["You", "Mod", "You"] and "And then?" in turns[2]
+    open_token(page, 0)
+    page.locator("[data-put]").nth(1).click()
+    wait_written(page)
+    assert page.locator(".forced").count() == 1 and page.get_by_role("alert").count() == 0
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".turn").count() == 0
+
+
+def test_hostile_text_is_text(tab, server):
+    page = tab
+    write(page, HOSTILE, tokens=4)
+    assert page.get_by_label("Text to go on from").input_value() == HOSTILE
+    page.get_by_label("Chat").check()
+    page.get_by_label("Message").fill(HOSTILE)
+    page.get_by_role("button", name="Send").click()
+    wait_written(page)
+    assert HOSTILE in page.locator(".turn").first.text_content()
+    page.goto(page.url.split("#")[0] + "#numbers")
+    page.locator("textarea:visible").fill(HOSTILE)
+    page.get_by_role("button", name="Predict").click()
+    page.locator("[data-median]").wait_for()
+    cell = page.locator("td.text").text_content()
+    assert cell == HOSTILE.replace("\u202e", "⟨202E⟩").replace("\u202c", "⟨202C⟩").replace("\u200f", "⟨200F⟩").replace(
+        "\u200d", "⟨200D⟩"
+    ).splitlines()[0]
+    assert "taken" not in page.title() and page.locator("img").count() == 0
+
+
+def test_what_is_too_long_is_told_and_kept(tab):
+    page = tab
+    long = "word " * 20_000
+    page.get_by_label("Text to go on from").fill(long)
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.get_by_role("alert").wait_for()
+    assert "context of 4096" in page.get_by_role("alert").inner_text()
+    assert page.get_by_label("Text to go on from").input_value() == long
+    page.get_by_label("Text to go on from").fill("x" * 1_000_000)
+    assert "this server takes 1048576" in page.get_by_role("alert").first.inner_text()
+    assert page.get_by_role("button", name="Write", exact=True).is_disabled()
+
+
+ROWS = [(f'They say, that "{n}" of', 20.0 + 9 * n if n % 4 else None) for n in range(36)]
+TABLE = "name,prompt,value\r\n" + "".join(
+    '{},"{}",{}\r\n'.format(n, text.replace('"', '""'), "" if value is None else value)
+    for n, (text, value) in enumerate(ROWS)
+)
+
+
+def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
+    page = tab
+    page.get_by_role("link", name="Numbers").click()
+    (tmp_path / "rows.csv").write_text(TABLE, encoding="utf-8", newline="")
+    page.locator("input[type=file]").set_input_files(tmp_path / "rows.csv")
+    page.get_by_text("36 rows").wait_for()
+    assert page.get_by_label("Column of texts").input_value() == "prompt"
+    assert page.get_by_label("Column of true values").input_value() == "value"
+    page.get_by_role("button", name="Predict").click()
+    page.locator("[data-median]").nth(35).wait_for()
+    predicted = model.predict_number([text for text, _ in ROWS])
+    page.get_by_role("slider", name="Level").fill("9")  # 50%
+    truths = [(one, value) for one, (_, value) in zip(predicted, ROWS, strict=True) if value is not None]
+    inside = sum(one.interval(0.5)[0] <= value <= one.interval(0.5)[1] for one, value in truths)
+    assert f"{inside} of {len(truths)} true values" in page.locator("[data-coverage]").inner_text()
+    for row, one in enumerate(predicted):
+        assert float(page.locator("[data-median]").nth(row).inner_text().replace("−", "-")) == pytest.approx(one.median, rel=2e-3)
+        ends = page.locator("[data-interval]").nth(row).inner_text().replace("−", "-").split(" – ")
+        assert [float(end) for end in ends] == pytest.approx(one.interval(0.5), rel=2e-3)
+    shares = page.get_by_role("img", name="Intervals that hold").get_attribute("aria-label")
+    assert f"50%: {100 * inside / len(truths):.0f}%" in shares
+    counts = torch.histc(torch.tensor([one.cdf(value) for one, value in truths]), 10, 0, 1) * 10 / len(truths)
+    assert page.get_by_role("img", name="of the true values").get_attribute("aria-label").endswith(
+        ", ".join(f"{count:.2f}" for count in counts.tolist())
+    )
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    import csv
+
+    with open(download.value.path(), encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line, one, (text, value) in zip(lines, predicted, ROWS, strict=True):
+        assert line["prompt"] == text and float(line["median"]) == pytest.approx(one.median, rel=1e-4)
+        assert float(line["low_0.5"]) == pytest.approx(one.interval(0.5)[0], rel=1e-4)
+        assert (float(line["pit"]) == pytest.approx(one.cdf(value), rel=1e-4)) if value is not None else not line["pit"]
+    page.get_by_role("button", name="Draw the law of row 2", exact=True).click()
+    law = page.locator("[data-law]")
+    law.wait_for()
+    curve = predicted[1].curve(200, ROWS[1][1])
+    top = max(density for _, density, _ in curve)
+    for (_, y), (_, density, _) in zip(path_of(page, law), curve, strict=True):
+        assert y == pytest.approx(density / top, abs=3e-3)
+    page.get_by_label("P(Y ≤ y)").check()
+    for (_, y), (_, _, below) in zip(path_of(page, law), curve, strict=True):
+        assert y == pytest.approx(below, abs=3e-3)
+    page.get_by_label("Who speaks").select_option("Ann")
+    page.get_by_role("button", name="Predict").click()
+    page.locator("[data-median]").nth(35).wait_for()
+    of_ann = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])[0].median
+    assert float(page.locator("[data-median]").first.inner_text().replace("−", "-")) == pytest.approx(of_ann, rel=2e-3)
+
+
+def test_a_file_is_dropped_and_predicting_is_stopped(tab, model):
+    page = tab
+    page.get_by_role("link", name="Numbers").click()
+    page.evaluate(
+        """text => { const data = new DataTransfer(); data.items.add(new File([text], "rows.csv"));
+        document.querySelector(".drop").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true})) }""",
+        "prompt\n" + "They say\n" * 2100,
+    )
+    page.get_by_text("2100 rows are more than").wait_for()
+    with held(model):
+        page.get_by_role("button", name="Predict").click()
+        page.get_by_role("progressbar").wait_for()
+        page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped.").wait_for()
+    page.locator("textarea:visible").fill("They say\n\n")
+    assert page.get_by_text("1 row", exact=True).count() == 1
+
+
+def test_language_look_and_links(tab):
+    page = tab
+    page.get_by_role("button", name="中文").click()
+    assert page.locator("html").get_attribute("lang") == "zh" and page.get_by_role("link", name="数值").count() == 1
+    page.get_by_role("button", name="深色或浅色").click()
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    page.reload()
+    page.wait_for_selector("form")
+    assert page.title() == "写作 · CausalQwen" and page.locator("html").get_attribute("data-theme") == "dark"
+    page.get_by_role("link", name="数值").click()
+    assert page.title() == "数值 · CausalQwen" and page.url.endswith("#numbers")
+    page.go_back()
+    assert page.title() == "写作 · CausalQwen"
+    page.get_by_role("link", name="跳到正文").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+
+
+def test_a_server_that_is_gone_is_told_with_what_to_do(browser, model):
+    server = Server(model, page=True)
+    try:
+        with opened(browser, server) as page:
+            page.get_by_label("Text to go on from").fill("They say")
+            server.close()
+            page.get_by_role("button", name="Write", exact=True).click()
+            page.get_by_role("alert").wait_for()
+            assert "still running" in page.get_by_role("alert").inner_text()
+            assert page.get_by_label("Text to go on from").input_value() == "They say"
+    finally:
+        if server.thread.is_alive():
+            server.close()
+
+
+def test_a_page_whose_first_question_fails_asks_again(browser, server):
+    context = browser.new_context(locale="en-GB")
+    page = context.new_page()
+    page.route("**/v1/models", lambda route: route.abort())
+    page.goto(f"http://127.0.0.1:{server.port}/")
+    page.get_by_role("alert").wait_for()
+    page.unroute("**/v1/models")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector("form")
+    context.close()
+
+
+def test_a_model_without_a_template_or_numbers_says_so(browser, tiny_tokenizer):
+    plain = graft_tiny("llama", tiny_tokenizer)
+    plain.processor.chat_template = None
+    with serving(plain, page=True) as server, opened(browser, server) as page:
+        assert page.get_by_label("Chat").is_disabled() and page.get_by_text("has no chat template").count() == 1
+        page.get_by_role("link", name="Numbers").click()
+        assert page.get_by_text("has not learned numbers yet").locator("visible=true").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme, locale):
+    axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("axe-core is not installed (`npm ci` in web/, which `make test-web` does)")
+    small = {"width": 390, "height": 844}
+    with opened(browser, server, locale=locale, color_scheme=scheme, viewport=small) as page:
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        page.evaluate(axe.read_text(encoding="utf-8"))
+        check_page(page, "empty")
+        page.locator("textarea:visible").fill("They say that -3.5 of the people who came here went on to count")
+        page.locator("select:visible").first.select_option("causal")
+        page.locator("button.main:visible").click()
+        for width in (390, 1200):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.locator("[data-text] span[role=button]").nth(2).wait_for()
+            page.locator("button.main:visible:not(:disabled)").wait_for()
+            page.locator("[data-text] span[role=button]").nth(2).click()
+            page.locator("[data-place]").wait_for()
+            check_page(page, "a text")
+            page.locator("nav a").nth(1).click()
+            page.set_viewport_size({"width": width, "height": 844})
+            page.locator("textarea:visible").fill(TABLE)
+            page.locator("button.main:visible").click()
+            page.locator("[data-median]").nth(35).wait_for()
+            page.locator("td button").first.click()
+            page.locator("[data-law]:visible").wait_for()
+            check_page(page, "rows")
+            page.locator("nav a").first.click()
+
+
+def check_page(page, state):
+    found = page.evaluate("axe.run(document)")
+    told = [(one["id"], [node["html"][:120] for node in one["nodes"][:2]]) for one in found["violations"]]
+    assert not told, (state, told)
+    width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1], (state, width)

@@ -18,8 +18,7 @@ from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.loop import ValueLog
-from causalqwen.modeling.prediction import describe
-from causalqwen.serving.numbers import finite
+from causalqwen.serving.numbers import told
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
@@ -62,6 +61,7 @@ class Job:
     individual: Individual | None = None
     top_p: float = 1.0
     alternatives: int | None = None
+    points: int | None = None
     cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
 
@@ -300,7 +300,7 @@ class _Watch(StoppingCriteria):
             value = self.log[self.log.last][index].item() if is_number else 0.0
             span = text.append(token, value)
             if span is not None:
-                numbers.append({"value": value, "span": list(span)} | self._law(index, job.individual))
+                numbers.append({"value": value, "span": list(span)} | self._law(index, job, value))
         ended = row.finish is not None or row.written >= job.max_tokens
         piece = text.take(final=ended)
         if text.stopped:
@@ -308,9 +308,10 @@ class _Watch(StoppingCriteria):
         elif ended and row.finish is None:
             row.finish = "length"
         numbers = [number for number in numbers if number["span"][1] <= len(text.text)]
-        told = [] if could_be is None else [{"span": [min(start, len(text.text)), len(text.text)]} | could_be]
-        return Piece(place, piece, numbers, row.finish, told)
+        tokens = [] if could_be is None else [{"span": [min(start, len(text.text)), len(text.text)]} | could_be]
+        return Piece(place, piece, numbers, row.finish, tokens)
 
-    def _law(self, index: int, individual: Individual | None) -> dict[str, Any]:
+    def _law(self, index: int, job: Job, value: float) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""
-        return finite(describe(self.model.predict_values(self.log.follows[index], individual)[0], None))
+        (prediction,) = self.model.predict_values(self.log.follows[index], job.individual)
+        return told(prediction, points=job.points, beside=value)

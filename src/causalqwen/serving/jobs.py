@@ -105,4 +105,4 @@ def job_of(
     length = length or int(min(settings.max_tokens, context - width))
     individual = individual_of(asked.causal.individual, settings, "causal.individual")
     top_p = 1.0 if asked.top_p is None else asked.top_p
-    return Job(rows, plan, length, deliver, individual, top_p, asked.causal.alternatives)
+    return Job(rows, plan, length, deliver, individual, top_p, asked.causal.alternatives, asked.causal.points)

@@ -1,10 +1,12 @@
 """`/v1/numbers`: the laws of numbers as plain data."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.modeling.prediction import describe
+from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.requests import NumbersRequest, text_of_chat
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 
@@ -23,27 +25,39 @@ def predict_numbers(
     except ValueError as error:
         raise ApiError(400, str(error), param="prompts") from None
     values = asked.values or [None] * len(texts)
-    return [_entry(index, *row, asked) for index, row in enumerate(zip(predictions, values, strict=True))]
+    return [
+        {"index": index, "value": value} | told(prediction, value, asked.levels, asked.points)
+        for index, (prediction, value) in enumerate(zip(predictions, values, strict=True))
+    ]
 
 
 def _goes_on(messages: list[Any]) -> bool:
     return messages[-1].role == "assistant"
 
 
-def _entry(index: int, prediction: NumberPrediction, value: float | None, asked: NumbersRequest) -> dict[str, Any]:
-    entry = {"index": index, **describe(prediction, value, levels=asked.levels), "value": value}
+def told(
+    prediction: NumberPrediction,
+    value: float | None = None,
+    levels: Sequence[float] = LEVELS,
+    points: int | None = None,
+    beside: float | None = None,
+) -> dict[str, Any]:
+    """A law as plain data, None for what is infinite.
+
+    value: the true one, which it is scored on. points: of its curve, None for none. beside: another value that is drawn.
+    """
+    entry = describe(prediction, value, levels=levels)
     if value is not None:
         entry["pit"] = prediction.cdf(value)
-    if asked.points is not None:
-        columns = zip(*prediction.curve(asked.points, value), strict=True)
+    if points is not None:
+        columns = zip(*prediction.curve(points, value if beside is None else beside), strict=True)
         entry["curve"] = dict(zip(("value", "density", "cdf"), map(list, columns), strict=True))
-    return finite(entry)
+    return _finite(entry)
 
 
-def finite(told: Any) -> Any:
-    """Plain data without what JSON has not: None stands for an infinity."""
-    if isinstance(told, dict):
-        return {key: finite(one) for key, one in told.items()}
-    if isinstance(told, list):
-        return [finite(one) for one in told]
-    return None if isinstance(told, float) and not math.isfinite(told) else told
+def _finite(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _finite(one) for key, one in plain.items()}
+    if isinstance(plain, list):
+        return [_finite(one) for one in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain

@@ -32,6 +32,7 @@ _COMPLETION_TOKENS = 16  # OpenAI's default
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
+Points = Annotated[int, Field(ge=2, le=1000)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -51,6 +52,7 @@ class CausalOptions(_Strict):
     noise_temperature: Temperature | None = None
     central_mass: Annotated[float, Field(gt=0, le=1)] | None = None
     alternatives: Annotated[int, Field(ge=0, le=20)] | None = None
+    points: Points | None = None
 
     @model_validator(mode="after")
     def _check_modes(self) -> "CausalOptions":
@@ -199,7 +201,7 @@ class NumbersRequest(_Strict):
     prompts: Annotated[list[str | Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
     values: list[float | None] | None = None
     levels: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1, max_length=99)] = list(LEVELS)
-    points: Annotated[int, Field(ge=2, le=1000)] | None = None
+    points: Points | None = None
     individual: str | None = None
     classes: str | list[str | None] | None = None
 

@@ -46,6 +46,7 @@ export interface WrittenNumber {
   median: number;
   intervals: Intervals;
   num_prob: number;
+  curve?: Curve;
 }
 
 export interface Curve {
@@ -85,6 +86,7 @@ export interface CausalOptions {
   temperature?: number;
   noise_temperature?: number;
   alternatives?: number;
+  points?: number;
 }
 
 /** How a text is asked for, whatever it stands behind. */
