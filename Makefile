@@ -1,5 +1,6 @@
 # make demo    set everything up, train on real boiling points, write runs/demo/report.html
 # make test    set everything up, run the tests
+# make explore  the demo's model in a browser
 # make test-vllm   the vLLM plug-in's tests, in an environment of their own (build/vllm, a gigabyte)
 # Everything is put into .venv; the default backbone goes to the user's cache (CAUSALQWEN_HOME to change that).
 
@@ -11,7 +12,7 @@ VLLM   := build/vllm
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo test test-vllm check-full lint format clean
+.PHONY: help setup backbone demo explore test test-vllm test-web check-full lint format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +38,10 @@ backbone: $(READY)  ## fetch the default backbone, its SHA-256 checked
 demo: backbone  ## boiling points on a real language model; ends with runs/demo/report.html
 	@$(BIN)/causalqwen demo --output runs/demo
 
+explore: $(READY)  ## the demo's model in a browser (makes it first, where it is not there)
+	@test -d runs/demo/model || $(MAKE) --no-print-directory demo
+	@$(BIN)/causalqwen explore --model runs/demo/model
+
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
 
@@ -57,6 +62,14 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	  echo "the plug-in again, on the model runner $$runner" >&2; \
 	  CAUSALQWEN_VLLM_RUNNER=$$runner CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 \
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
+
+test-web: $(READY)  ## the explorer's page: built anew from web/ (npm), then tested in Chromium
+	@command -v npm >/dev/null || { echo "The page is built by npm; on Debian: apt install nodejs npm chromium" >&2; exit 1; }
+	@cd web && npm ci --silent && npm run --silent check && npm run --silent build
+	@test -z "$$(git status --porcelain -- src/causalqwen/serving/explorer)" || { \
+	  echo "src/causalqwen/serving/explorer is not what web/ builds: commit what was built" >&2; exit 1; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
+	@$(BIN)/python -m pytest -m '' -n0 tests/test_explore.py
 
 check-full: backbone lint  ## all tests, the slow ones too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data]' wandb -e '.[benchmark]'

@@ -2,10 +2,10 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +40,9 @@ def server(model):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested by `make test-web`: no Playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the page is tested by `make test-web`: no Playwright"
+    )
     if CHROMIUM is None:
         pytest.skip("the page is tested in Chromium, which is not installed here (Debian: apt install chromium)")
     with playwright.sync_playwright() as started:
@@ -257,7 +259,10 @@ def test_modes_are_the_grid_of_individual_and_noise(server):
         ({"individual_mode": "token"}, "given together"),
         ({"individual_mode": "token", "noise_mode": "off", "preset": "causal"}, "says the modes already"),
         ({"individual_mode": "all", "noise_mode": "off"}, "Input should be"),
-        ({"individual_mode": "token", "noise_mode": "off", "individual": "Ann"}, "no effect under the preset token x off"),
+        (
+            {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"},
+            "no effect under the preset token x off",
+        ),
     ):
         body = {"model": "tiny", "prompt": "It is", "causal": wrong}
         status, told = server.send(body)
@@ -342,7 +347,9 @@ def path_of(page, law):
     return [((x - 12) / 496, (176 - y) / 146) for x, y in pairs]
 
 
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server, seed):
     page = tab
     prompt = "They say that -3.5 of the people who came here went on to count"
@@ -352,9 +359,8 @@ def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server
     tokens = [one for one in choice.causal["tokens"] if one["span"][1] > one["span"][0]]
     shown = page.locator("[data-text] span[role=button]")
     assert shown.count() == len(tokens) > 5
-    percent = page.evaluate  # the very rounding of the page is looked at below, by the start of what it says
     numbers = {tuple(one["span"]): one for one in choice.causal["numbers"]}
-    assert numbers and percent
+    assert numbers
     for place, token in enumerate(tokens):
         inner = choice.text[slice(*token["span"])]
         if inner.isprintable():
@@ -369,7 +375,9 @@ def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server
             cells = rows.nth(row).locator("td").all_inner_texts()
             assert near_percent(cells[0], alternative["softmax"]) and near_percent(cells[1], alternative["ovr"])
             assert ("decision" in rows.nth(row).inner_text()) == (alternative["token"] == token["decided"])
-        number = next((one for span, one in numbers.items() if span[0] < token["span"][1] and token["span"][0] < span[1]), None)
+        number = next(
+            (one for span, one in numbers.items() if span[0] < token["span"][1] and token["span"][0] < span[1]), None
+        )
         assert page.locator("[data-place] [data-law]").count() == (number is not None)
         if number is None:
             continue
@@ -424,7 +432,7 @@ def test_an_alternative_is_put_in_and_a_number_set(tab, server):
     open_token(page, number)
     assert page.get_by_label("Set it to").input_value() == "-77.5"
     page.locator("[data-law]").wait_for()  # its law is still what it was
-    page.get_by_label("P(Y ≤ y)").check()
+    page.get_by_role("checkbox", name="P(Y ≤ y)").check()
     assert page.locator("[data-law]").get_attribute("aria-label").startswith("P(Y ≤ y)")
     assert path_of(page, page.locator("[data-law]"))[-1][1] > 0.9
     page.get_by_role("button", name="Close").click()
@@ -437,7 +445,7 @@ def test_every_setting_of_a_text_is_asked_for(tab):
     write(page, "They say", tokens=4, seed=8, preset="persona")
     assert bodies[-1]["max_tokens"] == 4 and bodies[-1]["seed"] == 8
     assert bodies[-1]["causal"] == {"preset": "persona", "alternatives": 8, "points": 200}
-    page.get_by_label("Who speaks").select_option("Ann")
+    page.get_by_label("Who speaks").locator("visible=true").select_option("Ann")
     page.get_by_label("the model's own").uncheck()
     page.get_by_role("slider", name="Temperature").fill("0.5")
     page.get_by_role("button", name="New seed").click()
@@ -510,11 +518,16 @@ def test_hostile_text_is_text(tab, server):
     page.goto(page.url.split("#")[0] + "#numbers")
     page.locator("textarea:visible").fill(HOSTILE)
     page.get_by_role("button", name="Predict").click()
-    page.locator("[data-median]").wait_for()
-    cell = page.locator("td.text").text_content()
-    assert cell == HOSTILE.replace("\u202e", "⟨202E⟩").replace("\u202c", "⟨202C⟩").replace("\u200f", "⟨200F⟩").replace(
-        "\u200d", "⟨200D⟩"
-    ).splitlines()[0]
+    page.locator("[data-median]").first.wait_for()
+    cell = page.locator("td.text").first.text_content()
+    assert (
+        cell
+        == HOSTILE.replace("\u202e", "⟨202E⟩")
+        .replace("\u202c", "⟨202C⟩")
+        .replace("\u200f", "⟨200F⟩")
+        .replace("\u200d", "⟨200D⟩")
+        .splitlines()[0]
+    )
     assert "taken" not in page.title() and page.locator("img").count() == 0
 
 
@@ -554,14 +567,18 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     inside = sum(one.interval(0.5)[0] <= value <= one.interval(0.5)[1] for one, value in truths)
     assert f"{inside} of {len(truths)} true values" in page.locator("[data-coverage]").inner_text()
     for row, one in enumerate(predicted):
-        assert float(page.locator("[data-median]").nth(row).inner_text().replace("−", "-")) == pytest.approx(one.median, rel=2e-3)
+        assert float(page.locator("[data-median]").nth(row).inner_text().replace("−", "-")) == pytest.approx(
+            one.median, rel=2e-3
+        )
         ends = page.locator("[data-interval]").nth(row).inner_text().replace("−", "-").split(" – ")
         assert [float(end) for end in ends] == pytest.approx(one.interval(0.5), rel=2e-3)
     shares = page.get_by_role("img", name="Intervals that hold").get_attribute("aria-label")
     assert f"50%: {100 * inside / len(truths):.0f}%" in shares
     counts = torch.histc(torch.tensor([one.cdf(value) for one, value in truths]), 10, 0, 1) * 10 / len(truths)
-    assert page.get_by_role("img", name="of the true values").get_attribute("aria-label").endswith(
-        ", ".join(f"{count:.2f}" for count in counts.tolist())
+    assert (
+        page.get_by_role("img", name="of the true values")
+        .get_attribute("aria-label")
+        .endswith(", ".join(f"{count:.2f}" for count in counts.tolist()))
     )
     with page.expect_download() as download:
         page.get_by_role("button", name="Download CSV").click()
@@ -580,10 +597,10 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     top = max(density for _, density, _ in curve)
     for (_, y), (_, density, _) in zip(path_of(page, law), curve, strict=True):
         assert y == pytest.approx(density / top, abs=3e-3)
-    page.get_by_label("P(Y ≤ y)").check()
+    page.get_by_role("checkbox", name="P(Y ≤ y)").check()
     for (_, y), (_, _, below) in zip(path_of(page, law), curve, strict=True):
         assert y == pytest.approx(below, abs=3e-3)
-    page.get_by_label("Who speaks").select_option("Ann")
+    page.get_by_label("Who speaks").locator("visible=true").select_option("Ann")
     page.get_by_role("button", name="Predict").click()
     page.locator("[data-median]").nth(35).wait_for()
     of_ann = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])[0].median
@@ -692,6 +709,51 @@ def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme,
             page.locator("[data-law]:visible").wait_for()
             check_page(page, "rows")
             page.locator("nav a").first.click()
+
+
+@pytest.mark.slow
+def test_twenty_tabs_write_at_once_and_each_can_stop(browser, server, model):
+    tabs = [opened(browser, server) for _ in range(20)]
+    pages = [one.__enter__() for one in tabs]
+    with held(model):
+        for page in pages:
+            page.get_by_label("Text to go on from").fill("They say")
+            page.get_by_label("Tokens at most").fill("40")
+            page.get_by_role("button", name="Write", exact=True).click()
+        for page in pages[::2]:
+            page.get_by_role("button", name="Stop").click()
+            page.get_by_text("Stopped.").wait_for()
+    for page in pages:
+        page.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+        assert page.get_by_role("alert").count() == 0
+    for page in pages[1::2]:
+        assert page.locator("[data-text] span[role=button]").count() > 0
+    for one in tabs:
+        one.__exit__(None)
+    until(lambda: server.metric("causalqwen_running") == server.metric("causalqwen_waiting") == 0)
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_documents(browser, tmp_path):
+    """From the model of `make demo`; with CAUSALQWEN_PICTURES=docs in the environment they go there."""
+    from causalqwen.modeling.loading import load_model
+
+    demo = Path(os.environ.get("CAUSALQWEN_DEMO", WEB.parent / "runs" / "demo" / "model"))
+    if not demo.is_dir():
+        pytest.skip("the pictures show the model that `make demo` makes")
+    folder = Path(os.environ.get("CAUSALQWEN_PICTURES", tmp_path))
+    large = {"width": 1180, "height": 860}
+    with (
+        serving(load_model(demo, "cpu"), name="demo", page=True, max_tokens=1024) as server,
+        opened(browser, server, viewport=large) as page,
+    ):
+        page.set_default_timeout(120_000)
+        write(page, "The boiling point of ethanol (C2H6O) is", tokens=16, seed=7, preset="standard")
+        open_token(page, 0)
+        page.locator("[data-law]").wait_for()
+        page.screenshot(path=folder / "explore.png", full_page=True)
+        assert 200 < float(page.locator("[data-text] span[role=button]").first.inner_text()) < 800
+    assert (folder / "explore.png").stat().st_size > 10_000
 
 
 def check_page(page, state):

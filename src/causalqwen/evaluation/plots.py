@@ -36,7 +36,9 @@ def plot_prediction(
         )
     candidates = getattr(prediction, "candidates", [])
     taken = {at for at, _ in candidates}
-    axes.plot(*zip(*[(at, density) for at, density, _ in curve if at not in taken], strict=True), color=_MAIN, label="density")
+    axes.plot(
+        *zip(*[(at, density) for at, density, _ in curve if at not in taken], strict=True), color=_MAIN, label="density"
+    )
     axes.axvline(prediction.median, color="black", lw=1, label=f"median {prediction.median:.6g}")
     if value is not None:
         axes.axvline(value, color=_SECOND, lw=1.5, ls="--", label=f"true value {value:.6g}")

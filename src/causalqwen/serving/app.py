@@ -194,7 +194,10 @@ class _Service:
 
     async def model_card(self, name: str) -> dict[str, Any]:
         self._check_name(name)
-        settings, limits = self.settings, ("max_rows", "max_waiting", "max_tokens", "max_body", "max_prompts", "timeout")
+        settings, limits = (
+            self.settings,
+            ("max_rows", "max_waiting", "max_tokens", "max_body", "max_prompts", "timeout"),
+        )
         causal = {
             "presets": list(PRESETS),
             "individuals": list(settings.individuals),

@@ -288,9 +288,7 @@ class _Watch(StoppingCriteria):
             places[index] = asdict(made)
         return places
 
-    def _step(
-        self, index: int, job: Job, place: int, row: Row, token: int, could_be: dict[str, Any] | None
-    ) -> Piece:
+    def _step(self, index: int, job: Job, place: int, row: Row, token: int, could_be: dict[str, Any] | None) -> Piece:
         row.written += 1
         numbers, text, start = [], row.text, len(row.text.text)
         if token in self.ends:

@@ -19,7 +19,9 @@ def predict_numbers(
         message = f"{len(asked.prompts)} prompts are more than the {settings.max_prompts} of one request"
         raise ApiError(400, message, param="prompts")
     individual = individual_of(asked.individual, settings, "individual")
-    texts = [one if isinstance(one, str) else text_of_chat(one, model.processor, _goes_on(one)) for one in asked.prompts]
+    texts = [
+        one if isinstance(one, str) else text_of_chat(one, model.processor, _goes_on(one)) for one in asked.prompts
+    ]
     try:
         predictions = model.predict_number(texts, batch_size=8, individual=individual, classes=asked.classes)
     except ValueError as error:

@@ -9,8 +9,8 @@ from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, PRESETS
-from causalqwen.numbers.law import LEVELS
 from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.settings import ApiError
 
 # Fields of OpenAI's that are not supported, with the values that ask for nothing.
