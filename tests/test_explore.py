@@ -5,14 +5,18 @@ import math
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import uvicorn
+from typer.testing import CliRunner
 
 from causalqwen import Observation
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.serving.page import FOLDER, HEADERS
+from causalqwen_cli.app import app as cli
 from conftest import graft_tiny
 from test_serving import PEOPLE, Server, held, serving, talker, until
 
@@ -294,8 +298,6 @@ def test_short_work_is_done_between_the_tokens_of_a_text(server):
 
 def test_short_work_has_a_place_in_the_queue_and_an_end(model):
     with serving(model, max_waiting=1, timeout=0.4) as small, held(model) as gate:
-        import threading
-
         blocker = threading.Thread(target=lambda: small.send({"model": "tiny", "prompt": "a"}))
         blocker.start()
         until(lambda: small.metric("causalqwen_running") == 1)
@@ -310,6 +312,39 @@ def test_short_work_has_a_place_in_the_queue_and_an_end(model):
         blocker.join()
         until(lambda: small.metric("causalqwen_waiting") == 0)
         assert numbers(small, prompts=["a"])[0] == 200
+
+
+def test_the_command_serves_the_page_and_opens_it(tmp_path, tiny_tokenizer, monkeypatch):
+    import urllib.request
+    import webbrowser
+
+    from causalqwen import serving as room
+
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
+    (tmp_path / "people").mkdir()
+    PEOPLE["Bob"].save(tmp_path / "people" / "Bob.safetensors")
+    opened_at, answers = [], []
+
+    def run(app, listener):
+        made = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with urllib.request.urlopen(f"http://127.0.0.1:{listener.getsockname()[1]}/") as answer:
+            answers.append(answer.read())
+        made.should_exit = True
+        thread.join()
+
+    monkeypatch.setattr(room, "run", run)
+    monkeypatch.setattr(webbrowser, "open", opened_at.append)
+    options = ["explore", "--model", str(tmp_path / "small"), "--device", "cpu", "--json"]
+    for more in (["--individuals", str(tmp_path / "people"), "--port", "0"], ["--no-browser"]):
+        result = CliRunner().invoke(cli, [*options, *more])
+        assert result.exit_code == 0, result.output
+        told = json.loads(result.stdout)
+        assert told["model"] == "small" and told["individuals"] == (["Bob"] if len(more) > 1 else [])
+        assert answers.pop() == (FOLDER / "index.html").read_bytes()
+        assert opened_at == ([told["url"]] if len(more) > 1 else [])
+        opened_at.clear()
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
