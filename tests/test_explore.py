@@ -13,7 +13,7 @@ import torch
 import uvicorn
 from typer.testing import CliRunner
 
-from causalqwen import Observation
+from causalqwen import PRESETS, Observation
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.serving.page import FOLDER, HEADERS
 from causalqwen_cli.app import app as cli
@@ -91,11 +91,23 @@ class opened:  # noqa: N801 # a context
             assert not [error for error in self.errors if "Failed to load resource" not in error]
 
 
+def here(page):
+    """The view that is shown; the others keep what is in them."""
+    return page.locator("main > section:visible")
+
+
+def go_to(page, place):
+    """Another view, by its place in the navigation."""
+    link = page.locator("nav a").nth(place)
+    link.click()
+    link.and_(page.locator("[aria-current]")).wait_for()
+
+
 def write(page, prompt, tokens=12, seed=5, preset="causal"):
-    page.get_by_label("Text to go on from").fill(prompt)
-    page.get_by_label("Tokens at most").fill(str(tokens))
-    page.get_by_label("Seed", exact=True).fill(str(seed))
-    page.get_by_label("How it is decided").select_option(preset)
+    here(page).get_by_label("Text to go on from").fill(prompt)
+    here(page).get_by_label("Tokens at most").fill(str(tokens))
+    here(page).get_by_label("Seed", exact=True).fill(str(seed))
+    here(page).get_by_label("How it is decided").select_option(preset)
     page.get_by_role("button", name="Write", exact=True).click()
     wait_written(page)
 
@@ -352,14 +364,14 @@ def test_the_command_serves_the_page_and_opens_it(tmp_path, tiny_tokenizer, monk
 
 def test_the_main_path_by_keyboard(tab, server):
     page = tab
-    page.get_by_label("Text to go on from").focus()
+    here(page).get_by_label("Text to go on from").focus()
     page.keyboard.type("They say that")
-    page.get_by_label("How it is decided").select_option("standard")
-    page.get_by_label("Tokens at most").fill("16")
+    here(page).get_by_label("How it is decided").select_option("standard")
+    here(page).get_by_label("Tokens at most").fill("16")
     page.get_by_role("button", name="Write", exact=True).focus()
     page.keyboard.press("Enter")
     wait_written(page)
-    seed = int(page.get_by_label("Seed", exact=True).input_value())
+    seed = int(here(page).get_by_label("Seed", exact=True).input_value())
     said = server.complete({"preset": "standard"}, prompt="They say that", max_tokens=16, seed=seed).choices[0].text
     assert page.locator("[data-text]").get_attribute("aria-label") == "The text"
     tokens = page.locator("[data-text] span[role=button]")
@@ -382,9 +394,8 @@ def path_of(page, law):
     return [((x - 12) / 496, (176 - y) / 146) for x, y in pairs]
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server, seed):
     page = tab
     prompt = "They say that -3.5 of the people who came here went on to count"
@@ -438,6 +449,7 @@ def near_percent(told, share):
     return float(told.rstrip("%")) / 100 == pytest.approx(share, rel=0.06, abs=6e-5)
 
 
+@pytest.mark.slow
 def test_an_alternative_is_put_in_and_a_number_set(tab, server):
     page = tab
     prompt = "They say that -3.5 of the people who came here went on to count"
@@ -457,15 +469,15 @@ def test_an_alternative_is_put_in_and_a_number_set(tab, server):
     labels = [one.text_content() for one in span.all()]
     number = next(place for place, text in enumerate(labels) if re.fullmatch(r" ?-?\d+\.\d+", text))
     open_token(page, number)
-    page.get_by_label("Set it to").fill("much")
+    here(page).get_by_label("Set it to").fill("much")
     page.get_by_role("button", name="Set and go on").click()
     assert "not a number" in page.get_by_role("alert").inner_text()
-    page.get_by_label("Set it to").fill("−77.5")
+    here(page).get_by_label("Set it to").fill("−77.5")
     page.keyboard.press("Enter")
     wait_written(page)
     assert "-77.5" in page.locator(".forced").last.text_content()
     open_token(page, number)
-    assert page.get_by_label("Set it to").input_value() == "-77.5"
+    assert here(page).get_by_label("Set it to").input_value() == "-77.5"
     page.locator("[data-law]").wait_for()  # its law is still what it was
     page.get_by_role("checkbox", name="P(Y ≤ y)").check()
     assert page.locator("[data-law]").get_attribute("aria-label").startswith("P(Y ≤ y)")
@@ -474,14 +486,15 @@ def test_an_alternative_is_put_in_and_a_number_set(tab, server):
     assert page.locator("[data-place]").count() == 0
 
 
+@pytest.mark.slow
 def test_every_setting_of_a_text_is_asked_for(tab):
     page, bodies = tab, []
     page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
     write(page, "They say", tokens=4, seed=8, preset="persona")
     assert bodies[-1]["max_tokens"] == 4 and bodies[-1]["seed"] == 8
     assert bodies[-1]["causal"] == {"preset": "persona", "alternatives": 8, "points": 200}
-    page.get_by_label("Who speaks").locator("visible=true").select_option("Ann")
-    page.get_by_label("the model's own").uncheck()
+    here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
+    here(page).get_by_label("the model's own").uncheck()
     page.get_by_role("slider", name="Temperature").fill("0.5")
     page.get_by_role("button", name="New seed").click()
     page.get_by_role("button", name="Write", exact=True).click()
@@ -494,7 +507,7 @@ def test_every_setting_of_a_text_is_asked_for(tab):
     assert len(page.locator("[data-text]").text_content()) > length
     shades = {}
     for shade in ("softmax", "ovr", "who", "none"):
-        page.get_by_label("Shade tokens by").select_option(shade)
+        here(page).get_by_label("Shade tokens by").select_option(shade)
         first = page.locator("[data-text] span[role=button]").first
         shades[shade] = first.evaluate("one => one.style.getPropertyValue('--depth')"), first.get_attribute("class")
     assert float(shades["none"][0]) == 0 < float(shades["softmax"][0]) and "who" in shades["who"][1]
@@ -503,16 +516,17 @@ def test_every_setting_of_a_text_is_asked_for(tab):
     page.get_by_role("button", name="Copied").wait_for()
 
 
+@pytest.mark.slow
 def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, server, tab):
     write_long = {"tokens": 400, "preset": "standard"}
     page = tab
     for name, value in (("Text to go on from", "They say"), ("Tokens at most", str(write_long["tokens"]))):
-        page.get_by_label(name).fill(value)
+        here(page).get_by_label(name).fill(value)
     page.get_by_role("button", name="Write", exact=True).click()
     page.locator("[data-text] span[role=button]").nth(3).wait_for()
     with opened(browser, server) as other:
-        other.get_by_label("Text to go on from").fill("And so")
-        other.get_by_label("Tokens at most").fill("3")
+        here(other).get_by_label("Text to go on from").fill("And so")
+        here(other).get_by_label("Tokens at most").fill("3")
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("Stopped.").wait_for()
         until(lambda: server.metric("causalqwen_running") == 0)
@@ -522,13 +536,14 @@ def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, serve
     assert page.locator("[data-text] span[role=button]").count() > 3
 
 
+@pytest.mark.slow
 def test_a_chat(tab, server):
     page = tab
-    page.get_by_label("Chat").check()
-    page.get_by_label("Tokens at most").fill("6")
-    page.get_by_label("How it is decided").select_option("standard")
+    here(page).get_by_label("Chat").check()
+    here(page).get_by_label("Tokens at most").fill("6")
+    here(page).get_by_label("How it is decided").select_option("standard")
     for said in ("How many?", "And then?"):
-        page.get_by_label("Message").fill(said)
+        here(page).get_by_label("Message").fill(said)
         page.get_by_role("button", name="Send").click()
         wait_written(page)
     turns = page.locator(".turn").all_text_contents()
@@ -544,9 +559,9 @@ def test_a_chat(tab, server):
 def test_hostile_text_is_text(tab, server):
     page = tab
     write(page, HOSTILE, tokens=4)
-    assert page.get_by_label("Text to go on from").input_value() == HOSTILE
-    page.get_by_label("Chat").check()
-    page.get_by_label("Message").fill(HOSTILE)
+    assert here(page).get_by_label("Text to go on from").input_value() == HOSTILE
+    here(page).get_by_label("Chat").check()
+    here(page).get_by_label("Message").fill(HOSTILE)
     page.get_by_role("button", name="Send").click()
     wait_written(page)
     assert HOSTILE in page.locator(".turn").first.text_content()
@@ -566,15 +581,16 @@ def test_hostile_text_is_text(tab, server):
     assert "taken" not in page.title() and page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_what_is_too_long_is_told_and_kept(tab):
     page = tab
     long = "word " * 20_000
-    page.get_by_label("Text to go on from").fill(long)
+    here(page).get_by_label("Text to go on from").fill(long)
     page.get_by_role("button", name="Write", exact=True).click()
     page.get_by_role("alert").wait_for()
     assert "context of 4096" in page.get_by_role("alert").inner_text()
-    assert page.get_by_label("Text to go on from").input_value() == long
-    page.get_by_label("Text to go on from").fill("x" * 1_000_000)
+    assert here(page).get_by_label("Text to go on from").input_value() == long
+    here(page).get_by_label("Text to go on from").fill("x" * 1_000_000)
     assert "this server takes 1048576" in page.get_by_role("alert").first.inner_text()
     assert page.get_by_role("button", name="Write", exact=True).is_disabled()
 
@@ -586,14 +602,15 @@ TABLE = "name,prompt,value\r\n" + "".join(
 )
 
 
+@pytest.mark.slow
 def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     page = tab
-    page.get_by_role("link", name="Numbers").click()
+    go_to(page, 1)
     (tmp_path / "rows.csv").write_text(TABLE, encoding="utf-8", newline="")
     page.locator("input[type=file]").set_input_files(tmp_path / "rows.csv")
     page.get_by_text("36 rows").wait_for()
-    assert page.get_by_label("Column of texts").input_value() == "prompt"
-    assert page.get_by_label("Column of true values").input_value() == "value"
+    assert here(page).get_by_label("Column of texts").input_value() == "prompt"
+    assert here(page).get_by_label("Column of true values").input_value() == "value"
     page.get_by_role("button", name="Predict").click()
     page.locator("[data-median]").nth(35).wait_for()
     predicted = model.predict_number([text for text, _ in ROWS])
@@ -635,16 +652,88 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     page.get_by_role("checkbox", name="P(Y ≤ y)").check()
     for (_, y), (_, _, below) in zip(path_of(page, law), curve, strict=True):
         assert y == pytest.approx(below, abs=3e-3)
-    page.get_by_label("Who speaks").locator("visible=true").select_option("Ann")
+    here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
     page.get_by_role("button", name="Predict").click()
     page.locator("[data-median]").nth(35).wait_for()
     of_ann = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])[0].median
     assert float(page.locator("[data-median]").first.inner_text().replace("−", "-")) == pytest.approx(of_ann, rel=2e-3)
 
 
+@pytest.mark.slow
+def test_every_place_of_the_grid_and_what_it_changes(tab, server):
+    page = tab
+    go_to(page, 2)
+    view = page.get_by_role("region", name="Randomness")
+    view.get_by_label("Text to go on from").fill("They say")
+    view.get_by_label("Tokens at most").fill("12")
+    view.get_by_label("Seed").fill("9")
+    places = view.get_by_role("radio")
+    assert places.count() == 11
+    before, named = None, set()
+    for index in range(11):
+        places.nth(index).check()
+        value = places.nth(index).get_attribute("value")
+        who, noise = value.split(" ") if " " in value else (None, None)
+        asked = {"preset": value} if who is None else {"individual_mode": who, "noise_mode": noise}
+        said = server.complete(asked, prompt="They say", max_tokens=12, seed=9).choices[0].text
+        for preset, modes in PRESETS.items():
+            if who and modes == {"individual": who, "noise": noise}:
+                named.add(preset)
+                assert preset in places.nth(index).get_attribute("aria-label")
+        view.get_by_role("button", name="Write").click()
+        view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+        shown = view.locator("[data-written]").text_content()
+        assert shown == seen(said)
+        marked = view.locator("[data-changes]")
+        assert marked.count() == (before is not None and before != shown)
+        if marked.count():
+            old = marked.evaluate(
+                "one => [...one.childNodes].filter(n => n.nodeName !== 'INS').map(n => n.textContent).join('')"
+            )
+            new = marked.evaluate(
+                "one => [...one.childNodes].filter(n => n.nodeName !== 'DEL').map(n => n.textContent).join('')"
+            )
+            assert (old, new) == (before, shown)
+        before = shown
+    assert named == set(PRESETS) - {"individual-only", "softmax"}
+
+
+def seen(text):
+    """As the page writes what cannot be seen."""
+    unseen = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+    return re.sub(unseen, lambda one: f"⟨{ord(one[0]):04X}⟩", text)
+
+
+@pytest.mark.slow
+def test_the_same_again_and_other_temperatures(tab):
+    page, bodies = tab, []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    go_to(page, 2)
+    view = page.get_by_role("region", name="Randomness")
+    view.get_by_label("Text to go on from").fill("They say")
+    view.get_by_label("Tokens at most").fill("400")
+    view.get_by_role("button", name="Write").click()
+    view.get_by_role("button", name="Stop").click()
+    view.get_by_text("Stopped.").wait_for()
+    view.get_by_label("Tokens at most").fill("5")
+    for _ in range(2):
+        view.get_by_role("button", name="Write").click()
+        view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+    view.get_by_text("The text is the same as before.").wait_for()
+    view.get_by_label("The model's own temperatures").uncheck()
+    view.get_by_role("slider", name="Temperature of the individual").fill("0.25")
+    view.get_by_role("slider", name="Temperature of the noise").fill("0.75")
+    view.get_by_role("button", name="New seed").click()
+    view.get_by_role("button", name="Write").click()
+    view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+    asked = {"individual_mode": "sequence", "noise_mode": "token", "temperature": 0.25, "noise_temperature": 0.75}
+    assert bodies[-1]["causal"] == asked and bodies[-1]["seed"] != bodies[-2]["seed"]
+
+
+@pytest.mark.slow
 def test_a_file_is_dropped_and_predicting_is_stopped(tab, model):
     page = tab
-    page.get_by_role("link", name="Numbers").click()
+    go_to(page, 1)
     page.evaluate(
         """text => { const data = new DataTransfer(); data.items.add(new File([text], "rows.csv"));
         document.querySelector(".drop").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true})) }""",
@@ -660,6 +749,7 @@ def test_a_file_is_dropped_and_predicting_is_stopped(tab, model):
     assert page.get_by_text("1 row", exact=True).count() == 1
 
 
+@pytest.mark.slow
 def test_language_look_and_links(tab):
     page = tab
     page.get_by_role("button", name="中文").click()
@@ -678,21 +768,23 @@ def test_language_look_and_links(tab):
     assert page.evaluate("document.activeElement.id") == "content"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_told_with_what_to_do(browser, model):
     server = Server(model, page=True)
     try:
         with opened(browser, server) as page:
-            page.get_by_label("Text to go on from").fill("They say")
+            here(page).get_by_label("Text to go on from").fill("They say")
             server.close()
             page.get_by_role("button", name="Write", exact=True).click()
             page.get_by_role("alert").wait_for()
             assert "still running" in page.get_by_role("alert").inner_text()
-            assert page.get_by_label("Text to go on from").input_value() == "They say"
+            assert here(page).get_by_label("Text to go on from").input_value() == "They say"
     finally:
         if server.thread.is_alive():
             server.close()
 
 
+@pytest.mark.slow
 def test_a_page_whose_first_question_fails_asks_again(browser, server):
     context = browser.new_context(locale="en-GB")
     page = context.new_page()
@@ -705,15 +797,17 @@ def test_a_page_whose_first_question_fails_asks_again(browser, server):
     context.close()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_or_numbers_says_so(browser, tiny_tokenizer):
     plain = graft_tiny("llama", tiny_tokenizer)
     plain.processor.chat_template = None
     with serving(plain, page=True) as server, opened(browser, server) as page:
-        assert page.get_by_label("Chat").is_disabled() and page.get_by_text("has no chat template").count() == 1
-        page.get_by_role("link", name="Numbers").click()
+        assert here(page).get_by_label("Chat").is_disabled() and page.get_by_text("has no chat template").count() == 1
+        go_to(page, 1)
         assert page.get_by_text("has not learned numbers yet").locator("visible=true").count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
 def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme, locale):
@@ -735,7 +829,7 @@ def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme,
             page.locator("[data-text] span[role=button]").nth(2).click()
             page.locator("[data-place]").wait_for()
             check_page(page, "a text")
-            page.locator("nav a").nth(1).click()
+            go_to(page, 1)
             page.set_viewport_size({"width": width, "height": 844})
             page.locator("textarea:visible").fill(TABLE)
             page.locator("button.main:visible").click()
@@ -743,7 +837,16 @@ def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme,
             page.locator("td button").first.click()
             page.locator("[data-law]:visible").wait_for()
             check_page(page, "rows")
-            page.locator("nav a").first.click()
+            go_to(page, 2)
+            check_page(page, "the grid")
+            for place in (0, 5):
+                page.locator("[type=radio]:visible").nth(place).check()
+                page.locator("textarea:visible").fill("They say that")
+                page.locator("button.main:visible").click()
+                page.locator("button.main:visible:not(:disabled)").wait_for()
+            page.locator("[data-changes]").wait_for()
+            check_page(page, "changes")
+            go_to(page, 0)
 
 
 @pytest.mark.slow
@@ -752,8 +855,8 @@ def test_twenty_tabs_write_at_once_and_each_can_stop(browser, server, model):
     pages = [one.__enter__() for one in tabs]
     with held(model):
         for page in pages:
-            page.get_by_label("Text to go on from").fill("They say")
-            page.get_by_label("Tokens at most").fill("40")
+            here(page).get_by_label("Text to go on from").fill("They say")
+            here(page).get_by_label("Tokens at most").fill("40")
             page.get_by_role("button", name="Write", exact=True).click()
         for page in pages[::2]:
             page.get_by_role("button", name="Stop").click()
