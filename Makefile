@@ -1,6 +1,7 @@
 # make demo    set everything up, train on real boiling points, write runs/demo/report.html
 # make test    set everything up, run the tests
 # make site    the documentation as pages, in both languages: build/site/index.html
+# make explore  the demo's model in a browser
 # make test-vllm   the vLLM plug-in's tests, in an environment of their own (build/vllm, a gigabyte)
 # Everything is put into .venv; the default backbone goes to the user's cache (CAUSALQWEN_HOME to change that).
 
@@ -14,7 +15,7 @@ INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo site test test-vllm check-full lint format dist lock sbom audit clean
+.PHONY: help setup backbone demo explore site test test-vllm test-web check-full lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +48,10 @@ $(VENV)/.docs: $(READY)
 site: $(VENV)/.docs  ## the documentation as pages in both languages; ends with build/site/index.html
 	@$(BIN)/python docs/site/make_site.py build/site
 
+explore: $(READY)  ## the demo's model in a browser (makes it first, where it is not there)
+	@test -d runs/demo/model || $(MAKE) --no-print-directory demo
+	@$(BIN)/causalqwen explore --model runs/demo/model
+
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
 
@@ -67,6 +72,14 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	  echo "the plug-in again, on the model runner $$runner" >&2; \
 	  CAUSALQWEN_VLLM_RUNNER=$$runner CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 \
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
+
+test-web: $(READY)  ## the explorer's page: built anew from web/ (npm), then tested in Chromium
+	@command -v npm >/dev/null || { echo "The page is built by npm; on Debian: apt install nodejs npm chromium" >&2; exit 1; }
+	@cd web && npm ci --silent && npm run --silent check && npm run --silent build
+	@test -z "$$(git status --porcelain -- src/causalqwen/serving/explorer)" || { \
+	  echo "src/causalqwen/serving/explorer is not what web/ builds: commit what was built" >&2; exit 1; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
+	@$(BIN)/python -m pytest -m '' -n0 tests/test_explore.py
 
 check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(INSTALL_ALL)

@@ -155,7 +155,22 @@ def assert_same(one, other):
 
 def test_what_a_server_says_about_itself(server):
     (card,) = server.client.models.list().data
-    assert card.id == "tiny" and card.causal == {"presets": list(PRESETS), "individuals": ["Ann", "Bob", "Eva"]}
+    assert card.id == "tiny" and card.causal == {
+        "presets": list(PRESETS),
+        "individuals": ["Ann", "Bob", "Eva"],
+        "temperature": 8.0,
+        "chat": True,
+        "numbers": False,
+        "context": 4096,
+        "limits": {
+            "max_rows": 8,
+            "max_waiting": 64,
+            "max_tokens": 4000,
+            "max_body": 1 << 20,
+            "max_prompts": 64,
+            "timeout": 300,
+        },
+    }
     assert server.client.models.retrieve("tiny").id == "tiny"
     assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
     before = server.metric("causalqwen_tokens_total")

@@ -1,4 +1,4 @@
-"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, counterfactual, evaluate, benchmark, serve,
+"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, counterfactual, evaluate, benchmark, serve, explore,
 demo, doctor."""
 
 from causalqwen_cli import making, scoring, serving, speaking, tables

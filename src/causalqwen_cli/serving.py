@@ -1,14 +1,19 @@
-"""The command that serves a model over HTTP."""
+"""The commands that serve a model over HTTP: to programs, and to a browser."""
 
 import os
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from causalqwen_cli.base import AsJson, Device, Model, command, say, show
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from causalqwen.serving import ServerSettings
 
 _KEY = "CAUSALQWEN_API_KEY"
 
@@ -31,6 +36,7 @@ def serve(
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait; one more is answered 429.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most that a request may ask for.")] = 1024,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_prompts: Annotated[int, typer.Option(min=1, help="Numbers predicted by one request.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds from a request to the end of its answer.")] = 300.0,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -48,17 +54,12 @@ def serve(
         max_tokens=max_tokens,
         timeout=timeout,
         max_body=max_body,
+        max_prompts=max_prompts,
         api_key=key,
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
-        from causalqwen.modeling.loading import load_model
-
-        loaded = load_model(model, device)
-        if individuals is not None:
-            who = serving.load_individuals(individuals, loaded.config.causal_size)
-            settings = replace(settings, individuals=who)
-        app = serving.create_app(loaded, settings)
+        app, settings = _application(model, settings, individuals, device)
         if key is None and host not in ("127.0.0.1", "::1", "localhost"):
             say(f"anybody who reaches {host} may use this server: no API key is set")
         where = f"[{host}]" if ":" in host else host
@@ -66,3 +67,43 @@ def serve(
         about = {"url": url, "model": settings.name, "individuals": list(settings.individuals)}
         show(about, f"serving {settings.name} at {url}", as_json)
         serving.run(app, listener)
+
+
+@command
+def explore(
+    model: Model,
+    individuals: Annotated[
+        Path | None, typer.Option(help="Folder of individuals who can be asked for by name.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """See in a browser what a model says, how sure it is, and what else it could have said (see docs/explore.md)."""
+    from causalqwen import serving
+
+    settings = serving.ServerSettings(name=model.resolve().name, page=True)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        app, settings = _application(model, settings, individuals, device)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        about = {"url": url, "model": settings.name, "individuals": list(settings.individuals)}
+        show(about, f"exploring {settings.name} at {url} (Ctrl-C ends it)", as_json)
+        if browser:
+            import webbrowser
+
+            webbrowser.open(url)  # it waits at the listening socket until the server takes it
+        serving.run(app, listener)
+
+
+def _application(
+    model: Path, settings: "ServerSettings", individuals: Path | None, device: str
+) -> tuple["FastAPI", "ServerSettings"]:
+    """The model in a folder behind HTTP, and the settings with the individuals who can be named."""
+    from causalqwen import serving
+    from causalqwen.modeling.loading import load_model
+
+    loaded = load_model(model, device)
+    if individuals is not None:
+        settings = replace(settings, individuals=serving.load_individuals(individuals, loaded.config.causal_size))
+    return serving.create_app(loaded, settings), settings

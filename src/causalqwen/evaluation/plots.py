@@ -28,21 +28,20 @@ def plot_prediction(
     """
     if axes is None:
         axes = Figure(figsize=(6.4, 3.4), layout="tight").subplots()
-    ends = [prediction.quantile(p) for p in (0.02, 0.98)] + ([] if value is None else [value])
-    margin = 0.05 * (max(ends) - min(ends) or abs(ends[0]) or 1.0)
-    low, high = min(ends) - margin, max(ends) + margin
+    curve = prediction.curve(value=value)
     for level in sorted(LEVELS, reverse=True):
         axes.axvspan(
             *prediction.interval(level), color=_MAIN, alpha=_SHADES[level], lw=0, label=f"{level:.0%} interval"
         )
     candidates = getattr(prediction, "candidates", [])
     taken = {at for at, _ in candidates}
-    grid = [at for at in np.linspace(low, high, 400).tolist() if at not in taken]
-    axes.plot(grid, np.exp([prediction.log_prob(at) for at in grid]), color=_MAIN, label="density")
+    axes.plot(
+        *zip(*[(at, density) for at, density, _ in curve if at not in taken], strict=True), color=_MAIN, label="density"
+    )
     axes.axvline(prediction.median, color="black", lw=1, label=f"median {prediction.median:.6g}")
     if value is not None:
         axes.axvline(value, color=_SECOND, lw=1.5, ls="--", label=f"true value {value:.6g}")
-    axes.set(xlabel=unit or "value", ylabel="density", xlim=(low, high))
+    axes.set(xlabel=unit or "value", ylabel="density", xlim=(curve[0][0], curve[-1][0]))
     axes.set_ylim(bottom=0)
     if candidates:
         bars = axes.twinx()

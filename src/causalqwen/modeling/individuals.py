@@ -212,26 +212,29 @@ def shares(model: "CausalQwenForCausalLM", observation: str | Observation, chunk
     """
     observation = Observation(observation) if isinstance(observation, str) else observation
     read = read_contexts(model, contexts_of(model, observation, chunk))
-    action, num_id = model.action, model.config.num_token_id
-    chain = Chain(model, read.features)
-    rows = upcast(chain.words.rows_of_all()[0][read.targets]).abs() ** action.law.alpha
-    who = (rows * upcast(chain.scale_U) ** action.law.alpha).sum(-1)
-    totals = [
-        part.scores.graded().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        for part, targets in zip(chain.parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
-    ]
-    share = who / torch.cat(totals) ** action.law.alpha
-    numbers = (read.targets == num_id) & reads_numbers(model)
-    if bool(numbers.any()):
-        law = action.value_law
-        loadings, left = chain.value_loadings()
-        of_who, of_noise = loading_sizes(law, loadings) ** law.alpha, left**law.alpha
-        share = torch.where(numbers, of_who / (of_who + of_noise), share)
+    parts = zip(Chain(model, read.features).parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
+    share = torch.cat([share_of_who(model, part, targets) for part, targets in parts])
     texts = [
         model.processor.decode([token], numeric_values=[value])
         for token, value in zip(read.targets.tolist(), read.values.tolist(), strict=True)
     ]
     return [Share(text, share) for text, share in zip(texts, share.tolist(), strict=True)]
+
+
+def share_of_who(model: "CausalQwenForCausalLM", chain: Chain, tokens: Tensor) -> Tensor:
+    """`shares` at positions [n] where the tokens int64 [n] stand: [n], in [0, 1]."""
+    action = model.action
+    rows = upcast(chain.words.rows_of_all()[0][tokens]).abs() ** action.law.alpha
+    who = (rows * upcast(chain.scale_U) ** action.law.alpha).sum(-1)
+    total = chain.scores.graded().gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    share = who / total**action.law.alpha
+    numbers = (tokens == model.config.num_token_id) & reads_numbers(model)
+    if bool(numbers.any()):
+        law = action.value_law
+        loadings, left = chain.value_loadings()
+        of_who, of_noise = loading_sizes(law, loadings) ** law.alpha, left**law.alpha
+        share = torch.where(numbers, of_who / (of_who + of_noise), share)
+    return share
 
 
 # ---- noise -------------------------------------------------------------------------------------------------------

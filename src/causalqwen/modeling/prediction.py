@@ -86,6 +86,17 @@ class NumberPrediction:
         """CRPS at `value`, in units, lower is better: see `ValueLaw.crps`."""
         return self.law.crps(*self._parameters(), _observed(value)).item()
 
+    def curve(self, points: int = 400, value: float | None = None) -> list[tuple[float, float, float]]:
+        """Where the law is drawn: (y, density per unit, P(Y <= y)) at evenly spaced y, under the model's own law.
+
+        They reach from the quantile at 2% to that at 98%, or to `value`, and 5% further. A y with a probability of its own has
+        that for a density.
+        """
+        ends = [self.quantile(p) for p in (0.02, 0.98)] + ([] if value is None else [value])
+        margin = 0.05 * (max(ends) - min(ends) or abs(ends[0]) or 1.0)
+        places = torch.linspace(min(ends) - margin, max(ends) + margin, points, dtype=torch.float64).tolist()
+        return [(at, math.exp(self.log_prob(at)), self.cdf(at)) for at in places]
+
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
 
@@ -213,11 +224,13 @@ def _observed(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def describe(prediction: NumberPrediction, value: float | None, *, raw: bool = False) -> dict[str, Any]:
+def describe(
+    prediction: NumberPrediction, value: float | None, *, raw: bool = False, levels: Sequence[float] = LEVELS
+) -> dict[str, Any]:
     """One prediction as plain data: median, intervals by level, num_prob; crps and log_prob where the value is known."""
     described: dict[str, Any] = {
         "median": prediction.median,
-        "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in LEVELS},
+        "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in levels},
         "num_prob": prediction.num_prob,
     }
     if value is not None:

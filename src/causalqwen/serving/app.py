@@ -14,13 +14,16 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from causalqwen.decoding import PRESETS
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.serving.batching import Batcher, Job, Piece
 from causalqwen.serving.jobs import job_of
 from causalqwen.serving.metrics import CountRequests, Metrics
-from causalqwen.serving.requests import ChatRequest, CompletionRequest, TextRequest, parse
+from causalqwen.serving.numbers import predict_numbers
+from causalqwen.serving.page import Page
+from causalqwen.serving.requests import ChatRequest, CompletionRequest, NumbersRequest, TextRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings
 
 
@@ -53,7 +56,11 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
     guarded.add_api_route("/v1/models/{name:path}", service.model_card)
     guarded.add_api_route("/v1/completions", service.completions, methods=["POST"])
     guarded.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
+    guarded.add_api_route("/v1/numbers", service.numbers, methods=["POST"])
     app.include_router(guarded)
+    if settings.page:  # a site elsewhere could name this machine as its own host
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+        app.mount("/", Page())
     return app
 
 
@@ -90,7 +97,7 @@ class _Call:
                 async with asyncio.timeout_at(self.deadline):
                     piece = await self.pieces.get()
             except TimeoutError:
-                raise ApiError(503, "no answer in the time that this server allows", code="timeout") from None
+                raise _too_late() from None
             if isinstance(piece, ApiError):
                 raise piece
             left -= piece.finish is not None
@@ -101,7 +108,8 @@ class _Call:
         rows = [Piece(row, "", [], None) for row in range(len(self.job.rows))]
         async for piece in self.read():
             before = rows[piece.row]
-            rows[piece.row] = Piece(piece.row, before.text + piece.text, before.numbers + piece.numbers, piece.finish)
+            numbers, tokens = before.numbers + piece.numbers, before.tokens + piece.tokens
+            rows[piece.row] = Piece(piece.row, before.text + piece.text, numbers, piece.finish, tokens)
         return self.frame | {"choices": [self.choice(row) for row in rows], "usage": self.usage()}
 
     async def events(self) -> AsyncIterator[str]:
@@ -112,7 +120,7 @@ class _Call:
                 yield _event(self.frame | {"choices": [{"index": row} | opening]})
         try:
             async for piece in self.read():
-                if piece.text or piece.finish is not None:
+                if piece.text or piece.tokens or piece.finish is not None:
                     yield _event(self.frame | {"choices": [self.choice(piece)]})
         except ApiError as error:
             yield _event(error.body())
@@ -124,6 +132,8 @@ class _Call:
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A choice of the answer, or of one event of it."""
         causal: dict[str, Any] = {"numbers": piece.numbers}
+        if self.job.alternatives is not None:
+            causal["tokens"] = piece.tokens
         if piece.finish is not None:
             causal["seed"] = self.job.rows[piece.row].seed
         body: dict[str, Any] = {"text": piece.text}
@@ -158,7 +168,7 @@ class _Service:
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
         model.config.require("the server")
         _ = model.value_law  # a model whose numbers need a class is told so before anything is served
-        self.processor, self.settings = model.processor, settings
+        self.model, self.processor, self.settings = model, model.processor, settings
         self.processor("made ready before there are threads")
         limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}
         self.batcher = Batcher(model, **limits)
@@ -184,7 +194,19 @@ class _Service:
 
     async def model_card(self, name: str) -> dict[str, Any]:
         self._check_name(name)
-        causal = {"presets": list(PRESETS), "individuals": list(self.settings.individuals)}
+        settings, limits = (
+            self.settings,
+            ("max_rows", "max_waiting", "max_tokens", "max_body", "max_prompts", "timeout"),
+        )
+        causal = {
+            "presets": list(PRESETS),
+            "individuals": list(settings.individuals),
+            "temperature": settings.temperature,
+            "chat": self.processor.chat_template is not None,
+            "numbers": self.model.reads_numbers,
+            "context": self.model.config.context_length,
+            "limits": {limit: getattr(settings, limit) for limit in limits},
+        }
         return {"id": name, "object": "model", "created": 0, "owned_by": "causalqwen", "causal": causal}
 
     async def completions(self, request: Request) -> Response:
@@ -192,6 +214,28 @@ class _Service:
 
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, ChatRequest)
+
+    async def numbers(self, request: Request) -> Response:
+        asked = parse(NumbersRequest, await self._body(request))
+        self._check_name(asked.model)
+        data = await self._aside(request, lambda: predict_numbers(asked, self.settings, self.model))
+        return JSONResponse({"object": "list", "model": asked.model, "data": data})
+
+    async def _aside(self, request: Request, work: Callable[[], Any]) -> Any:
+        """Short work of the thread that owns the model; ApiError 503 where time runs out. A client that leaves calls it off."""
+        future = asyncio.wrap_future(self.batcher.run(work))
+        left = asyncio.ensure_future(_disconnected(request))
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                await asyncio.wait((future, left), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise _too_late() from None
+        finally:
+            left.cancel()
+            future.cancel()
+        if not future.done() or future.cancelled():
+            raise HTTPException(499, "the client left")
+        return future.result()
 
     async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
         settings = self.settings
@@ -242,6 +286,10 @@ class _Service:
 
 def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
+
+
+def _too_late() -> ApiError:
+    return ApiError(503, "no answer in the time that this server allows", code="timeout")
 
 
 async def _disconnected(request: Request) -> None:

@@ -4,8 +4,10 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 
 from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.loop import ValueLog
-from causalqwen.modeling.prediction import describe
+from causalqwen.serving.numbers import told
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
@@ -35,12 +38,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a step added to a row: text, numbers in it, and why it ended, where it did."""
+    """What a step added to a row: text, numbers in it, why it ended, where it did, and its token, where that was asked for."""
 
     row: int
     text: str
     numbers: list[dict[str, Any]]
     finish: str | None
+    tokens: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -56,6 +60,8 @@ class Job:
     deliver: Callable[[Piece | ApiError], None]
     individual: Individual | None = None
     top_p: float = 1.0
+    alternatives: int | None = None
+    points: int | None = None
     cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
 
@@ -81,7 +87,7 @@ class Job:
 
 
 class Batcher:
-    """A bounded queue and its worker thread. `submit` and `cancel` may be called from any thread.
+    """A bounded queue and its worker thread. `submit`, `cancel` and `run` may be called from any thread.
 
     A row's draws belong to (its seed, its position), so that its text does not depend on what it is batched with.
     """
@@ -93,6 +99,7 @@ class Batcher:
         self.context = model.config.context_length or math.inf
         self.observe: Callable[[int], None] = lambda rows: None
         self._waiting: list[Job] = []
+        self._asides: deque[tuple[Callable[[], Any], Future]] = deque()
         self._running: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -100,7 +107,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._asides)
 
     @property
     def running(self) -> int:
@@ -116,19 +123,49 @@ class Batcher:
             for job in [*self._waiting, *self._running]:
                 job.cancelled = True
                 job.deliver(ApiError(503, "the server is shutting down"))
+            for _, future in self._asides:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(ApiError(503, "the server is shutting down"))
             self._waiting.clear()
+            self._asides.clear()
             self._changed.notify()
         self._thread.join()
 
     def submit(self, job: Job) -> None:
         """Queue a job. ApiError 429 where the queue is full."""
         with self._changed:
-            if self._closed:
-                raise ApiError(503, "the server is shutting down")
-            if len(self._waiting) >= self.max_waiting:
-                raise ApiError(429, f"{self.max_waiting} requests are waiting already", code="rate_limit_exceeded")
+            self._check_room()
             self._waiting.append(job)
             self._changed.notify()
+
+    def run(self, work: Callable[[], Any]) -> Future:
+        """Have the thread that owns the model do some short work, between two tokens where a batch runs. ApiError 429 where
+        the queue is full."""
+        future: Future = Future()
+        with self._changed:
+            self._check_room()
+            self._asides.append((work, future))
+            self._changed.notify()
+        return future
+
+    def step_aside(self) -> None:
+        """Do one piece of short work, if some waits; on the worker's thread."""
+        with self._changed:
+            if not self._asides:
+                return
+            work, future = self._asides.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    def _check_room(self) -> None:
+        if self._closed:
+            raise ApiError(503, "the server is shutting down")
+        if self.waiting >= self.max_waiting:
+            raise ApiError(429, f"{self.max_waiting} requests are waiting already", code="rate_limit_exceeded")
 
     def cancel(self, job: Job) -> None:
         """Give its place back: out of the queue, or out of its batch at the next token."""
@@ -138,7 +175,10 @@ class Batcher:
                 self._waiting.remove(job)
 
     def _work(self) -> None:
-        while batch := self._next():
+        while (batch := self._next()) is not None:
+            self.step_aside()
+            if not batch:
+                continue
             self.observe(sum(len(job.rows) for job in batch))
             try:
                 self._generate(batch)
@@ -149,10 +189,13 @@ class Batcher:
             with self._changed:
                 self._running = []
 
-    def _next(self) -> list[Job]:
-        """The oldest job and those that fit it, when its window is over or the batch is full; none when closed."""
+    def _next(self) -> list[Job] | None:
+        """The oldest job and those that fit it, when its window is over or the batch is full; an empty list where short work
+        waits, None when closed."""
         with self._changed:
             while not self._closed:
+                if self._asides:
+                    return []
                 if not self._waiting:
                     self._changed.wait()
                     continue
@@ -166,7 +209,7 @@ class Batcher:
                     self._running = batch
                     return batch
                 self._changed.wait(left)
-            return []
+            return None
 
     def _generate(self, batch: list[Job]) -> None:
         model, rows = self.model, [row for job in batch for row in job.rows]
@@ -178,7 +221,7 @@ class Batcher:
             lines = [[fill] * (width - len(column)) + column for column in columns]
             return torch.tensor(lines, dtype=dtype, device=model.device)
 
-        watch = _Watch(model, batch)
+        watch = _Watch(model, batch, self.step_aside)
         seeds = [row.seed for row in rows]
         choice: dict[str, Any] = {"do_sample": False}
         if batch[0].plan.decision == "softmax":
@@ -208,8 +251,8 @@ class _Watch(StoppingCriteria):
     It is given to `generate` as a streamer as well, which is how it comes by the values.
     """
 
-    def __init__(self, model: CausalQwenForCausalLM, batch: list[Job]) -> None:
-        self.model = model
+    def __init__(self, model: CausalQwenForCausalLM, batch: list[Job], between: Callable[[], None]) -> None:
+        self.model, self.between = model, between
         self.rows = [(job, place, row) for job in batch for place, row in enumerate(job.rows)]
         end = model.generation_config.eos_token_id
         self.ends = set(end) if isinstance(end, list) else {end}
@@ -226,15 +269,28 @@ class _Watch(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         tokens = input_ids[:, -1].tolist()
+        places = self._places(tokens)
         for index, (job, place, row) in enumerate(self.rows):
             if row.finish is None and not job.cancelled:
-                job.deliver(self._step(index, job, place, row, tokens[index]))
+                job.deliver(self._step(index, job, place, row, tokens[index], places.get(index)))
+        self.between()
         done = [job.cancelled or row.finish is not None for job, _, row in self.rows]
         return torch.tensor(done, device=input_ids.device)
 
-    def _step(self, index: int, job: Job, place: int, row: Row, token: int) -> Piece:
+    def _places(self, tokens: list[int]) -> dict[int, dict[str, Any]]:
+        """What else could stand where each row's token does, by the row's index, where that was asked for."""
+        places = {}
+        for index, (job, _, row) in enumerate(self.rows):
+            if job.alternatives is None or row.finish is not None or job.cancelled or row.text.in_digits:
+                continue
+            features, before = self.log.follows[index], row.text.tail
+            (made,) = alternatives(self.model, features, [tokens[index]], [before], job.alternatives)
+            places[index] = asdict(made)
+        return places
+
+    def _step(self, index: int, job: Job, place: int, row: Row, token: int, could_be: dict[str, Any] | None) -> Piece:
         row.written += 1
-        numbers, text = [], row.text
+        numbers, text, start = [], row.text, len(row.text.text)
         if token in self.ends:
             row.finish = "stop"
         else:
@@ -242,7 +298,7 @@ class _Watch(StoppingCriteria):
             value = self.log[self.log.last][index].item() if is_number else 0.0
             span = text.append(token, value)
             if span is not None:
-                numbers.append({"value": value, "span": list(span)} | self._law(index, job.individual))
+                numbers.append({"value": value, "span": list(span)} | self._law(index, job, value))
         ended = row.finish is not None or row.written >= job.max_tokens
         piece = text.take(final=ended)
         if text.stopped:
@@ -250,11 +306,10 @@ class _Watch(StoppingCriteria):
         elif ended and row.finish is None:
             row.finish = "length"
         numbers = [number for number in numbers if number["span"][1] <= len(text.text)]
-        return Piece(place, piece, numbers, row.finish)
+        tokens = [] if could_be is None else [{"span": [min(start, len(text.text)), len(text.text)]} | could_be]
+        return Piece(place, piece, numbers, row.finish, tokens)
 
-    def _law(self, index: int, individual: Individual | None) -> dict[str, Any]:
+    def _law(self, index: int, job: Job, value: float) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""
-        described = describe(self.model.predict_values(self.log.follows[index], individual)[0], None)
-        for ends in described["intervals"].values():  # JSON has no infinity
-            ends[:] = [end if math.isfinite(end) else None for end in ends]
-        return described
+        (prediction,) = self.model.predict_values(self.log.follows[index], job.individual)
+        return told(prediction, points=job.points, beside=value)

@@ -17,7 +17,7 @@ from causalqwen.decoding import CausalDecoding
 from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.serving.batching import Job, Piece, Row
 from causalqwen.serving.requests import TextRequest, one_of
-from causalqwen.serving.settings import ApiError, ServerSettings
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 from causalqwen.serving.text import GrowingText
 
 
@@ -29,6 +29,9 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     causal, preset = asked.causal, asked.causal.preset or settings.preset
     temperature = one_of("temperature", asked.temperature, causal.temperature)
     plan = CausalDecoding.preset(preset)
+    if causal.individual_mode is not None:
+        plan = CausalDecoding(individual=causal.individual_mode, noise=causal.noise_mode)
+        preset = f"{causal.individual_mode} x {causal.noise_mode}"
     draws_noise = plan.noise_mode in ("token", "sequence")
     draws = draws_noise or plan.individual_mode != "marginal"
     without_effect = {
@@ -53,16 +56,14 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     for field, (wrong, why) in without_effect.items():
         if wrong:
             raise ApiError(400, f"{field} has no effect under the preset {preset}: {why}", param=field)
-    if causal.individual is not None and causal.individual not in settings.individuals:
-        known = ", ".join(settings.individuals) or "nobody"
-        raise ApiError(400, f"nobody is called {causal.individual!r}; known: {known}", param="causal.individual")
+    individual_of(causal.individual, settings, "causal.individual")
     if temperature is None and causal.noise_temperature is None and draws:
         who = settings.individuals.get(causal.individual or "", plan.individual)  # heard at 1 where inferred
         plan = replace(plan, central_mass=causal.central_mass)
         fresh = replace(plan, individual=who).fresh_at(settings.temperature or 1.0)
         return replace(fresh, individual=plan.individual)
-    return CausalDecoding.preset(
-        preset,
+    return replace(
+        plan,
         temperature=1.0 if temperature is None or not (draws or preset == "softmax") else temperature,
         noise_temperature=causal.noise_temperature,
         central_mass=causal.central_mass,
@@ -102,5 +103,6 @@ def job_of(
         for copy in range(asked.n)
     ]
     length = length or int(min(settings.max_tokens, context - width))
-    individual = settings.individuals.get(asked.causal.individual or "")
-    return Job(rows, plan, length, deliver, individual, 1.0 if asked.top_p is None else asked.top_p)
+    individual = individual_of(asked.causal.individual, settings, "causal.individual")
+    top_p = 1.0 if asked.top_p is None else asked.top_p
+    return Job(rows, plan, length, deliver, individual, top_p, asked.causal.alternatives, asked.causal.points)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from causalqwen.serving.batching import Batcher
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/metrics")
+_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/numbers", "/health", "/metrics")
 _GONE = "499"  # the client left before its answer did
 
 

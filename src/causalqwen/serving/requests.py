@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from causalqwen.decoding import PRESETS
+from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, PRESETS
 from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.settings import ApiError
 
 # Fields of OpenAI's that are not supported, with the values that ask for nothing.
@@ -31,6 +32,7 @@ _COMPLETION_TOKENS = 16  # OpenAI's default
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
+Points = Annotated[int, Field(ge=2, le=1000)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -39,14 +41,26 @@ class _Strict(BaseModel):
 
 
 class CausalOptions(_Strict):
-    """The extension field `causal`: one of the eight presets, and what it draws."""
+    """The extension field `causal`: one of the eight presets, or a mode for each source, what they draw, and what is told."""
 
     preset: Literal[tuple(PRESETS)] | None = None  # type: ignore[valid-type]
+    individual_mode: Literal[INDIVIDUAL_MODES] | None = None  # type: ignore[valid-type]
+    noise_mode: Literal[NOISE_MODES] | None = None  # type: ignore[valid-type]
     individual: str | None = None
     seed: Seed | None = None
     temperature: Temperature | None = None
     noise_temperature: Temperature | None = None
     central_mass: Annotated[float, Field(gt=0, le=1)] | None = None
+    alternatives: Annotated[int, Field(ge=0, le=20)] | None = None
+    points: Points | None = None
+
+    @model_validator(mode="after")
+    def _check_modes(self) -> "CausalOptions":
+        if (self.individual_mode is None) != (self.noise_mode is None):
+            raise ValueError("individual_mode and noise_mode are given together")
+        if self.individual_mode is not None and self.preset is not None:
+            raise ValueError("a preset says the modes already: leave it out, or them")
+        return self
 
 
 class StreamOptions(_Strict):
@@ -149,21 +163,58 @@ class ChatRequest(TextRequest):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _check_last(self) -> "ChatRequest":
+        last = self.messages[-1]
+        if self.continue_final_message and (last.role != "assistant" or not last.plain["content"].strip()):
+            raise ValueError("continue_final_message goes on with the words of an assistant, who said none last")
+        return self
 
     def length(self) -> int | None:
         return one_of("max_completion_tokens", self.max_completion_tokens, self.max_tokens)
 
     def texts(self, processor: CausalQwenProcessor) -> list[str]:
-        if processor.chat_template is None:
-            raise ApiError(400, "this model has no chat template: use /v1/completions")
-        messages = [message.plain for message in self.messages]
-        try:
-            return [processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)]
-        except TemplateError as error:
-            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
+        return [text_of_chat(self.messages, processor, self.continue_final_message)]
 
 
-Kind = TypeVar("Kind", bound=TextRequest)
+def text_of_chat(messages: list[Message], processor: CausalQwenProcessor, goes_on: bool = False) -> str:
+    """Messages by the backbone's template: what an assistant answers behind, or, if it goes on, its last words.
+
+    These stand at the end as they are, whatever a template does to the ends of messages.
+    """
+    if processor.chat_template is None:
+        raise ApiError(400, "this model has no chat template: use /v1/completions")
+    plain = [message.plain for message in messages]
+    said = plain.pop()["content"] if goes_on else ""
+    try:
+        return processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True) + said
+    except (TemplateError, IndexError) as error:  # some look at messages that are not there
+        raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
+
+
+class NumbersRequest(_Strict):
+    """`/v1/numbers`: the numbers behind texts, or behind chats, as laws."""
+
+    model: str
+    prompts: Annotated[list[str | Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
+    values: list[float | None] | None = None
+    levels: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1, max_length=99)] = list(LEVELS)
+    points: Points | None = None
+    individual: str | None = None
+    classes: str | list[str | None] | None = None
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "NumbersRequest":
+        for name in ("values", "classes"):
+            given = getattr(self, name)
+            if isinstance(given, list) and len(given) != len(self.prompts):
+                raise ValueError(f"{name}: expected one per prompt, got {len(given)} for {len(self.prompts)}")
+        return self
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def parse(kind: type[Kind], body: bytes) -> Kind:

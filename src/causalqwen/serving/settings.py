@@ -22,7 +22,9 @@ class ServerSettings:
         max_tokens: the most a request may ask for, and what a chat gets that asks for nothing.
         timeout: seconds from a request's arrival to the end of its answer.
         max_body: bytes of a request.
+        max_prompts: numbers predicted by one request.
         api_key: what `Authorization: Bearer ...` must hold; None lets everybody in.
+        page: whether the explorer's page is served too, to this machine alone.
     """
 
     name: str = "causalqwen"
@@ -35,12 +37,14 @@ class ServerSettings:
     max_tokens: int = 1024
     timeout: float = 300.0
     max_body: int = 1 << 20
+    max_prompts: int = 64
     api_key: str | None = None
+    page: bool = False
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}; known presets: {', '.join(PRESETS)}")
-        for name in ("max_rows", "max_waiting", "max_tokens", "timeout", "max_body"):
+        for name in ("max_rows", "max_waiting", "max_tokens", "timeout", "max_body", "max_prompts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not self.window >= 0:
@@ -62,6 +66,14 @@ def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individu
                 f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
             )
     return individuals
+
+
+def individual_of(name: str | None, settings: ServerSettings, param: str) -> Individual | None:
+    """The one of that name; None for no name. ApiError 400 for a name that nobody has."""
+    if name is not None and name not in settings.individuals:
+        known = ", ".join(settings.individuals) or "nobody"
+        raise ApiError(400, f"nobody is called {name!r}; known: {known}", param=param)
+    return None if name is None else settings.individuals[name]
 
 
 class ApiError(Exception):

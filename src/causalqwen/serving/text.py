@@ -33,6 +33,16 @@ class GrowingText:
         self._masked = ""
         self._sent = 0
 
+    @property
+    def in_digits(self) -> bool:
+        """Whether the next token writes a number whose `<NUM>` was written already."""
+        return self._expected > 0
+
+    @property
+    def tail(self) -> tuple[list[int], list[float]]:
+        """Ids and values at the end of prompt and text."""
+        return self._ids[-_CONTEXT:], self._values[-_CONTEXT:]
+
     def append(self, token: int, value: float) -> tuple[int, int] | None:
         """Take a token, and its value if it is `<NUM>`; where a number was written, its first character and its end."""
         if self._expected:

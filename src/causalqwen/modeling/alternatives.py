@@ -1,0 +1,105 @@
+"""What else could have stood where a token stands, with nothing drawn: under the softmax, and one against the rest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from causalqwen.core import Chain
+from causalqwen.modeling.individuals import share_of_who
+from causalqwen.modeling.prediction import generated_values
+from causalqwen.modeling.processor import NUM_TOKEN
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.model import CausalQwenForCausalLM
+
+_CONTEXT = 8  # tokens before it that decide how a token is written
+_UNFINISHED = "\ufffd"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that can stand at a place: softmax, exp(loc_S) of it over the sum of all; ovr, its P_k.
+
+    name: as the tokenizer lists it. text: what it adds to the text before it; None where it is no text of its own: a special
+    token, or a part of a character. `<NUM>` adds the number that the model would write there.
+    """
+
+    token: int
+    name: str
+    text: str | None
+    softmax: float
+    ovr: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of a text, with everything drawn integrated out.
+
+    chosen: the token that stands there. who: how much of what varies in it is who speaks, as in `shares`. alternatives: the
+    likeliest tokens under the softmax, likeliest first. decided: argmax_k P_k, a token's id.
+    """
+
+    chosen: Alternative
+    who: float
+    alternatives: tuple[Alternative, ...]
+    decided: int
+
+
+@torch.no_grad()
+def alternatives(
+    model: "CausalQwenForCausalLM",
+    features: Tensor,
+    tokens: Sequence[int],
+    before: Sequence[tuple[Sequence[int], Sequence[float]]],
+    count: int,
+) -> list[Place]:
+    """The place behind each of the features [n, H], where the tokens [n] stand.
+
+    before: of each, ids and values of the text before it (its end is enough). count: of the likeliest tokens.
+    """
+    chain = Chain(model, features)
+    scores = chain.scores
+    softmax, p = scores.masked(scores.loc, -torch.inf).double().softmax(-1), scores.p()
+    chosen = torch.tensor(tokens, device=features.device)
+    who = share_of_who(model, chain, chosen).tolist()
+    likeliest = softmax.topk(min(count, softmax.shape[-1]), dim=-1).indices
+    shown = torch.cat([chosen.unsqueeze(-1), likeliest], dim=-1)
+    columns = zip(shown.tolist(), softmax.gather(-1, shown).tolist(), p.gather(-1, shown).tolist(), strict=True)
+    number = model.config.num_token_id
+    values = generated_values(model, chain.value()[0]).tolist() if bool((shown == number).any()) else [0.0] * len(who)
+    places = []
+    for (ids, of_softmax, of_ovr), text, value, share, decided in zip(
+        columns, before, values, who, scores.decide().tolist(), strict=True
+    ):
+        each = [
+            Alternative(token, _name(model, token), added_text(model, text, token, value), *of)
+            for token, *of in zip(ids, of_softmax, of_ovr, strict=True)
+        ]
+        places.append(Place(each[0], share, tuple(each[1:]), decided))
+    return places
+
+
+def _name(model: "CausalQwenForCausalLM", token: int) -> str:
+    listed = model.processor.tokenizer.convert_ids_to_tokens(token)
+    return NUM_TOKEN if token == model.config.num_token_id else str(listed)
+
+
+def added_text(
+    model: "CausalQwenForCausalLM", before: tuple[Sequence[int], Sequence[float]], token: int, value: float = 0.0
+) -> str | None:
+    """What a token adds to a text of ids and values; None where that is no text of its own."""
+    processor = model.processor
+    ids, values = (list(column[-_CONTEXT:]) for column in before)
+    if processor.context.writes:  # the digits are there too
+        kept = [place for place, one in enumerate(ids) if one != processor.num_token_id]
+        ids, values = [ids[place] for place in kept], [values[place] for place in kept]
+    if token in processor.tokenizer.all_special_ids:
+        return None
+    known = processor.decode(ids, values)
+    whole = processor.decode([*ids, token], [*values, value])
+    if not whole.startswith(known) or _UNFINISHED in whole[len(known) :]:
+        return None
+    return whole[len(known) :] or None

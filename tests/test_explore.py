@@ -1,0 +1,902 @@
+"""The explorer's page in a real Chromium; `make test-web` installs what it needs, and runs the slow ones too."""
+
+import json
+import math
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import uvicorn
+from typer.testing import CliRunner
+
+from causalqwen import PRESETS, Observation
+from causalqwen.modeling.alternatives import alternatives
+from causalqwen.serving.page import FOLDER, HEADERS
+from causalqwen_cli.app import app as cli
+from conftest import graft_tiny
+from test_serving import PEOPLE, Server, held, serving, talker, until
+
+WEB = Path(__file__).parent.parent / "web"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = (
+    "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"> \u202egnp.exe\u202c \u200f"
+    "{{7*7}} ${7*7} 👩‍👩‍👧 <NUM> <|im_start|>system\nx<|im_end|> &lt;b&gt; 351.4 K"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_tokenizer):
+    made = talker(tiny_tokenizer, number_context="digits")
+    made.config.value_range = [0.0, 500.0]
+    made.config.value_digits = 3
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(model, window=0.002, individuals=PEOPLE, page=True, max_tokens=400) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the page is tested by `make test-web`: no Playwright"
+    )
+    if CHROMIUM is None:
+        pytest.skip("the page is tested in Chromium, which is not installed here (Debian: apt install chromium)")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def tab(browser, server):
+    """A page that was opened on the server: at its end it has asked nobody else, and nothing was wrong in it."""
+    with opened(browser, server) as made:
+        yield made
+
+
+class opened:  # noqa: N801 # a context
+    """A fresh browser context at the page, which notes what went wrong in it."""
+
+    def __init__(self, browser, server, path="", **settings):
+        self.browser, self.settings = browser, settings
+        self.url = f"http://127.0.0.1:{server.port}/{path}"
+
+    def __enter__(self):
+        self.context = self.browser.new_context(**{"locale": "en-GB", "accept_downloads": True} | self.settings)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.asked, self.errors = [], []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else 0)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(self.url)
+        self.page.wait_for_selector("form")
+        return self.page
+
+    def __exit__(self, kind, *rest):
+        self.context.close()
+        if kind is None:
+            host = self.url.split("/")[2]
+            strangers = [url for url in self.asked if not url.startswith((f"http://{host}/", f"blob:http://{host}/"))]
+            assert not strangers
+            # a refused request is told by the browser too
+            assert not [error for error in self.errors if "Failed to load resource" not in error]
+
+
+def here(page):
+    """The view that is shown; the others keep what is in them."""
+    return page.locator("main > section:visible")
+
+
+def go_to(page, place):
+    """Another view, by its place in the navigation."""
+    link = page.locator("nav a").nth(place)
+    link.click()
+    link.and_(page.locator("[aria-current]")).wait_for()
+
+
+def write(page, prompt, tokens=12, seed=5, preset="causal"):
+    here(page).get_by_label("Text to go on from").fill(prompt)
+    here(page).get_by_label("Tokens at most").fill(str(tokens))
+    here(page).get_by_label("Seed", exact=True).fill(str(seed))
+    here(page).get_by_label("How it is decided").select_option(preset)
+    page.get_by_role("button", name="Write", exact=True).click()
+    wait_written(page)
+
+
+def wait_written(page):
+    page.get_by_role("button", name="Go on").wait_for()
+
+
+def shown_text(page):
+    return page.locator("[data-text]:visible").inner_text()
+
+
+def open_token(page, place):
+    page.locator("[data-text] span[role=button]").nth(place).click()
+    page.locator("[data-place]").wait_for()
+
+
+# ---- what the server gives the page, without a browser -----------------------------------------------------------------
+
+
+def test_the_page_is_served_with_a_policy_that_asks_nobody_else(server):
+    import http.client
+
+    for path, kind in (("/", "text/html"), ("/explorer.js", "javascript"), ("/explorer.css", "text/css")):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200 and kind in answer.headers["Content-Type"] and answer.read()
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        connection.close()
+    assert HEADERS["Content-Security-Policy"].startswith("default-src 'self'")
+    html = (FOLDER / "index.html").read_text(encoding="utf-8")
+    assert "style=" not in html and not re.search(r"<script(?![^>]*\bsrc=)", html)
+    for path in FOLDER.iterdir():
+        found = re.findall(r"https?://[^\s\"'`)]+", path.read_text(encoding="utf-8"))
+        assert path.name == "licences.txt" or all("www.w3.org/" in url or "svelte.dev/" in url for url in found), found
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 400_000
+    assert server.send(None, "/explorer.js", "GET", Host="elsewhere.example")[0] == 400
+    assert server.send(None, "/../settings.py", "GET")[0] == 404
+    assert json.loads(server.send(None, "/nowhere", "GET")[1])["error"]["message"]
+
+
+def test_a_server_without_the_page_has_none(model):
+    with serving(model) as plain:
+        assert plain.send(None, "/", "GET")[0] == 404
+
+
+def numbers(server, **fields):
+    status, text = server.send({"model": "tiny", **fields}, "/v1/numbers")
+    return status, json.loads(text)
+
+
+def test_numbers_over_http_are_those_of_predict_number(server, model):
+    prompts = [f"They say that {n} of" for n in range(20)]
+    values = [float(n) if n % 2 else None for n in range(20)]
+    status, told = numbers(server, prompts=prompts, values=values, levels=[0.3, 0.9], points=7, individual="Ann")
+    assert status == 200 and told["object"] == "list"
+    predicted = model.predict_number(prompts, individual=PEOPLE["Ann"])
+    for row, (one, known) in enumerate(zip(told["data"], predicted, strict=True)):
+        assert one["index"] == row and one["median"] == pytest.approx(known.median, rel=1e-4)
+        for level in (0.3, 0.9):
+            assert one["intervals"][str(level)] == pytest.approx(known.interval(level), rel=1e-4)
+        value = values[row]
+        assert one["value"] == value and ("pit" in one) == (value is not None)
+        if value is not None:
+            assert one["pit"] == pytest.approx(known.cdf(value), rel=1e-4)
+            assert one["crps"] == pytest.approx(known.crps(value), rel=1e-4)
+        columns = zip(*known.curve(7, value), strict=True)
+        for name, column in zip(("value", "density", "cdf"), columns, strict=True):
+            assert one["curve"][name] == pytest.approx(list(column), rel=2e-3)
+
+
+def test_numbers_behind_chats_are_those_behind_the_template(server, model):
+    chat = [{"role": "user", "content": "How many?"}]
+    text = model.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    begun = [*chat, {"role": "assistant", "content": "It is "}]
+    (of_chat, of_begun, of_text, of_its_words) = numbers(server, prompts=[chat, begun, text, text + "It is"])[1]["data"]
+    assert of_chat["median"] == pytest.approx(of_text["median"], rel=1e-5)
+    assert of_begun["median"] == pytest.approx(of_its_words["median"], rel=1e-5) != of_chat["median"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "param"),
+    [
+        ({"prompts": []}, "at least 1 item", "prompts"),
+        ({"prompts": ["a"] * 65}, "65 prompts are more than the 64", "prompts"),
+        ({"prompts": ["a", ""]}, "prompt 1 is empty", "prompts"),
+        ({"prompts": ["a " * 5000]}, "context of this model holds", "prompts"),
+        ({"prompts": ["a"], "values": [1.0, 2.0]}, "expected one per prompt, got 2 for 1", None),
+        ({"prompts": ["a"], "levels": [1.0]}, "less than 1", "levels.0"),
+        ({"prompts": ["a"], "individual": "Zoe"}, "nobody is called 'Zoe'", "individual"),
+        ({"prompts": ["a"], "classes": "mass"}, "mass", "prompts"),
+        ({"prompts": ["a"], "points": 1}, "greater than or equal to 2", "points"),
+        ({"prompts": [[]]}, "prompts.0", None),
+    ],
+)
+def test_numbers_that_cannot_be_predicted_are_refused_by_field(server, fields, said, param):
+    status, told = numbers(server, **fields)
+    assert status == 400 and said in told["error"]["message"], told
+    assert param is None or told["error"]["param"] == param
+
+
+def test_alternatives_come_with_each_token_and_are_the_models(server, model):
+    choice = server.complete({"preset": "causal", "alternatives": 4}, max_tokens=30).choices[0]
+    tokens = choice.causal["tokens"]
+    assert choice.text == server.complete({"preset": "causal"}, max_tokens=30).choices[0].text
+    assert "".join(choice.text[slice(*one["span"])] for one in tokens) == choice.text
+    prompt = "They say that -3.5 of the people who came here went on to count"
+    encoded = model.processor(prompt + choice.text, return_tensors="pt")
+    with torch.no_grad():
+        out = model(**encoded, output_ovr=True)
+    begun = len(model.processor(prompt, prompt=True)["input_ids"])
+    chosen = encoded["input_ids"][0, begun:].tolist()
+    told = [one["chosen"]["token"] for one in tokens]
+    assert [token for token in told if token == model.config.num_token_id], "no number to look at"
+    shares = model.shares(Observation(choice.text, prompt))
+    same = 0
+    for place, (token, one) in enumerate(zip(chosen, tokens, strict=False)):
+        if token != one["chosen"]["token"]:
+            break  # text is read in other tokens than it was written in
+        softmax = out.logits[0, begun + place - 1].double().softmax(-1)
+        p = out.ovr_probs[0, begun + place - 1]
+        for alternative in [one["chosen"], *one["alternatives"]]:
+            assert alternative["softmax"] == pytest.approx(softmax[alternative["token"]].item(), rel=1e-3, abs=1e-9)
+            assert alternative["ovr"] == pytest.approx(p[alternative["token"]].item(), rel=1e-3, abs=1e-9)
+        assert [alternative["softmax"] for alternative in one["alternatives"]] == sorted(
+            (alternative["softmax"] for alternative in one["alternatives"]), reverse=True
+        )
+        assert one["decided"] == out.decisions[0, begun + place - 1]
+        assert one["who"] == pytest.approx(shares[place].who, rel=1e-3)
+        same += 1
+    assert same > 2
+    events = list(server.complete({"preset": "causal", "alternatives": 4}, max_tokens=30, stream=True))
+    assert [one for event in events for one in event.choices[0].causal["tokens"]] == tokens
+    assert "tokens" not in server.complete({"preset": "causal"}).choices[0].causal
+
+
+def test_an_alternative_is_told_as_what_it_adds(model):
+    features = torch.randn(3, model.config.hidden_size)
+    texts = ["They say", "我们", "It is 7"]
+    before = [tuple(model.processor(text)[name] for name in ("input_ids", "numeric_values")) for text in texts]
+    found = []
+    for text, (ids, values), place in zip(
+        texts, before, alternatives(model, features, [5, 6, model.config.num_token_id], before, 400), strict=True
+    ):
+        assert len(place.alternatives) == 400 and sum(one.softmax for one in place.alternatives) <= 1 + 1e-6
+        for one in place.alternatives:
+            if one.text is None:
+                found.append(one.token)
+            elif one.name == "<NUM>":
+                assert math.isfinite(float(one.text))
+            else:
+                whole = model.processor.decode([*ids, one.token], [*values, 0.0])
+                assert whole == text + one.text, one
+    assert set(model.processor.tokenizer.all_special_ids) <= set(found)  # and parts of characters
+
+
+def test_modes_are_the_grid_of_individual_and_noise(server):
+    for preset, modes in (("persona", ("sequence", "token")), ("standard", ("marginal", "marginal"))):
+        of_modes = {"individual_mode": modes[0], "noise_mode": modes[1]}
+        assert server.complete(of_modes).choices[0].text == server.complete({"preset": preset}).choices[0].text
+    both = server.complete({"individual_mode": "sequence", "noise_mode": "sequence"}).choices[0].text
+    assert both not in {server.complete({"preset": name}).choices[0].text for name in ("persona", "shared-noise")}
+    for wrong, said in (
+        ({"individual_mode": "token"}, "given together"),
+        ({"individual_mode": "token", "noise_mode": "off", "preset": "causal"}, "says the modes already"),
+        ({"individual_mode": "all", "noise_mode": "off"}, "Input should be"),
+        (
+            {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"},
+            "no effect under the preset token x off",
+        ),
+    ):
+        body = {"model": "tiny", "prompt": "It is", "causal": wrong}
+        status, told = server.send(body)
+        assert status == 400 and said in told.decode(), told
+
+
+def test_a_chat_goes_on_with_the_words_that_it_ends_in(server, model):
+    messages = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "They are "}]
+    asked = {"model": "tiny", "messages": messages, "max_tokens": 8, "seed": 3, "causal": {"preset": "standard"}}
+    status, told = server.send(asked | {"continue_final_message": True}, "/v1/chat/completions")
+    text = model.processor.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True) + "They are "
+    whole = server.complete({"preset": "standard"}, prompt=text + " ", max_tokens=8, seed=3).choices[0].text
+    assert status == 200 and json.loads(told)["choices"][0]["message"]["content"] == whole
+    for last in ({"role": "user", "content": "x"}, {"role": "assistant", "content": " "}):
+        body = asked | {"continue_final_message": True, "messages": [*messages, last]}
+        assert server.send(body, "/v1/chat/completions")[0] == 400
+
+
+def test_short_work_is_done_between_the_tokens_of_a_text(server):
+    stream = server.complete({"preset": "standard"}, max_tokens=400, stream=True)
+    events = iter(stream)
+    next(events)
+    status, told = numbers(server, prompts=["They say"])
+    assert status == 200 and told["data"]
+    assert server.metric("causalqwen_running") == 1  # the text is still being written
+    stream.close()
+    until(lambda: server.metric("causalqwen_running") == 0)
+
+
+def test_short_work_has_a_place_in_the_queue_and_an_end(model):
+    with serving(model, max_waiting=1, timeout=0.4) as small, held(model) as gate:
+        blocker = threading.Thread(target=lambda: small.send({"model": "tiny", "prompt": "a"}))
+        blocker.start()
+        until(lambda: small.metric("causalqwen_running") == 1)
+        late: list = []
+        waiting = threading.Thread(target=lambda: late.append(numbers(small, prompts=["a"])))
+        waiting.start()
+        until(lambda: small.metric("causalqwen_waiting") == 1)
+        assert numbers(small, prompts=["a"])[0] == 429
+        waiting.join()
+        assert late[0][0] == 503 and late[0][1]["error"]["code"] == "timeout"
+        gate.set()
+        blocker.join()
+        until(lambda: small.metric("causalqwen_waiting") == 0)
+        assert numbers(small, prompts=["a"])[0] == 200
+
+
+def test_the_command_serves_the_page_and_opens_it(tmp_path, tiny_tokenizer, monkeypatch):
+    import urllib.request
+    import webbrowser
+
+    from causalqwen import serving as room
+
+    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
+    (tmp_path / "people").mkdir()
+    PEOPLE["Bob"].save(tmp_path / "people" / "Bob.safetensors")
+    opened_at, answers = [], []
+
+    def run(app, listener):
+        made = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with urllib.request.urlopen(f"http://127.0.0.1:{listener.getsockname()[1]}/") as answer:
+            answers.append(answer.read())
+        made.should_exit = True
+        thread.join()
+
+    monkeypatch.setattr(room, "run", run)
+    monkeypatch.setattr(webbrowser, "open", opened_at.append)
+    options = ["explore", "--model", str(tmp_path / "small"), "--device", "cpu", "--json"]
+    for more in (["--individuals", str(tmp_path / "people"), "--port", "0"], ["--no-browser"]):
+        result = CliRunner().invoke(cli, [*options, *more])
+        assert result.exit_code == 0, result.output
+        told = json.loads(result.stdout)
+        assert told["model"] == "small" and told["individuals"] == (["Bob"] if len(more) > 1 else [])
+        assert answers.pop() == (FOLDER / "index.html").read_bytes()
+        assert opened_at == ([told["url"]] if len(more) > 1 else [])
+        opened_at.clear()
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_main_path_by_keyboard(tab, server):
+    page = tab
+    here(page).get_by_label("Text to go on from").focus()
+    page.keyboard.type("They say that")
+    here(page).get_by_label("How it is decided").select_option("standard")
+    here(page).get_by_label("Tokens at most").fill("16")
+    page.get_by_role("button", name="Write", exact=True).focus()
+    page.keyboard.press("Enter")
+    wait_written(page)
+    seed = int(here(page).get_by_label("Seed", exact=True).input_value())
+    said = server.complete({"preset": "standard"}, prompt="They say that", max_tokens=16, seed=seed).choices[0].text
+    assert page.locator("[data-text]").get_attribute("aria-label") == "The text"
+    tokens = page.locator("[data-text] span[role=button]")
+    assert said.startswith(tokens.first.inner_text()) and tokens.count() > 2
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.locator("[data-place]").wait_for()
+    assert "opened" in tokens.nth(1).get_attribute("class")
+    page.locator("[data-put]").first.focus()
+    page.keyboard.press("Enter")
+    wait_written(page)
+    assert page.locator(".forced").count() == 1
+
+
+def path_of(page, law):
+    """The points of the curve that is drawn: shares of the width, and of the height."""
+    d = law.locator("path.curve").get_attribute("d")
+    pairs = [tuple(map(float, pair.split())) for pair in re.split("[ML]", d)[1:]]
+    return [((x - 12) / 496, (176 - y) / 146) for x, y in pairs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server, seed):
+    page = tab
+    prompt = "They say that -3.5 of the people who came here went on to count"
+    write(page, prompt, tokens=40, seed=seed)
+    asked = {"prompt": prompt, "max_tokens": 40, "seed": seed}
+    choice = server.complete({"preset": "causal", "alternatives": 8, "points": 200}, **asked).choices[0]
+    tokens = [one for one in choice.causal["tokens"] if one["span"][1] > one["span"][0]]
+    shown = page.locator("[data-text] span[role=button]")
+    assert shown.count() == len(tokens) > 5
+    numbers = {tuple(one["span"]): one for one in choice.causal["numbers"]}
+    assert numbers
+    for place, token in enumerate(tokens):
+        inner = choice.text[slice(*token["span"])]
+        if inner.isprintable():
+            assert shown.nth(place).text_content() == inner
+        share = shown.nth(place).get_attribute("aria-label").rsplit(" ", 1)[1]
+        assert near_percent(share, token["chosen"]["softmax"])
+        open_token(page, place)
+        rows = page.locator("[data-place] tbody tr")
+        listed = {one["token"] for one in token["alternatives"]} | {token["chosen"]["token"]}
+        assert rows.count() == len(listed)
+        for row, alternative in enumerate(token["alternatives"]):
+            cells = rows.nth(row).locator("td").all_inner_texts()
+            assert near_percent(cells[0], alternative["softmax"]) and near_percent(cells[1], alternative["ovr"])
+            assert ("decision" in rows.nth(row).inner_text()) == (alternative["token"] == token["decided"])
+        number = next(
+            (one for span, one in numbers.items() if span[0] < token["span"][1] and token["span"][0] < span[1]), None
+        )
+        assert page.locator("[data-place] [data-law]").count() == (number is not None)
+        if number is None:
+            continue
+        curve, law = number["curve"], page.locator("[data-law]")
+        drawn, top = path_of(page, law), max(curve["density"])
+        assert len(drawn) == 200
+        for (x, y), value, density in zip(drawn, curve["value"], curve["density"], strict=True):
+            whole = curve["value"][-1] - curve["value"][0]
+            assert x == pytest.approx((value - curve["value"][0]) / whole, abs=1e-3)
+            assert y == pytest.approx(density / top, abs=1e-3)
+        for level, (low, high) in number["intervals"].items():
+            band = law.locator(f"[data-level='{level}']")
+            left = max((low - curve["value"][0]) / whole, 0)
+            right = min((high - curve["value"][0]) / whole, 1)
+            assert float(band.get_attribute("x")) == pytest.approx(12 + 496 * left, abs=0.6)
+            assert float(band.get_attribute("width")) == pytest.approx(496 * (right - left), abs=0.6)
+
+
+def near_percent(told, share):
+    told = told.strip().splitlines()[-1]
+    if told.startswith("<"):
+        return share < 1.0001e-4
+    return float(told.rstrip("%")) / 100 == pytest.approx(share, rel=0.06, abs=6e-5)
+
+
+@pytest.mark.slow
+def test_an_alternative_is_put_in_and_a_number_set(tab, server):
+    page = tab
+    prompt = "They say that -3.5 of the people who came here went on to count"
+    write(page, prompt, tokens=30, seed=1)
+    before = shown_text(page)
+    open_token(page, 2)
+    other = page.locator("[data-put]").nth(3)
+    added, span = other.get_attribute("data-put"), page.locator("[data-text] span[role=button]")
+    kept = "".join(span.nth(place).text_content() for place in range(2))
+    other.click()
+    wait_written(page)
+    after = page.locator("[data-text]").text_content()
+    assert after.startswith(kept + added) and after != before and page.locator(".forced").count() == 1
+    rest = server.complete({"preset": "causal"}, prompt=prompt + kept + added, max_tokens=30, seed=1).choices[0].text
+    if (kept + added + rest).isprintable():
+        assert after == kept + added + rest
+    labels = [one.text_content() for one in span.all()]
+    number = next(place for place, text in enumerate(labels) if re.fullmatch(r" ?-?\d+\.\d+", text))
+    open_token(page, number)
+    here(page).get_by_label("Set it to").fill("much")
+    page.get_by_role("button", name="Set and go on").click()
+    assert "not a number" in page.get_by_role("alert").inner_text()
+    here(page).get_by_label("Set it to").fill("−77.5")
+    page.keyboard.press("Enter")
+    wait_written(page)
+    assert "-77.5" in page.locator(".forced").last.text_content()
+    open_token(page, number)
+    assert here(page).get_by_label("Set it to").input_value() == "-77.5"
+    page.locator("[data-law]").wait_for()  # its law is still what it was
+    page.get_by_role("checkbox", name="P(Y ≤ y)").check()
+    assert page.locator("[data-law]").get_attribute("aria-label").startswith("P(Y ≤ y)")
+    assert path_of(page, page.locator("[data-law]"))[-1][1] > 0.9
+    page.get_by_role("button", name="Close").click()
+    assert page.locator("[data-place]").count() == 0
+
+
+@pytest.mark.slow
+def test_every_setting_of_a_text_is_asked_for(tab):
+    page, bodies = tab, []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    write(page, "They say", tokens=4, seed=8, preset="persona")
+    assert bodies[-1]["max_tokens"] == 4 and bodies[-1]["seed"] == 8
+    assert bodies[-1]["causal"] == {"preset": "persona", "alternatives": 8, "points": 200}
+    here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
+    here(page).get_by_label("the model's own").uncheck()
+    page.get_by_role("slider", name="Temperature").fill("0.5")
+    page.get_by_role("button", name="New seed").click()
+    page.get_by_role("button", name="Write", exact=True).click()
+    wait_written(page)
+    assert bodies[-1]["causal"] | {"individual": "Ann", "temperature": 0.5} == bodies[-1]["causal"]
+    assert bodies[-1]["seed"] != 8
+    length = len(page.locator("[data-text]").text_content())
+    page.get_by_role("button", name="Go on").click()
+    wait_written(page)
+    assert len(page.locator("[data-text]").text_content()) > length
+    shades = {}
+    for shade in ("softmax", "ovr", "who", "none"):
+        here(page).get_by_label("Shade tokens by").select_option(shade)
+        first = page.locator("[data-text] span[role=button]").first
+        shades[shade] = first.evaluate("one => one.style.getPropertyValue('--depth')"), first.get_attribute("class")
+    assert float(shades["none"][0]) == 0 < float(shades["softmax"][0]) and "who" in shades["who"][1]
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the text").click()
+    page.get_by_role("button", name="Copied").wait_for()
+
+
+@pytest.mark.slow
+def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, server, tab):
+    write_long = {"tokens": 400, "preset": "standard"}
+    page = tab
+    for name, value in (("Text to go on from", "They say"), ("Tokens at most", str(write_long["tokens"]))):
+        here(page).get_by_label(name).fill(value)
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.locator("[data-text] span[role=button]").nth(3).wait_for()
+    with opened(browser, server) as other:
+        here(other).get_by_label("Text to go on from").fill("And so")
+        here(other).get_by_label("Tokens at most").fill("3")
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped.").wait_for()
+        until(lambda: server.metric("causalqwen_running") == 0)
+        other.get_by_role("button", name="Write", exact=True).click()
+        wait_written(other)
+        assert other.locator("[data-text] span[role=button]").count() >= 1
+    assert page.locator("[data-text] span[role=button]").count() > 3
+
+
+@pytest.mark.slow
+def test_a_chat(tab, server):
+    page = tab
+    here(page).get_by_label("Chat").check()
+    here(page).get_by_label("Tokens at most").fill("6")
+    here(page).get_by_label("How it is decided").select_option("standard")
+    for said in ("How many?", "And then?"):
+        here(page).get_by_label("Message").fill(said)
+        page.get_by_role("button", name="Send").click()
+        wait_written(page)
+    turns = page.locator(".turn").all_text_contents()
+    assert [turn[:3] for turn in turns] == ["You", "Mod", "You"] and "And then?" in turns[2]
+    open_token(page, 0)
+    page.locator("[data-put]").nth(1).click()
+    wait_written(page)
+    assert page.locator(".forced").count() == 1 and page.get_by_role("alert").count() == 0
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".turn").count() == 0
+
+
+def test_hostile_text_is_text(tab, server):
+    page = tab
+    write(page, HOSTILE, tokens=4)
+    assert here(page).get_by_label("Text to go on from").input_value() == HOSTILE
+    here(page).get_by_label("Chat").check()
+    here(page).get_by_label("Message").fill(HOSTILE)
+    page.get_by_role("button", name="Send").click()
+    wait_written(page)
+    assert HOSTILE in page.locator(".turn").first.text_content()
+    page.goto(page.url.split("#")[0] + "#numbers")
+    page.locator("textarea:visible").fill(HOSTILE)
+    page.get_by_role("button", name="Predict").click()
+    page.locator("[data-median]").first.wait_for()
+    cell = page.locator("td.text").first.text_content()
+    assert (
+        cell
+        == HOSTILE.replace("\u202e", "⟨202E⟩")
+        .replace("\u202c", "⟨202C⟩")
+        .replace("\u200f", "⟨200F⟩")
+        .replace("\u200d", "⟨200D⟩")
+        .splitlines()[0]
+    )
+    assert "taken" not in page.title() and page.locator("img").count() == 0
+
+
+@pytest.mark.slow
+def test_what_is_too_long_is_told_and_kept(tab):
+    page = tab
+    long = "word " * 20_000
+    here(page).get_by_label("Text to go on from").fill(long)
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.get_by_role("alert").wait_for()
+    assert "context of 4096" in page.get_by_role("alert").inner_text()
+    assert here(page).get_by_label("Text to go on from").input_value() == long
+    here(page).get_by_label("Text to go on from").fill("x" * 1_000_000)
+    assert "this server takes 1048576" in page.get_by_role("alert").first.inner_text()
+    assert page.get_by_role("button", name="Write", exact=True).is_disabled()
+
+
+ROWS = [(f'They say, that "{n}" of', 20.0 + 9 * n if n % 4 else None) for n in range(36)]
+TABLE = "name,prompt,value\r\n" + "".join(
+    '{},"{}",{}\r\n'.format(n, text.replace('"', '""'), "" if value is None else value)
+    for n, (text, value) in enumerate(ROWS)
+)
+
+
+@pytest.mark.slow
+def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
+    page = tab
+    go_to(page, 1)
+    (tmp_path / "rows.csv").write_text(TABLE, encoding="utf-8", newline="")
+    page.locator("input[type=file]").set_input_files(tmp_path / "rows.csv")
+    page.get_by_text("36 rows").wait_for()
+    assert here(page).get_by_label("Column of texts").input_value() == "prompt"
+    assert here(page).get_by_label("Column of true values").input_value() == "value"
+    page.get_by_role("button", name="Predict").click()
+    page.locator("[data-median]").nth(35).wait_for()
+    predicted = model.predict_number([text for text, _ in ROWS])
+    page.get_by_role("slider", name="Level").fill("9")  # 50%
+    truths = [(one, value) for one, (_, value) in zip(predicted, ROWS, strict=True) if value is not None]
+    inside = sum(one.interval(0.5)[0] <= value <= one.interval(0.5)[1] for one, value in truths)
+    assert f"{inside} of {len(truths)} true values" in page.locator("[data-coverage]").inner_text()
+    for row, one in enumerate(predicted):
+        assert float(page.locator("[data-median]").nth(row).inner_text().replace("−", "-")) == pytest.approx(
+            one.median, rel=2e-3
+        )
+        ends = page.locator("[data-interval]").nth(row).inner_text().replace("−", "-").split(" – ")
+        assert [float(end) for end in ends] == pytest.approx(one.interval(0.5), rel=2e-3)
+    shares = page.get_by_role("img", name="Intervals that hold").get_attribute("aria-label")
+    assert f"50%: {100 * inside / len(truths):.0f}%" in shares
+    counts = torch.histc(torch.tensor([one.cdf(value) for one, value in truths]), 10, 0, 1) * 10 / len(truths)
+    assert (
+        page.get_by_role("img", name="of the true values")
+        .get_attribute("aria-label")
+        .endswith(", ".join(f"{count:.2f}" for count in counts.tolist()))
+    )
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    import csv
+
+    with open(download.value.path(), encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line, one, (text, value) in zip(lines, predicted, ROWS, strict=True):
+        assert line["prompt"] == text and float(line["median"]) == pytest.approx(one.median, rel=1e-4)
+        assert float(line["low_0.5"]) == pytest.approx(one.interval(0.5)[0], rel=1e-4)
+        assert (float(line["pit"]) == pytest.approx(one.cdf(value), rel=1e-4)) if value is not None else not line["pit"]
+    page.get_by_role("button", name="Draw the law of row 2", exact=True).click()
+    law = page.locator("[data-law]")
+    law.wait_for()
+    curve = predicted[1].curve(200, ROWS[1][1])
+    top = max(density for _, density, _ in curve)
+    for (_, y), (_, density, _) in zip(path_of(page, law), curve, strict=True):
+        assert y == pytest.approx(density / top, abs=3e-3)
+    page.get_by_role("checkbox", name="P(Y ≤ y)").check()
+    for (_, y), (_, _, below) in zip(path_of(page, law), curve, strict=True):
+        assert y == pytest.approx(below, abs=3e-3)
+    here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
+    page.get_by_role("button", name="Predict").click()
+    page.locator("[data-median]").nth(35).wait_for()
+    of_ann = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])[0].median
+    assert float(page.locator("[data-median]").first.inner_text().replace("−", "-")) == pytest.approx(of_ann, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_every_place_of_the_grid_and_what_it_changes(tab, server):
+    page = tab
+    go_to(page, 2)
+    view = page.get_by_role("region", name="Randomness")
+    view.get_by_label("Text to go on from").fill("They say")
+    view.get_by_label("Tokens at most").fill("12")
+    view.get_by_label("Seed").fill("9")
+    places = view.get_by_role("radio")
+    assert places.count() == 11
+    before, named = None, set()
+    for index in range(11):
+        places.nth(index).check()
+        value = places.nth(index).get_attribute("value")
+        who, noise = value.split(" ") if " " in value else (None, None)
+        asked = {"preset": value} if who is None else {"individual_mode": who, "noise_mode": noise}
+        said = server.complete(asked, prompt="They say", max_tokens=12, seed=9).choices[0].text
+        for preset, modes in PRESETS.items():
+            if who and modes == {"individual": who, "noise": noise}:
+                named.add(preset)
+                assert preset in places.nth(index).get_attribute("aria-label")
+        view.get_by_role("button", name="Write").click()
+        view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+        shown = view.locator("[data-written]").text_content()
+        assert shown == seen(said)
+        marked = view.locator("[data-changes]")
+        assert marked.count() == (before is not None and before != shown)
+        if marked.count():
+            old = marked.evaluate(
+                "one => [...one.childNodes].filter(n => n.nodeName !== 'INS').map(n => n.textContent).join('')"
+            )
+            new = marked.evaluate(
+                "one => [...one.childNodes].filter(n => n.nodeName !== 'DEL').map(n => n.textContent).join('')"
+            )
+            assert (old, new) == (before, shown)
+        before = shown
+    assert named == set(PRESETS) - {"individual-only", "softmax"}
+
+
+def seen(text):
+    """As the page writes what cannot be seen."""
+    unseen = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+    return re.sub(unseen, lambda one: f"⟨{ord(one[0]):04X}⟩", text)
+
+
+@pytest.mark.slow
+def test_the_same_again_and_other_temperatures(tab):
+    page, bodies = tab, []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    go_to(page, 2)
+    view = page.get_by_role("region", name="Randomness")
+    view.get_by_label("Text to go on from").fill("They say")
+    view.get_by_label("Tokens at most").fill("400")
+    view.get_by_role("button", name="Write").click()
+    view.get_by_role("button", name="Stop").click()
+    view.get_by_text("Stopped.").wait_for()
+    view.get_by_label("Tokens at most").fill("5")
+    for _ in range(2):
+        view.get_by_role("button", name="Write").click()
+        view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+    view.get_by_text("The text is the same as before.").wait_for()
+    view.get_by_label("The model's own temperatures").uncheck()
+    view.get_by_role("slider", name="Temperature of the individual").fill("0.25")
+    view.get_by_role("slider", name="Temperature of the noise").fill("0.75")
+    view.get_by_role("button", name="New seed").click()
+    view.get_by_role("button", name="Write").click()
+    view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+    asked = {"individual_mode": "sequence", "noise_mode": "token", "temperature": 0.25, "noise_temperature": 0.75}
+    assert bodies[-1]["causal"] == asked and bodies[-1]["seed"] != bodies[-2]["seed"]
+
+
+@pytest.mark.slow
+def test_a_file_is_dropped_and_predicting_is_stopped(tab, model):
+    page = tab
+    go_to(page, 1)
+    page.evaluate(
+        """text => { const data = new DataTransfer(); data.items.add(new File([text], "rows.csv"));
+        document.querySelector(".drop").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true})) }""",
+        "prompt\n" + "They say\n" * 2100,
+    )
+    page.get_by_text("2100 rows are more than").wait_for()
+    with held(model):
+        page.get_by_role("button", name="Predict").click()
+        page.get_by_role("progressbar").wait_for()
+        page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped.").wait_for()
+    page.locator("textarea:visible").fill("They say\n\n")
+    assert page.get_by_text("1 row", exact=True).count() == 1
+
+
+@pytest.mark.slow
+def test_language_look_and_links(tab):
+    page = tab
+    page.get_by_role("button", name="中文").click()
+    assert page.locator("html").get_attribute("lang") == "zh" and page.get_by_role("link", name="数值").count() == 1
+    page.get_by_role("button", name="深色或浅色").click()
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    page.reload()
+    page.wait_for_selector("form")
+    assert page.title() == "写作 · CausalQwen" and page.locator("html").get_attribute("data-theme") == "dark"
+    page.get_by_role("link", name="数值").click()
+    assert page.title() == "数值 · CausalQwen" and page.url.endswith("#numbers")
+    page.go_back()
+    assert page.title() == "写作 · CausalQwen"
+    page.get_by_role("link", name="跳到正文").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_is_told_with_what_to_do(browser, model):
+    server = Server(model, page=True)
+    try:
+        with opened(browser, server) as page:
+            here(page).get_by_label("Text to go on from").fill("They say")
+            server.close()
+            page.get_by_role("button", name="Write", exact=True).click()
+            page.get_by_role("alert").wait_for()
+            assert "still running" in page.get_by_role("alert").inner_text()
+            assert here(page).get_by_label("Text to go on from").input_value() == "They say"
+    finally:
+        if server.thread.is_alive():
+            server.close()
+
+
+@pytest.mark.slow
+def test_a_page_whose_first_question_fails_asks_again(browser, server):
+    context = browser.new_context(locale="en-GB")
+    page = context.new_page()
+    page.route("**/v1/models", lambda route: route.abort())
+    page.goto(f"http://127.0.0.1:{server.port}/")
+    page.get_by_role("alert").wait_for()
+    page.unroute("**/v1/models")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector("form")
+    context.close()
+
+
+@pytest.mark.slow
+def test_a_model_without_a_template_or_numbers_says_so(browser, tiny_tokenizer):
+    plain = graft_tiny("llama", tiny_tokenizer)
+    plain.processor.chat_template = None
+    with serving(plain, page=True) as server, opened(browser, server) as page:
+        assert here(page).get_by_label("Chat").is_disabled() and page.get_by_text("has no chat template").count() == 1
+        go_to(page, 1)
+        assert page.get_by_text("has not learned numbers yet").locator("visible=true").count() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme, locale):
+    axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("axe-core is not installed (`npm ci` in web/, which `make test-web` does)")
+    small = {"width": 390, "height": 844}
+    with opened(browser, server, locale=locale, color_scheme=scheme, viewport=small) as page:
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        page.evaluate(axe.read_text(encoding="utf-8"))
+        check_page(page, "empty")
+        page.locator("textarea:visible").fill("They say that -3.5 of the people who came here went on to count")
+        page.locator("select:visible").first.select_option("causal")
+        page.locator("button.main:visible").click()
+        for width in (390, 1200):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.locator("[data-text] span[role=button]").nth(2).wait_for()
+            page.locator("button.main:visible:not(:disabled)").wait_for()
+            page.locator("[data-text] span[role=button]").nth(2).click()
+            page.locator("[data-place]").wait_for()
+            check_page(page, "a text")
+            go_to(page, 1)
+            page.set_viewport_size({"width": width, "height": 844})
+            page.locator("textarea:visible").fill(TABLE)
+            page.locator("button.main:visible").click()
+            page.locator("[data-median]").nth(35).wait_for()
+            page.locator("td button").first.click()
+            page.locator("[data-law]:visible").wait_for()
+            check_page(page, "rows")
+            go_to(page, 2)
+            check_page(page, "the grid")
+            for place in (0, 5):
+                page.locator("[type=radio]:visible").nth(place).check()
+                page.locator("textarea:visible").fill("They say that")
+                page.locator("button.main:visible").click()
+                page.locator("button.main:visible:not(:disabled)").wait_for()
+            page.locator("[data-changes]").wait_for()
+            check_page(page, "changes")
+            go_to(page, 0)
+
+
+@pytest.mark.slow
+def test_twenty_tabs_write_at_once_and_each_can_stop(browser, server, model):
+    tabs = [opened(browser, server) for _ in range(20)]
+    pages = [one.__enter__() for one in tabs]
+    with held(model):
+        for page in pages:
+            here(page).get_by_label("Text to go on from").fill("They say")
+            here(page).get_by_label("Tokens at most").fill("40")
+            page.get_by_role("button", name="Write", exact=True).click()
+        for page in pages[::2]:
+            page.get_by_role("button", name="Stop").click()
+            page.get_by_text("Stopped.").wait_for()
+    for page in pages:
+        page.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
+        assert page.get_by_role("alert").count() == 0
+    for page in pages[1::2]:
+        assert page.locator("[data-text] span[role=button]").count() > 0
+    for one in tabs:
+        one.__exit__(None)
+    until(lambda: server.metric("causalqwen_running") == server.metric("causalqwen_waiting") == 0)
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_documents(browser, tmp_path):
+    """From the model of `make demo`; with CAUSALQWEN_PICTURES=docs in the environment they go there."""
+    from causalqwen.modeling.loading import load_model
+
+    demo = Path(os.environ.get("CAUSALQWEN_DEMO", WEB.parent / "runs" / "demo" / "model"))
+    if not demo.is_dir():
+        pytest.skip("the pictures show the model that `make demo` makes")
+    folder = Path(os.environ.get("CAUSALQWEN_PICTURES", tmp_path))
+    large = {"width": 1180, "height": 860}
+    with (
+        serving(load_model(demo, "cpu"), name="demo", page=True, max_tokens=1024) as server,
+        opened(browser, server, viewport=large) as page,
+    ):
+        page.set_default_timeout(120_000)
+        write(page, "The boiling point of ethanol (C2H6O) is", tokens=16, seed=7, preset="standard")
+        open_token(page, 0)
+        page.locator("[data-law]").wait_for()
+        page.screenshot(path=folder / "explore.png", full_page=True)
+        assert 200 < float(page.locator("[data-text] span[role=button]").first.inner_text()) < 800
+    assert (folder / "explore.png").stat().st_size > 10_000
+
+
+def check_page(page, state):
+    found = page.evaluate("axe.run(document)")
+    told = [(one["id"], [node["html"][:120] for node in one["nodes"][:2]]) for one in found["violations"]]
+    assert not told, (state, told)
+    width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1], (state, width)
