@@ -10,7 +10,13 @@ FRONT = "README.md"
 PARTS = {
     ("Start", "开始"): ("docs/guide.md",),
     ("Tutorials", "教程"): ("docs/tutorials/*.md",),
-    ("How-to", "怎么做"): ("docs/training.md", "docs/tables.md", "docs/serving.md", "docs/explore.md", "docs/fitting_in.md"),
+    ("How-to", "怎么做"): (
+        "docs/training.md",
+        "docs/tables.md",
+        "docs/serving.md",
+        "docs/explore.md",
+        "docs/fitting_in.md",
+    ),
     ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md", "docs/scale.md"),
     ("Reference", "参考"): ("docs/api.md", "docs/names.md", "CHANGELOG.md"),
     ("Experiments", "实验"): ("docs/experiments.md", "docs/experiments/*.md"),
