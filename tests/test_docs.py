@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ THEORY = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
 THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
 CLAIMS = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
 CLAIMS_ZH = (ROOT / "docs" / "claims.zh.md").read_text(encoding="utf-8")
-EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+INDEX = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+PAGES = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs" / "experiments").glob("*.md"))}
 SOURCES = [p for folder in ("src", "tests", "experiments", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
@@ -74,7 +76,8 @@ def resolve(name: str) -> object:
 @pytest.mark.parametrize("theory", [THEORY, THEORY_ZH], ids=["en", "zh"])
 def test_every_citation_resolves(theory):
     headings = set(re.findall(r"^#+ (\d+(?:\.\d+)*)", theory, re.M))
-    entries = set(re.findall(r"^## (\d+)", EXPERIMENTS, re.M))
+    entries = {number for page in PAGES.values() for number in re.findall(r"^## (\d+\.\d+) ", page, re.M)}
+    entries |= {number.split(".")[0] for number in entries}
     rows = set(re.findall(r"^\| (\w+ \d+(?:\.\d+)*) \|", theory, re.M))
     cited = {match for path in [*SOURCES, *DOCS] for match in CITATION.findall(path.read_text(encoding="utf-8"))}
     assert len(cited) > 25
@@ -83,9 +86,64 @@ def test_every_citation_resolves(theory):
         assert (place in known) if known is not None else (f"{name} {place}" in rows), f"{name} {place}"
 
 
+def anchor(heading: str) -> str:
+    """What GitHub and MyST call a heading in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_log_leads_to_every_entry():
+    """By its question, in the words of its heading, and by its number; in the order of numbers on each page."""
+    headings = {}
+    for name, page in PAGES.items():
+        found = re.findall(r"^## ((\d+\.\d+) (.*))$", page, re.M)
+        numbers = [tuple(map(int, number.split("."))) for _, number, _ in found]
+        assert numbers == sorted(numbers), name
+        assert not headings.keys() & {number for _, number, _ in found}, name
+        headings |= {number: (f"experiments/{name}#{anchor(whole)}", asked) for whole, number, asked in found}
+    by_question, by_number = INDEX.split("\n## By number")
+    links = re.findall(r"^\| \[([\d.]+)\]\(([^)]*)\)(, older)? \| (.*?) \| .+ \|$", by_question, re.M)
+    assert {number: (target, asked) for number, target, _, asked in links} == headings
+    assert len(links) == len(headings)
+    assert all(bool(older) == ("older.md" in target) for _, target, older, _ in links)
+    for number, _, entries in table_rows(by_number, 3):
+        found = re.findall(r"\[([\d.]+)\]\(([^)]*)\)", entries)
+        of_number = {n: place for n, (place, _) in headings.items() if f"experiments {n.split('.')[0]}" == number}
+        assert dict(found) == of_number, number
+    assert len(table_rows(by_number, 3)) == len({number.split(".")[0] for number in headings})
+
+
+def test_every_older_entry_says_what_it_is_of():
+    entries = re.split(r"^## ", PAGES["older.md"], flags=re.M)[1:]
+    assert len(entries) > 10
+    for entry in entries:
+        assert entry.splitlines()[1].startswith("**Older**"), entry[:60]
+
+
+PICTURES = runpy.run_path(str(ROOT / "experiments" / "pictures.py"), run_name="imported")
+
+
+def svg_texts(path: Path) -> list[str]:
+    """Texts of an SVG, and the ids that hold figures."""
+    return re.findall(r'<text[^>]*>([^<]*)</text>|<g id="([^"]*\[[^"]*)"', path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", PICTURES["PICTURES"])
+def test_a_picture_of_the_log_is_of_the_table_beside_it(tmp_path, name):
+    """The file says what the table says, and another table makes another picture."""
+    page_name = f"{PICTURES['PAGE_OF'].get(name, name)}.md"
+    page = PAGES[page_name]
+    assert f"]({name}.svg)" in page
+    PICTURES["draw"](name, page, tmp_path / "drawn.svg")
+    texts = svg_texts(tmp_path / "drawn.svg")
+    assert texts == svg_texts(ROOT / "docs" / "experiments" / f"{name}.svg")
+    cell = {"sentences": "61.04", "tables": "6.41", "people": "42.28", "sampling": "11.3 (10.5"}[name]
+    PICTURES["draw"](name, page.replace(cell, "9" + cell), tmp_path / "other.svg")
+    assert svg_texts(tmp_path / "other.svg") != texts
+
+
 def test_tests_and_code_that_the_theory_names_exist():
     code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    named = set(re.findall(r"`(test_\w+)`", THEORY + THEORY_ZH + EXPERIMENTS))
+    named = set(re.findall(r"`(test_\w+)`", THEORY + THEORY_ZH + "".join(PAGES.values())))
     assert len(named) >= 5
     for name in named:
         assert f"def {name}(" in code, name
