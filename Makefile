@@ -11,7 +11,7 @@ VLLM   := build/vllm
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo test test-vllm check-full lint format clean
+.PHONY: help setup backbone demo tutorials test test-vllm check-full lint format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ backbone: $(READY)  ## fetch the default backbone, its SHA-256 checked
 
 demo: backbone  ## boiling points on a real language model; ends with runs/demo/report.html
 	@$(BIN)/causalqwen demo --output runs/demo
+
+tutorials: backbone  ## run docs/tutorials on the real backbone, and write what they print into them (minutes)
+	@$(BIN)/python tests/tutorials.py
 
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
