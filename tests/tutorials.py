@@ -1,6 +1,6 @@
 """The tutorials (docs/tutorials): run their cells, and write behind each what it printed, and the picture that it ends with.
 
-    .venv/bin/python tests/tutorials.py           all of them, on the real backbone (minutes): read the diff before you commit it
+    .venv/bin/python tests/tutorials.py           all, on the real backbone (minutes): read the diff before you commit it
     .venv/bin/python tests/tutorials.py NAME ...  some
 
 A tutorial is a MyST notebook. What a cell printed stands in a `text` block right behind it; a cell whose last line is a figure
