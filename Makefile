@@ -15,7 +15,7 @@ INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo explore site test test-vllm test-web check-full lint format dist lock sbom audit clean
+.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web check-full lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ site: $(VENV)/.docs  ## the documentation as pages in both languages; ends with 
 explore: $(READY)  ## the demo's model in a browser (makes it first, where it is not there)
 	@test -d runs/demo/model || $(MAKE) --no-print-directory demo
 	@$(BIN)/causalqwen explore --model runs/demo/model
+
+tutorials: backbone  ## run docs/tutorials on the real backbone, and write what they print into them (minutes)
+	@$(BIN)/python tests/tutorials.py
 
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
