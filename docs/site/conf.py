@@ -8,6 +8,7 @@ import merman
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.directives.code import CodeBlock
 from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
@@ -130,6 +131,7 @@ def setup(app: Sphinx) -> None:
     app.add_config_value("entries", [], "env")
     app.add_config_value("english_pages", [], "env")
     app.add_directive("mermaid", Mermaid)
+    app.add_directive("code-cell", CodeBlock)  # a tutorial's cell, which `make tutorials` runs
     app.add_search_language(ChineseSearch)
     app.connect("autodoc-process-docstring", show_docstring)
     app.connect("doctree-read", join_lines)
