@@ -137,7 +137,7 @@ def test_no_command_writes_over_what_it_reads(trained, tmp_path):  # noqa: F811
         assert "is a folder; name a file" in run(*words, code=1).stderr
     assert rows.read_text() == before and said.read_text() == "The long one is 31."
     talk = ("generate", *model, "--prompt", "The long one is", "--seed", 1, "--save-individual", tmp_path / "who")
-    assert "no seed draws somebody for the whole text" in run(*talk, "--preset", "causal", code=1).stderr
+    assert "draws nobody for the whole text" in run(*talk, "--preset", "causal", code=1).stderr
     assert not (tmp_path / "who").exists()
 
 

@@ -12,13 +12,15 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(
-    help="Numbers with honest uncertainty and individuals who last, grafted onto a pretrained language model.",
+    help="Let a pretrained language model say how sure it is of a number, and who could be speaking.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-benchmark = typer.Typer(help="Measure this machine's own figures.", no_args_is_help=True)
+benchmark = typer.Typer(
+    help="Measure speed on this machine, or forecasts of numbers beside other methods.", no_args_is_help=True
+)
 app.add_typer(benchmark, name="benchmark")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]

@@ -14,16 +14,22 @@ from causalqwen_cli.base import AsJson, Device, Model, command, config_fields, f
 @command
 def graft(
     backbone: Annotated[str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
-    output: Annotated[Path, typer.Option(help="Folder for the grafted model; appears complete.")],
-    start: Annotated[str, typer.Option(help="Start values: faithful, documents, minimal, ordinary, ...")] = "faithful",
+    output: Annotated[Path, typer.Option(help="Folder for the grafted model; it appears when it is complete.")],
+    start: Annotated[
+        str, typer.Option(help="Start values: faithful, documents, minimal, ordinary or architecture.")
+    ] = "faithful",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ... (default: as stored).")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A field of CausalQwenConfig, over the start's: token_thresholds=0.01; repeatable."),
+        typer.Option(
+            "--set", help="A field of CausalQwenConfig, in place of the start's: token_thresholds=0.01; repeatable."
+        ),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="What a causal size below H is fitted to (default: three speeches that come along)."),
+        typer.Option(
+            help="Text that a causal_size below the hidden size is fitted to (default: three speeches in the package)."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,17 +67,20 @@ def calibrate(
     model: Model,
     text: Annotated[
         Path | None,
-        typer.Option(help="Plain text, a few thousand words or more (default: three speeches that come along)."),
+        typer.Option(help="Plain text, a few thousand words or more (default: three speeches in the package)."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the calibrated model (default: in place).")] = None,
     threshold: Annotated[
-        str, typer.Option(help="predicted from the features, or solved from all scores at every position.")
+        str,
+        typer.Option(
+            help="Where a position's threshold comes from: predicted from its features, or solved from all its scores."
+        ),
     ] = "predicted",
-    seed: Annotated[int, typer.Option(help="Of the fit.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the fit.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Make one-vs-rest probabilities mean something, and find the temperature of diverse texts."""
+    """Fit thresholds and noise so that one-vs-rest probabilities sum to about 1, and find the temperature for texts."""
     from causalqwen.data.texts import read_text
     from causalqwen.modeling.loading import load_model
     from causalqwen.training import CalibrationSettings
@@ -105,9 +114,12 @@ def train(
     model: Model,
     train: Annotated[Path, typer.Option("--train", help="Rows to train on: JSONL, CSV or Parquet.")],
     output: Annotated[Path, typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way.")],
-    evaluation: Annotated[Path | None, typer.Option("--eval", help="Rows to choose and recalibrate by.")] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option("--eval", help="Rows that are held out, to choose settings and to calibrate intervals by."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
-    resume: Annotated[bool, typer.Option(help="Take up a killed run in the same output.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with a stopped run in the same output folder.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -147,15 +159,15 @@ def train(
 
 @command
 def synthesize(
-    output: Annotated[Path, typer.Option(help="JSONL file of rows; appears complete.")],
+    output: Annotated[Path, typer.Option(help="JSONL file of rows; it appears when it is complete.")],
     kind: Annotated[
         str, typer.Option(help="statements, whose value nothing tells, or questions, whose context holds the answer.")
     ] = "statements",
-    count: Annotated[int, typer.Option(min=1, help="Rows.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="How many rows.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Rows that are made up, whose truth is known; to test with, or to mix into real ones."""
+    """Make up rows whose truth is known, to test with or to mix into real ones."""
     import json
 
     from causalqwen.data.synthetic import KINDS
@@ -164,7 +176,7 @@ def synthesize(
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
     if output.suffix in (".csv", ".parquet"):
-        raise ValueError(f"{output}: what is written is JSON lines; name it .jsonl")
+        raise ValueError(f"{output}: the rows are written as JSON lines; name it .jsonl")
     write_text(output, "".join(json.dumps(row) + "\n" for row in KINDS[kind](count, seed)))
     show({"output": str(output), "rows": count}, f"{output}: {count} {kind}", as_json)
 

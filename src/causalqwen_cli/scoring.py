@@ -28,15 +28,17 @@ def predict(
         Path, typer.Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")
     ],
     output: Annotated[
-        Path, typer.Option(help="JSONL or Parquet file: each row with its predictions; appears complete.")
+        Path, typer.Option(help="JSONL or Parquet file: each row with its predictions; it appears when it is complete.")
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 32,
-    raw: Annotated[bool, typer.Option(help="Intervals of the model's own law, without recalibration.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Take up a stopped run of the same output.")] = False,
+    raw: Annotated[
+        bool, typer.Option(help="Give the intervals of the model's own law, without recalibration.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run of the same output.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Predict numbers as distributions, row by row; the file may be larger than memory. With a model of `fit`, of a table."""
+    """Predict numbers as distributions, row by row, also by a model of `fit`; files may be larger than memory."""
     from causalqwen.evaluation.predict import check_output
 
     check_written(output, input)
@@ -70,10 +72,12 @@ def evaluate(
         Path | None, typer.Option(help="Plain text to score the language on, beside the backbone.")
     ] = None,
     train: Annotated[Path | None, typer.Option("--train", help="Rows to fit the rivals on.")] = None,
-    validation: Annotated[Path | None, typer.Option(help="Rows that give the rivals their spread.")] = None,
+    validation: Annotated[
+        Path | None, typer.Option(help="Rows whose errors give the rivals' forecasts their width.")
+    ] = None,
     unit: Annotated[str, typer.Option(help="Unit of the values, for the axes.")] = "units of the data",
     texts: Annotated[int, typer.Option(help="With --language: prompts to continue for the curves; 0 for none.")] = 24,
-    seed: Annotated[int, typer.Option(help="With --language: of all draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="With --language: seed of all draws.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -159,7 +163,7 @@ def speed(
     quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: does every case run? (a minute)")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Each case beside its rival, taking turns, as ratios: loss, generation, an epoch, tokenizer (an hour on two cores)."""
+    """Time each case beside its rival, taking turns, as ratios: loss, generation, epoch, tokenizer (an hour on two cores)."""
     from causalqwen.extras import extra
     from causalqwen.files import write_text
 
@@ -190,18 +194,18 @@ def numbers(
             "causalqwen, with commas (default: all)."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Of every method on every table.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every method on every table.")] = 5,
     table: Annotated[Path | None, typer.Option(help="A table of your own (CSV, Parquet, JSON lines) instead.")] = None,
     target: Annotated[str | None, typer.Option(help="With --table: column of the number.")] = None,
     text: Annotated[str | None, typer.Option(help="With --table: columns that are texts, with commas.")] = None,
     groups: Annotated[
-        str | None, typer.Option(help="With --table: column of which equal rows are split together.")
+        str | None, typer.Option(help="With --table: column whose equal values never stand on both sides of a split.")
     ] = None,
-    rows: Annotated[str, typer.Option(help="Of a table, to train, to validate and to test.")] = "800,200,400",
+    rows: Annotated[str, typer.Option(help="Rows of a table to train, to validate and to test on.")] = "800,200,400",
     skip: Annotated[
-        int, typer.Option(min=0, help="Leave out so many records of a table first, for rows not seen yet.")
+        int, typer.Option(min=0, help="Leave out so many records of a table first, to use rows that no run has seen.")
     ] = 0,
-    joint: Annotated[bool, typer.Option("--joint", help="One model for all these tables too.")] = False,
+    joint: Annotated[bool, typer.Option("--joint", help="Also train one model for all these tables.")] = False,
     bf16: Annotated[
         bool | None,
         typer.Option(help="Run the backbone in bfloat16, for all methods alike (default: where that is faster)."),
@@ -212,7 +216,7 @@ def numbers(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Distributions of numbers from text, beside what people would use instead (many hours; a stopped run goes on)."""
+    """Score distributions of numbers from text, beside what people would use instead (many hours; a stopped run goes on)."""
     from functools import partial
 
     from causalqwen.data.tables import records_of, split_records

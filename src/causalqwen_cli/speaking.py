@@ -23,15 +23,21 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Multiplies whatever is drawn; 1 is the law. By default, the model's own for texts."),
+        typer.Option(
+            help="Multiplies what is drawn of individual and noise; 1 is the model's law. Default: its own for texts."
+        ),
     ] = None,
     noise_temperature: Annotated[
-        float | None, typer.Option(help="Multiplies what is drawn of the noise instead.")
+        float | None, typer.Option(help="The same for the noise alone; --temperature is then the individual's.")
     ] = None,
-    central_mass: Annotated[float | None, typer.Option(help="Draw from the central mass of each law.")] = None,
+    central_mass: Annotated[
+        float | None, typer.Option(help="Draw from this central share of each law alone, such as 0.9.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Only with the preset softmax.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only with the preset softmax.")] = None,
-    individual: Annotated[Path | None, typer.Option(help="File of an individual who speaks.")] = None,
+    individual: Annotated[
+        Path | None, typer.Option(help="File of the individual who speaks (abduct or --save-individual made it).")
+    ] = None,
     save_individual: Annotated[Path | None, typer.Option(help="Keep the individual that the seed draws.")] = None,
     chat: Annotated[
         bool, typer.Option(help="The prompt is a user's message; use the backbone's chat template.")
@@ -39,7 +45,7 @@ def generate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text: deterministically, or by an individual and a noise (the text comes word by word)."""
+    """Continue a text, printed word by word; the preset says what of individual and noise is drawn."""
     from causalqwen import CausalDecoding, Individual, NumberTextStreamer
     from causalqwen.modeling.loading import load_model
 
@@ -58,12 +64,16 @@ def generate(
         ("--central-mass", central_mass, drawn),
     ):
         if value is not None and not used:
-            raise ValueError(f"{option} does nothing with the preset {preset}, which draws nothing that it is of")
+            raise ValueError(
+                f"{option} does nothing with the preset {preset}, which draws nothing that it could change"
+            )
     if save_individual is not None:
         if seed is None:
             raise ValueError("--save-individual keeps the individual of a seed: give --seed")
         if plan.individual != "sequence":
-            raise ValueError(f"--save-individual: with the preset {preset} no seed draws somebody for the whole text")
+            raise ValueError(
+                f"--save-individual: the preset {preset} draws nobody for the whole text, so that there is nobody to save"
+            )
         check_written(save_individual)
     given = {"top_k": top_k, "top_p": top_p}
     samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -97,15 +107,19 @@ def abduct(
     text: Annotated[list[Path], typer.Option(help="File of text that somebody wrote; may be given several times.")],
     output: Annotated[Path, typer.Option(help="File for the individual (safetensors).")],
     name: Annotated[str, typer.Option(help="What to call them.")] = "",
-    prior: Annotated[Path | None, typer.Option(help="An individual known already, to be known better.")] = None,
+    prior: Annotated[Path | None, typer.Option(help="File of an individual or a population to start from.")] = None,
     spread: Annotated[
         float | None, typer.Option(help="Prior standard deviation; by default the likeliest one.", min=1e-6)
     ] = None,
-    likelihood: Annotated[str, typer.Option(help="Of the tokens: softmax or ovr.")] = "softmax",
+    likelihood: Annotated[
+        str, typer.Option(help="Likelihood of the tokens: softmax, or ovr (one-vs-rest).")
+    ] = "softmax",
     population: Annotated[
         bool, typer.Option("--population", help="Each text is another person's: learn a --prior for people like them.")
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="Page with a picture of them, and of which words told.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="HTML page that draws the individual and the words that told most about them.")
+    ] = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="File of another individual for the picture; may be given several times.")
     ] = None,
@@ -149,14 +163,21 @@ def counterfactual(
     model: Model,
     prompt: Annotated[str, typer.Option(help="What came before the observed text.")],
     text: Annotated[str, typer.Option(help="The observed text.")],
-    edit: Annotated[list[str] | None, typer.Option(help="Another prompt, a world; may be given several times.")] = None,
+    edit: Annotated[
+        list[str] | None,
+        typer.Option(help="Another prompt, which makes a world of its own; may be given several times."),
+    ] = None,
     value: Annotated[
         list[str] | None,
-        typer.Option(help="POSITION=NUMBER: do(number) behind so many tokens of the text, in every edit or alone."),
+        typer.Option(
+            help="POSITION=NUMBER: set the number that follows so many tokens of the text, in every edit or alone."
+        ),
     ] = None,
     force: Annotated[
         list[str] | None,
-        typer.Option(help="POSITION=TEXT: these words behind so many tokens of the text, in every edit or alone."),
+        typer.Option(
+            help="POSITION=TEXT: set the words that follow so many tokens of the text, in every edit or alone."
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder of another grafted model that speaks in every edit, or alone.")
@@ -164,7 +185,7 @@ def counterfactual(
     individual: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File of who wrote it; by default inferred from the text itself. Several are put beside each other."
+            help="File of the writer; by default inferred from the text itself. Several are put side by side."
         ),
     ] = None,
     noise: Annotated[
@@ -173,7 +194,9 @@ def counterfactual(
     samples: Annotated[int, typer.Option(min=1, help="Worlds per edit.")] = 1,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="By default as many as were observed.")] = None,
     seed: int = 0,
-    html: Annotated[Path | None, typer.Option(help="Page of individuals by edits, the world that was first.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="HTML page of individuals beside edits; the world that was comes first.")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:

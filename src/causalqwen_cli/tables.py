@@ -12,21 +12,21 @@ from causalqwen_cli.base import AsJson, Device, command, figures_line, say, show
 @command
 def fit(
     table: Annotated[
-        Path, typer.Argument(help="CSV, Parquet or JSON lines: a column each of texts, numbers, dates, ...")
+        Path, typer.Argument(help="CSV, Parquet or JSON lines: columns of texts, numbers, dates, categories.")
     ],
     target: Annotated[str, typer.Option(help="Column of the number to predict.")],
-    output: Annotated[Path, typer.Option(help="Folder for what is learned; appears complete.")],
+    output: Annotated[Path, typer.Option(help="Folder for what is learned; it appears when it is complete.")],
     text: Annotated[
         str | None, typer.Option(help="Columns that are texts, whatever they look like, with commas.")
     ] = None,
     groups: Annotated[
-        str | None, typer.Option(help="Column of which equal rows are never on both sides of a split.")
+        str | None, typer.Option(help="Column whose equal values never stand on both sides of a split.")
     ] = None,
     backbone: Annotated[
         str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")
     ] = "smollm2-135m",
     config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
-    characters: Annotated[int, typer.Option(min=1, help="Of a row's text, at most.")] = 2000,
+    characters: Annotated[int, typer.Option(min=1, help="Characters of a row's text, at most.")] = 2000,
     bf16: Annotated[
         bool | None, typer.Option(help="Run the backbone in bfloat16 (default: where that is faster).")
     ] = None,
@@ -34,9 +34,10 @@ def fit(
         Path | None, typer.Option(help="Folder where rows that were read are kept for other runs.")
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=0, help="Of Ray, that read rows into --cache (causalqwen[ray]); 0 to read them here.")
+        int,
+        typer.Option(min=0, help="Workers of Ray that read rows into --cache (causalqwen[ray]); 0 reads them here."),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the split and the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split and the training.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:

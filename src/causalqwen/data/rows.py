@@ -105,7 +105,7 @@ class Row:
                     )
                 answers.append((before, through))
         if not answers:
-            raise ValueError("the assistant says nothing here, and nothing else is learned")
+            raise ValueError("the assistant says nothing here, and with assistant_only_loss nothing else is learned")
         return answers
 
 
