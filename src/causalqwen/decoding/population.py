@@ -1,5 +1,7 @@
 """A population: people who are known, each with a width and with facts, to be asked (theory 3.15)."""
 
+import hashlib
+import json
 import operator
 import os
 import re
@@ -28,6 +30,12 @@ _COMPARISONS = {
 _CONDITION = re.compile(r"\s*(.+?)\s*(==|!=|<=|>=|<|>)\s*(.+?)\s*")
 
 
+def seed_of(*key: Any) -> int:
+    """A seed of 64 bits for whatever a key of words and numbers names, the same everywhere (blake2b)."""
+    told = json.dumps(key, ensure_ascii=False, default=str).encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """n people.
@@ -37,48 +45,66 @@ class Population:
         draws: Phi^-1(e1) that each may have, equally likely, float32 [n, m, C]; m = 1 where they are known exactly.
         facts: what is known of each besides ("age", "sex"), a list of n by name; None where it is not known.
         evidence: what each was inferred from, n; nothing by default.
+        made_up: whether each was drawn from the law (`Individual.drawn`), n; nobody by default.
     """
 
     names: Sequence[str]
     draws: Tensor
     facts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     evidence: Sequence[tuple[Observed, ...]] = ()
+    made_up: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", self.evidence or [()] * len(self.names))
+        object.__setattr__(self, "made_up", self.made_up or [False] * len(self.names))
         if self.draws.dim() != 3 or len(self.draws) != len(self.names) or not len(self.names):
             raise ValueError(f"{len(self.names)} people have draws of the shape {tuple(self.draws.shape)}")
         if len(set(self.names)) < len(self.names):
             twice = next(name for place, name in enumerate(self.names) if name in self.names[:place])
             raise ValueError(f"two people are called {twice!r}")
-        for fact, known in self.facts.items():
-            if len(known) != len(self.names):
-                raise ValueError(f"the fact {fact!r} is told of {len(known)} people, and they are {len(self.names)}")
+        told = {f"the fact {fact!r}": known for fact, known in self.facts.items()}
+        for what, column in {**told, "the evidence": self.evidence, "who is made up": self.made_up}.items():
+            if len(column) != len(self.names):
+                raise ValueError(f"{what} is told of {len(column)} people, and they are {len(self.names)}")
 
     @classmethod
     def of(
         cls, people: Mapping[str, Individual], facts: Mapping[str, Mapping[str, Any]] | None = None, seed: int = 0
     ) -> "Population":
-        """Individuals by their names. facts: of each, by the same names. Of whoever was inferred, `KEPT` draws are kept."""
+        """Individuals by their names. facts: of each, by the same names. Of whoever was inferred, `KEPT` draws are kept,
+        by seed and name."""
         if not people:
             raise ValueError("a population needs one person at least")
         inferred = any(one.is_inferred for one in people.values())
         rows = []
-        for place, one in enumerate(people.values()):
-            likely = one.likely(KEPT, seed + place) if one.is_inferred else one.normal.unsqueeze(0)
+        for name, one in people.items():
+            likely = one.likely(KEPT, seed_of(seed, name)) if one.is_inferred else one.normal.unsqueeze(0)
             spread = torch.linspace(0, len(likely) - 1, KEPT if inferred else 1, dtype=torch.float64).round().long()
             rows.append(likely[spread].float())
         facts = facts or {}
         columns = dict.fromkeys(fact for name in people for fact in facts.get(name, {}))
         told = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
-        return cls(list(people), torch.stack(rows), told, [one.evidence for one in people.values()])
+        evidence, made_up = zip(*((one.evidence, one.drawn) for one in people.values()), strict=True)
+        return cls(list(people), torch.stack(rows), told, evidence, made_up)
 
     @classmethod
     def drawn(cls, count: int, causal_size: int, seed: int = 0) -> "Population":
         """People whom nobody knows, drawn from the law: person j is `Individual.from_seed(seed + j)`."""
         seeds = torch.arange(count) + check_seed(seed)
         normal = torch.special.ndtri(uniform_draws(seeds, INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size))
-        return cls([f"seed {one}" for one in seeds.tolist()], normal.float().unsqueeze(1))
+        return cls([f"seed {one}" for one in seeds.tolist()], normal.float().unsqueeze(1), made_up=[True] * count)
+
+    @property
+    def is_inferred(self) -> list[bool]:
+        """Of whom there are several draws, or evidence."""
+        differ = (self.draws != self.draws[:, :1]).flatten(1).any(1).tolist()
+        return [bool(seen) or several for seen, several in zip(self.evidence, differ, strict=True)]
+
+    @property
+    def knows_values(self) -> list[bool]:
+        """See `Individual.knows_values`."""
+        of_values = ({one.likelihood for one in seen} == {"values"} for seen in self.evidence)
+        return [not inferred or told for inferred, told in zip(self.is_inferred, of_values, strict=True)]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -86,8 +112,9 @@ class Population:
     def __getitem__(self, name: str) -> Individual:
         """Somebody by name. KeyError for nobody."""
         place = {known: place for place, known in enumerate(self.names)}[name]
-        draws, evidence = self.draws[place].double(), self.evidence[place]
-        return Individual.from_normal(draws.mean(0), name, evidence=evidence, draws=draws if evidence else None)
+        known, draws = self.part([place]), self.draws[place].double()
+        kept = {"draws": draws if known.is_inferred[0] else None, "drawn": known.made_up[0]}
+        return Individual.from_normal(draws.mean(0), name, evidence=known.evidence[0], **kept)
 
     def __str__(self) -> str:
         known = f"; {', '.join(self.facts)} are known of them" if self.facts else ""
@@ -97,8 +124,9 @@ class Population:
         """Some of them, by their places."""
         chosen = range(len(self))[places] if isinstance(places, slice) else places
         facts = {fact: [known[place] for place in chosen] for fact, known in self.facts.items()}
-        names, evidence = ([column[place] for place in chosen] for column in (self.names, self.evidence))
-        return Population(names, self.draws[list(chosen)], facts, evidence)
+        columns = (self.names, self.evidence, self.made_up)
+        names, evidence, made_up = ([column[place] for place in chosen] for column in columns)
+        return Population(names, self.draws[list(chosen)], facts, evidence, made_up)
 
     def where(self, *conditions: str) -> "Population":
         """Those of whom every condition holds, such as "age > 60" or "sex == woman".
@@ -126,6 +154,7 @@ class Population:
         """Write a safetensors file; it appears under its name only when it is complete."""
         evidence = [[vars(one) for one in of_person] for of_person in self.evidence]
         about = {"names": list(self.names), "facts": dict(self.facts), "evidence": evidence}
+        about["made_up"] = list(self.made_up)
         save_tensors(path, "population", about, {"draws": self.draws})
 
     @classmethod
@@ -134,7 +163,7 @@ class Population:
         about, tensors = load_tensors(path, "population")
         try:
             evidence = [tuple(Observed(**one) for one in of_person) for of_person in about["evidence"]]
-            return cls(about["names"], tensors["draws"], about["facts"], evidence)
+            return cls(about["names"], tensors["draws"], about["facts"], evidence, about["made_up"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no whole population: {error}") from None
 

@@ -56,10 +56,10 @@ class ChoicePrediction:
 
 
 def check_options(options: Sequence[str]) -> None:
-    """ValueError unless they are two words or more, no two alike."""
-    words = [option.strip() for option in options if isinstance(option, str)]
+    """ValueError unless they are two or more, of one line of text each, no two alike."""
+    words = [option.strip() for option in options if isinstance(option, str) and "\n" not in option.strip()]
     if len(words) < max(len(options), 2) or not all(words) or len(set(words)) < len(words):
-        raise ValueError(f"a choice needs two options or more, in words, no two alike; got {list(options)}")
+        raise ValueError(f"a choice needs two options or more, each a line of text, no two alike; got {list(options)}")
 
 
 @torch.no_grad()
@@ -102,6 +102,7 @@ def choice_evidence(model: "CausalQwenForCausalLM", choices: Sequence[Choice]) -
     return ChoiceEvidence([branches for branches, _ in read], taken, read[0][1])
 
 
+@torch.no_grad()
 def read_options(model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str]) -> tuple[Branches, QuantileReader]:
     """The branches of the options behind a prompt, and how tokens read e1 there. Raises ValueError for an empty prompt."""
     before = encode_text(model, prompt, prompt=True)
@@ -115,7 +116,7 @@ def read_options(model: "CausalQwenForCausalLM", prompt: str, options: Sequence[
         if len(onward) == 1:
             continue
         text = before.then(EncodedText.of(fork, [0.0] * len(fork), [False] * len(fork)))
-        chain = Chain(model, _last_features(model, text))
+        chain = Chain(model, last_features(model, text))
         words = chain.words
         rows, bias = words.weight[onward].double(), 0.0 if words.bias is None else words.bias[onward].double()
         scores.append(chain.loc_U[0].double() @ rows.T + bias)
@@ -127,8 +128,12 @@ def read_options(model: "CausalQwenForCausalLM", prompt: str, options: Sequence[
     return branches, chain.readers[0]
 
 
-def _last_features(model: "CausalQwenForCausalLM", text: EncodedText) -> Tensor:
-    """z [1, H] where a text ends."""
+@torch.no_grad()
+def last_features(model: "CausalQwenForCausalLM", text: EncodedText) -> Tensor:
+    """z [1, H] where a text ends. ValueError where it is longer than the context."""
+    limit = model.config.context_length
+    if limit is not None and len(text.ids) > limit:
+        raise ValueError(f"the prompt has {len(text.ids)} tokens, but the context of this model holds {limit}")
     was_training = model.training
     model.eval()
     ids, values, _ = (column.to(model.device) for column in text)

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.core import POSITIONS_AT_ONCE, Chain
 from causalqwen.decoding import Hindsight, Individual, Observed, Population, SaidNumber
-from causalqwen.decoding.population import KEPT
+from causalqwen.decoding.population import KEPT, seed_of
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
@@ -119,9 +119,9 @@ def abduct_people(
     way = _Abduction(prior, None, likelihood, "auto", 3, 200, 0).checked(model)
     heard = zip(observations, _hear(model, observations.values(), chunk), strict=True)
     people = {}
-    for place, (name, of_person) in enumerate(tqdm(heard, "inferring people", len(observations), leave=False)):
+    for name, of_person in tqdm(heard, "inferring people", len(observations), leave=False):
         one = way.infer(model, *of_person, name)
-        people[name] = replace(one, precision=None, line=None, draws=one.likely(KEPT, place))  # a width is C x C
+        people[name] = replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, name)))  # a width is C x C
     return Population.of(people, facts)
 
 
