@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -17,6 +18,7 @@ from causalqwen.modeling.choices import choice_evidence
 from causalqwen.modeling.survey import survey_rows
 from conftest import graft_tiny
 from test_cli import run, write
+from test_docs import ROOT, python_blocks
 
 OPTIONS = ("yes", "no", "no way", "never mind")
 CHOICES = [Choice("He said", OPTIONS, "no way"), Choice("She said", ("blue", "red"), "red")]
@@ -227,7 +229,8 @@ def test_drawn_numbers_have_the_law_that_is_predicted(model, people):
         rows = survey_rows(model, people.where(f"name == {name}"), question, draws=1500, seed=1)
         drawn = [row[question.name] for row in rows]
         law = model.predict_number(question.prompt, individual=people[name])[0]
-        distance = stats.kstest(drawn, lambda values: [law.cdf(float(value)) for value in values])
+        cdf = {value: law.cdf(value) for value in drawn}
+        distance = stats.kstest(drawn, lambda values, cdf=cdf: np.array([cdf[float(value)] for value in values]))
         assert distance.pvalue > 0.005, name
         (row,) = survey_rows(model, people.where(f"name == {name}"), question, draws=0)
         assert row[question.name] == pytest.approx(law.median, rel=1e-4, abs=1e-4)
@@ -256,7 +259,10 @@ def test_drawn_options_have_the_probabilities_that_are_told(model, people):
 def test_whoever_is_far_out_answers_so_again(model):
     said = {name: [Observation(f" {value}", "The long one is")] * 6 for name, value in (("low", -90), ("high", 95))}
     people = model.abduct_people(said, likelihood="values")
-    table = {row["person"]: row["The short one is"] for row in survey_rows(model, people, Question("The short one is"), draws=0)}
+    table = {
+        row["person"]: row["The short one is"]
+        for row in survey_rows(model, people, Question("The short one is"), draws=0)
+    }
     assert table["low"] < model.predict_number("The short one is")[0].median < table["high"]
 
 
@@ -266,7 +272,9 @@ def test_a_survey_is_a_table_of_people_and_questions(model, people):
     table = model.survey(some, [*QUESTIONS, text], draws=2, seed=3)
     assert table.index.names == ["person", "draw"] and len(table) == 6
     assert list(table) == ["age", "sex", "number", "values", "scale", "words", "text"]
-    assert table.loc[("p30", 1), "text"] == model.survey(people.part([30]), text, draws=2, seed=3).loc[("p30", 1), "text"]
+    assert (
+        table.loc[("p30", 1), "text"] == model.survey(people.part([30]), text, draws=2, seed=3).loc[("p30", 1), "text"]
+    )
     assert len(set(table["text"])) > 1
     assert model.survey(some, QUESTIONS[0]).index.name == "person"
 
@@ -349,7 +357,13 @@ def folder(tiny_tokenizer, tmp_path):
     made.config.value_range = [0.0, 500.0]
     made.save_pretrained(tmp_path / "model")
     rows = [
-        {"prompt": "The long one is", "value": 10 * who + moment, "individual": f"p{who}", "age": 50 + who, "day": moment}
+        {
+            "prompt": "The long one is",
+            "value": 10 * who + moment,
+            "individual": f"p{who}",
+            "age": 50 + who,
+            "day": moment,
+        }
         for who in range(12)
         for moment in range(2)
     ]
@@ -370,13 +384,16 @@ def test_people_are_inferred_and_asked_on_the_command_line(folder):
     whole = {}
     for kind in ("jsonl", "csv", "parquet"):
         out = folder / f"answers.{kind}"
-        told = run(*ask, "--output", out, "--draws", 2, "--seed", 3, "--where", "age > 52", "--where", "name != p4", "--json")
+        told = run(
+            *ask, "--output", out, "--draws", 2, "--seed", 3, "--where", "age > 52", "--where", "name != p4", "--json"
+        )
         assert json.loads(told.stdout) == {"output": str(out), "rows": 16, "people": 8, "questions": 2}
         whole[kind] = out
     lines = [json.loads(line) for line in whole["jsonl"].read_text().splitlines()]
     assert list(lines[0]) == ["person", "draw", "age", "number", "He said"]
-    assert [{**row, "age": int(row["age"]), "draw": int(row["draw"]), "number": float(row["number"])}
-            for row in csv.DictReader(whole["csv"].open())] == lines  # fmt: skip
+    cells = csv.DictReader(whole["csv"].read_text().splitlines())
+    kinds = {"draw": int, "age": int, "number": float}
+    assert [{field: kinds.get(field, str)(cell) for field, cell in row.items()} for row in cells] == lines
     import pyarrow.parquet
 
     assert pyarrow.parquet.read_table(whole["parquet"]).to_pylist() == lines
@@ -423,10 +440,18 @@ def test_commands_tell_what_they_cannot_use(folder):
     assert "give one of them" in run("population", *base, *out, code=1).stderr
     assert "200 people" in run("population", *base, *out, "--drawn", 200, "--seed", 2).stdout
     assert Population.load(folder / "out").names[0] == "seed 2"
-    words = write(folder / "words.jsonl", [{"text": "We have come.", "individual": "a"}, {"prompt": "It is", "value": 3, "individual": "a"},
-                                           {"prompt": "He said", "options": ["b", "c"], "chosen": "c", "individual": "d"}])  # fmt: skip
+    said = [
+        {"text": "We have come.", "individual": "a"},
+        {"prompt": "It is", "value": 3, "individual": "a"},
+        {"question": "Who?", "answer": "somebody else", "individual": "a"},
+        {"prompt": "He said", "options": ["b", "c"], "chosen": "c", "individual": "d"},
+    ]
+    words = write(folder / "words.jsonl", said)
     told = run("population", *base, *out, "--rows", words).stderr
-    assert "2 people, inferred from their choices, values, words by likelihood 'softmax'" in told and "nobody in particular" in told
+    assert (
+        "2 people, inferred from their choices, values, words by likelihood 'softmax'" in told
+        and "nobody in particular" in told
+    )
     nobodys = write(folder / "nobody.jsonl", [{"text": "We have come."}])
     assert "row 1, field individual" in run("population", *base, *out, "--rows", nobodys, code=1).stderr
     silent = write(folder / "silent.jsonl", [{"prompt": "We have", "individual": "a"}])
@@ -438,3 +463,15 @@ def test_commands_tell_what_they_cannot_use(folder):
     assert "q.jsonl, row 1, field option" in run(*ask, "--questions", wrong, *answered, code=1).stderr
     run(*ask, "--questions", folder / "questions.jsonl", *answered, "--where", "age > 3", "--resume", code=1)
     assert not (folder / "answers.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["guide.md", "guide.zh.md"])
+def test_the_python_of_the_guide_runs(tiny_tokenizer, tmp_path, monkeypatch, name):
+    made = graft_tiny("llama", tiny_tokenizer)
+    made.config.value_range = [0.0, 24.0]
+    made.save_pretrained(tmp_path / "trained")
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(ROOT / "docs" / name)
+    session: dict = {}
+    exec(compile(block, name, "exec"), session)
+    assert len(session["drawn"]) == 200 and list(session["likely"].index) == ["Ann"]

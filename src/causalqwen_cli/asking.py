@@ -14,7 +14,9 @@ def population(
     output: Annotated[Path, typer.Option(help="File for the people (safetensors).")],
     rows: Annotated[
         Path | None,
-        typer.Option(help="Rows that name an `individual` (JSONL, CSV, Parquet): what people said; other fields are facts."),
+        typer.Option(
+            help="Rows that name an `individual` (JSONL, CSV, Parquet): what people said; other fields are facts."
+        ),
     ] = None,
     drawn: Annotated[int | None, typer.Option(min=1, help="Make up so many people instead.")] = None,
     seed: Annotated[int, typer.Option(help="Of those who are made up.")] = 0,

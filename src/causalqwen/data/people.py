@@ -12,7 +12,19 @@ from causalqwen.modeling.choices import Choice
 from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.survey import Question
 
-_SAID = {"text", "prompt", "value", "messages", "question", "answer", "context", "individual", "class", "options", "chosen"}
+_SAID = {
+    "text",
+    "prompt",
+    "value",
+    "messages",
+    "question",
+    "answer",
+    "context",
+    "individual",
+    "class",
+    "options",
+    "chosen",
+}
 _FIELDS = [field.name for field in dataclasses.fields(Question)]
 
 
@@ -50,7 +62,8 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
 def people_of_rows(
     rows: Iterable[Row], processor: Any
 ) -> tuple[dict[str, list[Observation | Choice]], dict[str, dict[str, Any]], set[str]]:
-    """What each individual of some rows said, the facts that their rows agree on, and what was said: "values", "words", "choices".
+    """What each individual of some rows said, the facts that their rows agree on, and of which kinds that was: "values",
+    "words", "choices".
 
     A prompt with `value` says a number; with `options` and `chosen` it is a choice; a text, an answer in words and what an
     assistant says are words.

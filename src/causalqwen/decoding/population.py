@@ -124,9 +124,8 @@ class Population:
         """Some of them, by their places."""
         chosen = range(len(self))[places] if isinstance(places, slice) else places
         facts = {fact: [known[place] for place in chosen] for fact, known in self.facts.items()}
-        columns = (self.names, self.evidence, self.made_up)
-        names, evidence, made_up = ([column[place] for place in chosen] for column in columns)
-        return Population(names, self.draws[list(chosen)], facts, evidence, made_up)
+        names, evidence = [self.names[place] for place in chosen], [self.evidence[place] for place in chosen]
+        return Population(names, self.draws[list(chosen)], facts, evidence, [self.made_up[place] for place in chosen])
 
     def where(self, *conditions: str) -> "Population":
         """Those of whom every condition holds, such as "age > 60" or "sex == woman".
@@ -134,7 +133,7 @@ class Population:
         A condition compares a fact, or `name`, with a number or a word by ==, !=, <, <=, > or >=. Of whom a fact is not known
         is left out. ValueError for a condition that cannot be read, a fact that nobody has, or if nobody is left.
         """
-        places = range(len(self))
+        places: Sequence[int] = range(len(self))
         for condition in conditions:
             read = _CONDITION.fullmatch(condition)
             if read is None:
@@ -153,8 +152,12 @@ class Population:
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
         evidence = [[vars(one) for one in of_person] for of_person in self.evidence]
-        about = {"names": list(self.names), "facts": dict(self.facts), "evidence": evidence}
-        about["made_up"] = list(self.made_up)
+        about = {
+            "names": list(self.names),
+            "facts": dict(self.facts),
+            "evidence": evidence,
+            "made_up": list(self.made_up),
+        }
         save_tensors(path, "population", about, {"draws": self.draws})
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Rows that are written as they come, to a file that appears when the last one is there, and is taken up where it was stopped."""
+"""Rows that are kept as they come: their file appears when the last one is there, and a stopped run is taken up."""
 
 import csv
 import json
@@ -105,13 +105,19 @@ def _write_parquet(lines: Path, output: Path) -> None:
 
 def _write_csv(lines: Path, output: Path) -> None:
     """JSON lines of the same fields as CSV; what is nested stays JSON. It appears by rename."""
-    with lines.open(encoding="utf-8") as file, writing(output) as part, part.open("w", encoding="utf-8", newline="") as out:
+    with (
+        lines.open(encoding="utf-8") as file,
+        writing(output) as part,
+        part.open("w", encoding="utf-8", newline="") as out,
+    ):
         writer = None
         for row in map(json.loads, file):
             writer = writer or csv.writer(out)
             if out.tell() == 0:
                 writer.writerow(row)
-            writer.writerow(json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in row.values())
+            writer.writerow(
+                json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in row.values()
+            )
 
 
 _WRITERS = {".parquet": _write_parquet, ".csv": _write_csv}

@@ -24,7 +24,9 @@ class Branches:
 
     def log_probs(self, q: Tensor) -> Tensor:
         """log P(option | q) [..., O] of individuals q [..., C]: a softmax over the branches of each fork on its way."""
-        scores = self.score + (q.to(self.reach).unsqueeze(-2) * self.reach).sum(-1)  # of each alone: no row moves another
+        scores = self.score + (q.to(self.reach).unsqueeze(-2) * self.reach).sum(
+            -1
+        )  # of each alone: no row moves another
         steps = torch.cat([fork.log_softmax(-1) for fork in scores.split(self.sizes, dim=-1)], dim=-1)
         return (steps.unsqueeze(-2) * self.paths).sum(-1)
 

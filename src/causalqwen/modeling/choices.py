@@ -103,7 +103,9 @@ def choice_evidence(model: "CausalQwenForCausalLM", choices: Sequence[Choice]) -
 
 
 @torch.no_grad()
-def read_options(model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str]) -> tuple[Branches, QuantileReader]:
+def read_options(
+    model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str]
+) -> tuple[Branches, QuantileReader]:
     """The branches of the options behind a prompt, and how tokens read e1 there. Raises ValueError for an empty prompt."""
     before = encode_text(model, prompt, prompt=True)
     if not len(before.ids):

@@ -16,6 +16,7 @@ from causalqwen.decoding.population import KEPT, seed_of
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
+    Evidence,
     Scorer,
     ValueEvidence,
     find_posterior,
@@ -119,9 +120,11 @@ def abduct_people(
     way = _Abduction(prior, None, likelihood, "auto", 3, 200, 0).checked(model)
     heard = zip(observations, _hear(model, observations.values(), chunk), strict=True)
     people = {}
-    for name, of_person in tqdm(heard, "inferring people", len(observations), leave=False):
-        one = way.infer(model, *of_person, name)
-        people[name] = replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, name)))  # a width is C x C
+    for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
+        one = way.infer(model, read, choices, name)
+        people[name] = replace(
+            one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, name))
+        )  # a width is C x C
     return Population.of(people, facts)
 
 
@@ -172,9 +175,7 @@ class _Abduction:
             raise ValueError("a prior that was inferred brings its own width: leave spread out")
         return replace(self, method=method)
 
-    def infer(
-        self, model: "CausalQwenForCausalLM", read: Reading, choices: Sequence[Choice], name: str
-    ) -> Individual:
+    def infer(self, model: "CausalQwenForCausalLM", read: Reading, choices: Sequence[Choice], name: str) -> Individual:
         """Who said what was read and made the choices."""
         prior, of_values = self.prior, self.likelihood == "values"
         values = value_evidence(model, read)
@@ -183,7 +184,7 @@ class _Abduction:
         if self.method == "quadrature":
             return _on_line(values, self.draws, name, prior)
         tokens = token_evidence(model, read[:0] if of_values else read, "softmax" if of_values else self.likelihood)
-        heard = [tokens, values, choice_evidence(model, [] if of_values else choices)]
+        heard: list[Evidence] = [tokens, values, choice_evidence(model, [] if of_values else choices)]
         mean = torch.zeros(model.config.causal_size, dtype=torch.float64) if prior is None else prior.normal
         precision: Tensor | float | None = None if self.spread is None else self.spread**-2
         if prior is not None and prior.precision is not None:
@@ -191,13 +192,11 @@ class _Abduction:
         elif of_values and self.spread is None:
             precision = 1.0
         widest = model.action.scales.widest(model.config)
-        posterior = find_posterior(
-            heard, mean.to(model.device), precision, widest=widest, evaluations=self.evaluations
-        )
+        posterior = find_posterior(heard, mean.to(model.device), precision, widest=widest, evaluations=self.evaluations)
         width = posterior.prior_precision.diagonal().mean().item() ** -0.5
-        counts, gained = [len(one) for one in heard], posterior.gained
-        observed = Observed(*counts[:2], gained, posterior.directions, width, self.likelihood, self.method)
-        observed, made = replace(observed, choices=counts[2]), None
+        told = posterior.gained, posterior.directions, width
+        observed = Observed(len(tokens), len(values), *told, self.likelihood, self.method, choices=len(heard[2]))
+        made = None
         if self.method == "sample":
             made, trust = sample_posterior(heard, posterior, draws=self.draws, seed=self.seed)
             observed = replace(observed, rhat=trust.rhat, effective=trust.effective)

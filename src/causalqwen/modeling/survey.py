@@ -28,9 +28,9 @@ PEOPLE_AT_ONCE = 1024
 """Rows of answers that are held at a time."""
 
 _ROWS = {"drawn": 64, "integrated": 16}
-"""Rows of every tensor that answers are computed from, filled up where there are fewer: what torch gives for an element depends,
-in the last bit, on whether it lies in the rest behind the last whole vector, or of a thread's share. Here no rest is left, and
-no tensor of them is large enough to be shared among threads."""
+"""Rows of every tensor that answers are computed from, filled up where there are fewer: what torch gives for an element may
+depend, in the last bit, on whether it lies in the rest behind the last whole vector, or of a thread's share. Here no rest is
+left, and no tensor of them is large enough to be shared among threads."""
 
 _PIECE, _READ_PROMPTS = 8192, 4096
 _FACT = re.compile(r"\{([^{}]+)\}")
@@ -42,8 +42,8 @@ class Question:
 
     Args:
         prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked.
-        options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), of which the value
-            head says how likely each is. None where any number may follow.
+        options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), of which the
+            value head says how likely each is. None where any number may follow.
         name: of its column; the prompt by default.
         max_new_tokens: the answer is a text of so many tokens at most.
     """
@@ -56,7 +56,7 @@ class Question:
     def __post_init__(self) -> None:
         for field in ("prompt", "name"):
             told = getattr(self, field)
-            if not isinstance(told, str) or field == "prompt" and not told.strip():
+            if not isinstance(told, str) or (field == "prompt" and not told.strip()):
                 raise ValueError(f"field {field}: expected text, found {told!r}")
         object.__setattr__(self, "name", self.name or self.prompt)
         most = self.max_new_tokens
@@ -71,22 +71,24 @@ class Question:
         if not isinstance(self.options, Mapping):
             object.__setattr__(self, "options", tuple(self.options))
             if any(isinstance(option, str) for option in self.options):
-                return check_options(self.options)
+                return check_options(self.options)  # type: ignore[arg-type]
         given = list(self.options.values() if isinstance(self.options, Mapping) else self.options)
-        numbers = [one for one in given if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)]
+        numbers = [
+            one for one in given if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        ]
         if len(set(numbers)) < max(2, len(given)):
             raise ValueError(f"field options: expected two finite numbers or more, no two alike, found {given}")
 
     @property
     def values(self) -> list[float] | None:
         """The numbers that its options are, or stand for."""
-        if self.options is None or self.options and isinstance(next(iter(self.options)), str):
+        if self.options is None or (self.options and isinstance(next(iter(self.options)), str)):
             return [float(one) for one in self.options.values()] if isinstance(self.options, Mapping) else None
         return [float(one) for one in self.options]
 
     @property
     def kind(self) -> str:
-        """"number", "values", "words" or "text": a row of the table of readings."""
+        """ "number", "values", "words" or "text": a row of the table of readings."""
         if self.max_new_tokens is not None:
             return "text"
         if self.options is None:
@@ -104,7 +106,8 @@ def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
 class Asked(Protocol):
     """A question as the model read it; reader: how it reads e1."""
 
-    reader: QuantileReader
+    @property
+    def reader(self) -> QuantileReader: ...
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
         """One of each of n people with Q(e1) = q [n, 1, C] and uniform numbers [n] for the noise.
@@ -135,7 +138,9 @@ class AskedNumber:
         """ValueError for a model that copies, or that has not learned values."""
         model.config.require("the number that an individual says")
         if not reads_numbers(model):
-            raise ValueError(f"{question.name!r} asks for a number, and this model has not learned values yet: train it")
+            raise ValueError(
+                f"{question.name!r} asks for a number, and this model has not learned values yet: train it"
+            )
         written = model.processor(prompt, prompt=True)  # as `predict_number` reads one
         ids, values = written["input_ids"], written["numeric_values"]
         text = EncodedText.of(ids, values, [False] * len(ids))
@@ -143,7 +148,9 @@ class AskedNumber:
         loadings, noise = (column[0].double().cpu() for column in chain.value_loadings())
         centre = chain.action.value(*chain.read_by_values())[0].item()
         loc, scale = (column.item() for column in chain.value())
-        return cls(centre, loadings, noise.item(), (loc, scale), model.value_law, QuantileReader(model.action.value_law))
+        return cls(
+            centre, loadings, noise.item(), (loc, scale), model.value_law, QuantileReader(model.action.value_law)
+        )
 
     def laws(self, q: Tensor, knows: Tensor) -> tuple[Tensor, Tensor]:
         """loc [n, m] and scale [n, 1] on the axis."""
@@ -210,7 +217,8 @@ class AskedWords:
     @classmethod
     def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedWords":
         """As `read_options`."""
-        return cls(list(question.options), *read_options(model, prompt, list(question.options)))
+        options = [str(option) for option in question.options]
+        return cls(options, *read_options(model, prompt, options))
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
         """Of the law of each."""
@@ -241,8 +249,8 @@ _READ: dict[str, Callable[["CausalQwenForCausalLM", Question, str], Asked]] = {
 class Survey:
     """A population that is asked: rows of answers, each the same whoever else is asked, and in whatever order.
 
-    Who somebody is whose posterior has several draws is keyed by (seed, name, draw); the noise of an answer by (seed, name, draw,
-    question's name).
+    Who somebody is whose posterior has several draws is keyed by (seed, name, draw); the noise of an answer by (seed, name,
+    draw, question's name).
 
     Args:
         questions: of names that differ from each other and from those of the facts.
@@ -364,7 +372,7 @@ def _uniform(keys: Sequence[Sequence[Any]], stream: int, position: int) -> Tenso
 
 
 def _q_of(reader: QuantileReader, g: Tensor, known: list[tuple[QuantileReader, Tensor]]) -> Tensor:
-    """Q(e1) of g = Phi^-1(e1), float64 [n, m, C], in pieces of one size each (see `_ROWS`); by what is known of other readers."""
+    """Q(e1) of g = Phi^-1(e1), float64 [n, m, C], in pieces of one size each (see `_ROWS`); what is known already is kept."""
     unit = torch.as_tensor(reader.unit, dtype=torch.float64).cpu()
     for other, q in known:
         if other[:2] == reader[:2] and torch.equal(torch.as_tensor(other.unit, dtype=torch.float64).cpu(), unit):
@@ -409,8 +417,8 @@ def survey(
     Answers do not depend on the order of people and questions, nor on who else is asked what. See `Survey`.
 
     Raises:
-        ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that has not
-            learned values.
+        ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that has
+            not learned values.
     """
     try:
         import pandas
