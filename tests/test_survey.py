@@ -140,6 +140,8 @@ def test_a_population_is_saved_and_parted(people, tmp_path):
     assert torch.equal(chosen["p30"].draws, people.draws[30].double()) and chosen["p30"].knows_values
     assert chosen["p22"].drawn and not chosen["p22"].is_inferred and not chosen["p44"].knows_values
     torch.testing.assert_close(chosen["p22"].normal.float(), people.draws[22, 0])
+    told = Population(["a", "b", "c"], torch.zeros(3, 1, 4), {"age": ["100", "9", "old"]})  # as a CSV file has them
+    assert told.where("age > 20").names == ["a"] and told.where("age == old").names == ["c"]
     assert len(people.where("age <= 20")) == 1 and len(people.where("age < 20.5", "age >= 20")) == 1
     for condition, message in (
         ("age", "is not FACT == VALUE"),
@@ -335,6 +337,7 @@ def test_models_that_have_no_numbers_of_people_refuse(tiny_tokenizer, people, mo
         ({"prompt": "a", "options": [1, "b"]}, "two options or more"),
         ({"prompt": "a", "options": [1, 1.0]}, "no two alike"),
         ({"prompt": "a", "options": []}, "field options"),
+        ({"prompt": "a", "options": [1, 10**400]}, "too large"),
         ({"prompt": "a", "options": {"b": 1, "c": "d"}}, "field options"),
         ({"prompt": "a", "answers": [1]}, "field answers: a question has no such field"),
     ],
@@ -345,6 +348,17 @@ def test_a_question_of_a_file_that_is_none_is_told_by_row_and_field(tmp_path, gi
     path = write(tmp_path / "q.jsonl", [{"prompt": "a"}, given])
     with pytest.raises(ValueError, match=rf"q.jsonl, row 2.*{message}"):
         read_questions(path)
+
+
+@pytest.mark.backbone
+def test_a_real_backbone_chooses_what_it_would_say(smollm2):
+    question = Question("The capital of France is", ("Paris", "London", "the city of Lyon"), "capital")
+    assert smollm2.predict_choice(question.prompt, question.options)[0].likeliest == "Paris"
+    crowd = Population.drawn(70, smollm2.config.causal_size)
+    known = answers(smollm2, crowd, [question], draws=0)
+    assert np.std([row["capital"]["Paris"] for row in known.values()]) > 1e-3
+    for row in survey_rows(smollm2, crowd.part([69, 3, 40]), [question], draws=0):
+        assert row == known[row["person"]]
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
         given = {field: value for field, value in fields.items() if value is not None}
         try:
             questions.append(Question(**given))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise RowError(f"{place}, {error}") from None
     if not questions:
         raise RowError(f"{path} holds no questions")
@@ -79,10 +79,17 @@ def people_of_rows(
         kind, heard = _heard(row, processor)
         kinds.add(kind)
         said.setdefault(row.individual, []).extend(heard)
-        others = {field: value for field, value in row.fields.items() if field not in _SAID and value is not None}
+        others = {
+            field: _plain(value) for field, value in row.fields.items() if field not in _SAID and value is not None
+        }
         known = facts.setdefault(row.individual, others)
         facts[row.individual] = {field: value for field, value in known.items() if others.get(field) == value}
     return said, facts, kinds
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a date of a Parquet file is a word."""
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def _heard(row: Row, processor: Any) -> tuple[str, list[Observation | Choice]]:

@@ -172,12 +172,22 @@ class Population:
 
 
 def _holds(known: Any, compare: str, wanted: str, condition: str) -> bool:
-    """Whether a fact compares so with what a condition says: as numbers where it is one, else as words."""
+    """Whether a fact compares so with what a condition says: as numbers where both are, else as words; no word lies above
+    or below a number."""
     if known is None:
         return False
-    if isinstance(known, int | float) and not isinstance(known, bool):
-        try:
-            return bool(_COMPARISONS[compare](known, float(wanted)))
-        except ValueError:
-            raise ValueError(f"{condition!r}: the fact is a number, and {wanted!r} is none") from None
+    number, limit = _number(known), _number(wanted)
+    if number is not None and limit is not None:
+        return bool(_COMPARISONS[compare](number, limit))
+    if number is not None and not isinstance(known, str):
+        raise ValueError(f"{condition!r}: the fact is a number, and {wanted!r} is none")
+    if limit is not None and compare not in ("==", "!="):
+        return False
     return bool(_COMPARISONS[compare](str(known), wanted.strip("\"'")))
+
+
+def _number(told: Any) -> float | None:
+    try:
+        return None if isinstance(told, bool) else float(told)
+    except (TypeError, ValueError):
+        return None

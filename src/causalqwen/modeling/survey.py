@@ -88,7 +88,7 @@ class Question:
 
     @property
     def kind(self) -> str:
-        """ "number", "values", "words" or "text": a row of the table of readings."""
+        """What its answer is: "number", "values", "words" or "text"."""
         if self.max_new_tokens is not None:
             return "text"
         if self.options is None:
