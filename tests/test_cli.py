@@ -62,6 +62,8 @@ def test_help_answers_without_heavy_imports():
         ["generate"],
         ["abduct"],
         ["counterfactual"],
+        ["population"],
+        ["survey"],
         ["evaluate"],
         ["serve"],
         ["demo"],

@@ -172,7 +172,7 @@ def test_a_stopped_prediction_is_taken_up_with_each_row_once(trained, tmp_path, 
     with pytest.raises(ValueError, match="another model or other options"):
         predict_file(model, source, out, batch_size=4, raw=True, resume=True)
     other = write_rows(tmp_path / "other.jsonl", rows[1:])
-    with pytest.raises(ValueError, match=r"row 1 of .* is not that of the rows to predict"):
+    with pytest.raises(ValueError, match=r"row 1 of .* is not that of the rows to write"):
         predict_file(model, other, out, batch_size=4, resume=True)
     assert predict_file(model, source, out, batch_size=4, resume=True) == 23
     assert out.read_text() == whole.read_text() and not part.exists()

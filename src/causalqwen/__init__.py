@@ -1,6 +1,6 @@
 """CausalQwen: numbers with honest uncertainty and individuals who last, grafted onto a pretrained language model."""
 
-from causalqwen.decoding import PRESETS, CausalDecoding, Individual
+from causalqwen.decoding import PRESETS, CausalDecoding, Individual, Population
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.losses import cauchy_crps, cauchy_nll, ovr_loss
 from causalqwen.modeling import (
@@ -12,11 +12,13 @@ from causalqwen.modeling import (
     CausalQwenForCausalLM,
     CausalQwenOutput,
     CausalQwenProcessor,
+    Choice,
     Intervention,
     NumberPrediction,
     NumberTextIteratorStreamer,
     NumberTextStreamer,
     Observation,
+    Question,
     World,
 )
 from causalqwen.numbers import NumberRules, NumberStyle
@@ -34,6 +36,7 @@ __all__ = [
     "CausalQwenForCausalLM",
     "CausalQwenOutput",
     "CausalQwenProcessor",
+    "Choice",
     "Individual",
     "Intervention",
     "NumberPrediction",
@@ -42,6 +45,8 @@ __all__ = [
     "NumberTextIteratorStreamer",
     "NumberTextStreamer",
     "Observation",
+    "Population",
+    "Question",
     "World",
     "cauchy_crps",
     "cauchy_nll",

@@ -1,10 +1,10 @@
-"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, counterfactual, evaluate, benchmark, serve, explore,
-demo, doctor."""
+"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, counterfactual, population, survey, evaluate,
+benchmark, serve, explore, demo, doctor."""
 
-from causalqwen_cli import making, scoring, serving, speaking, tables
+from causalqwen_cli import asking, making, scoring, serving, speaking, tables
 from causalqwen_cli.base import app
 
-__all__ = ["app", "main", "making", "scoring", "serving", "speaking", "tables"]
+__all__ = ["app", "asking", "main", "making", "scoring", "serving", "speaking", "tables"]
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from causalqwen.decoding.draws import BoundDecoding, Drawn, Draws, Integrated, Q
 from causalqwen.decoding.hindsight import Hindsight, SaidNumber
 from causalqwen.decoding.individual import Individual, Observed
 from causalqwen.decoding.plan import PRESETS, CausalDecoding
+from causalqwen.decoding.population import Population
 
 __all__ = [
     "PRESETS",
@@ -15,6 +16,7 @@ __all__ = [
     "Individual",
     "Integrated",
     "Observed",
+    "Population",
     "QuantileReader",
     "SaidNumber",
 ]

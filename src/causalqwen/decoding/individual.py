@@ -16,7 +16,7 @@ class Observed:
     """What an individual was inferred from: tokens and values observed, nats that they gained, directions they determine.
 
     spread: the prior's standard deviation of Phi^-1(e1) that was taken. likelihood: the tokens'. method: how the posterior was
-    found (`model.abduct`). rhat, effective: a sampler's diagnostics, 0 without one.
+    found (`model.abduct`). rhat, effective: a sampler's diagnostics, 0 without one. choices: that were made.
     """
 
     tokens: int
@@ -28,6 +28,7 @@ class Observed:
     method: str = "mode"
     rhat: float = 0.0
     effective: float = 0.0
+    choices: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +149,13 @@ class Individual:
         if not self.evidence:
             return head + ")"
         tokens, values = sum(e.tokens for e in self.evidence), sum(e.values for e in self.evidence)
-        seen = [f"{tokens:,} tokens"] * bool(tokens) + [f"{values:,} values"] * bool(values)
+        choices = sum(e.choices for e in self.evidence)
+        counts = {"tokens": tokens, "values": values, "choices": choices}
+        seen = [f"{count:,} {kind}" for kind, count in counts.items() if count]
         gained, last = sum(e.gained for e in self.evidence), self.evidence[-1]
         told = (
             f"{head}, inferred from {' and '.join(seen)}: {gained:.1f} nats gained on them "
-            f"({gained / max(tokens + values, 1):.3f} each), {last.directions:.0f} directions determined"
+            f"({gained / max(tokens + values + choices, 1):.3f} each), {last.directions:.0f} directions determined"
         )
         if last.method == "sample":
             told += f"; {len(self.draws)} draws, R-hat {last.rhat:.2f}, {last.effective:.0f} effective"

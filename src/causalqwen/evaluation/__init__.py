@@ -2,6 +2,7 @@
 
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.predict import TablePredictor, predict_file, predict_rows
+from causalqwen.evaluation.surveys import survey_file
 from causalqwen.modeling.proof import compare_with_backbone
 
 __all__ = [
@@ -10,5 +11,6 @@ __all__ = [
     "evaluate",
     "predict_file",
     "predict_rows",
+    "survey_file",
     "write_metrics",
 ]

@@ -1,22 +1,20 @@
 """Predictions for rows of any number: file to file, taken up again where it was stopped, or table by table in workers."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
 from causalqwen.data.rows import arrow_for, checked_rows
-from causalqwen.files import write_text, writing
+from causalqwen.evaluation.kept import write_kept
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.precision import bf16_pays
 from causalqwen.modeling.prediction import describe
+from causalqwen.modeling.survey import batches
 
 
 def predict_rows(
@@ -32,7 +30,7 @@ def predict_rows(
 
     Raises RowError for a row that cannot be read, before anything of its batch is predicted.
     """
-    for batch in _batches(checked_rows(rows), batch_size):
+    for batch in batches(checked_rows(rows), batch_size):
         yield from _predict_batch(model, batch, raw)
 
 
@@ -49,12 +47,6 @@ def classes_of_rows(model: CausalQwenForCausalLM, rows: Sequence[Row]) -> list[s
         except ValueError as error:
             raise RowError(f"{row.place}, field class: {error}") from None
     return [row.class_name for row in rows]
-
-
-def _batches(rows: Iterable, size: int) -> Iterator[list]:
-    rows = iter(rows)
-    while batch := list(islice(rows, size)):
-        yield batch
 
 
 def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool) -> list[dict[str, Any]]:
@@ -130,41 +122,18 @@ def predict_file(
         ImportError: a Parquet file where pyarrow is not installed.
     """
     output = Path(output)
-    part, note = (output.with_name(f"{output.name}.part.{kind}") for kind in ("jsonl", "json"))
-    options = json.dumps({"model": fingerprint(model), "raw": raw, "batch_size": batch_size})
-    if part.exists() and not resume:
-        raise ValueError(f"{part} holds an unfinished run; resume it, or remove that file")
-    if part.exists() and note.read_text(encoding="utf-8") != options:
-        raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
     check_output(output)
-    rows = stream_rows(source)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, options)
-    count = _take_up(part, rows, batch_size) if part.exists() else 0
-    try:
-        with (
-            part.open("a", encoding="utf-8") as file,
-            tqdm(total=total, initial=count, desc="predicting", unit="row") as bar,
-        ):
-            for batch in _batches(rows, batch_size):
-                predicted = _predict_batch(model, batch, raw)
-                file.writelines(_line(row) for row in predicted)
-                file.flush()
-                count += len(batch)
-                bar.update(len(batch))
-    except RowError as error:
-        if count:
-            raise RowError(f"{error}; the {count} rows before it are kept in {part}, for --resume") from None
-        part.unlink()
-        note.unlink()
-        raise
-    if output.suffix == ".parquet":
-        _write_parquet(part, output)
-        part.unlink()
-    else:
-        part.replace(output)
-    note.unlink()
-    return count
+    return write_kept(
+        output,
+        {"model": fingerprint(model), "raw": raw, "batch_size": batch_size},
+        stream_rows(source),
+        lambda rows: _predict_batch(model, rows, raw),
+        lambda kept, row: kept.get(row.kind) == row.fields[row.kind],
+        batch_size=batch_size,
+        resume=resume,
+        total=total,
+        doing="predicting",
+    )
 
 
 def check_output(output: Path) -> None:
@@ -183,44 +152,6 @@ def fingerprint(model: CausalQwenForCausalLM) -> str:
         few = flat[:: max(1, len(flat) // 64)][:64]
         digest.update(f"{name}{tuple(tensor.shape)}{few.tolist()}".encode())
     return digest.hexdigest()
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
-
-
-def _take_up(part: Path, rows: Iterator[Row], batch_size: int) -> int:
-    """How many rows of `part` stand, in whole batches; what lies behind them is cut off, and `rows` moves to the next one."""
-    with part.open("rb+") as file:
-        complete = sum(line.endswith(b"\n") for line in file)
-        whole = complete - complete % batch_size
-        file.seek(0)
-        for number, line in enumerate(tqdm(islice(file, whole), desc="rows kept", total=whole, leave=False), start=1):
-            row = next(rows, None)
-            kept = json.loads(line)
-            if row is None or kept.get(row.kind) != row.fields[row.kind]:
-                raise ValueError(
-                    f"row {number} of {part} is not that of the rows to predict; it cannot be resumed with these"
-                )
-        file.truncate(file.tell())
-    return whole
-
-
-def _write_parquet(lines: Path, output: Path) -> None:
-    """JSON lines as a table whose columns are those of all rows; it appears by rename."""
-    pa = arrow_for(output)
-
-    def arrays(kind: Any = None) -> Iterator[Any]:
-        with lines.open(encoding="utf-8") as file:
-            for batch in _batches(file, 4096):
-                yield pa.array([json.loads(line) for line in batch], kind)
-
-    schema = pa.schema([])
-    for array in arrays():
-        schema = pa.unify_schemas([schema, pa.schema(list(array.type))], promote_options="permissive")
-    with writing(output) as part, pa.parquet.ParquetWriter(part, schema) as writer:
-        for array in arrays(pa.struct(list(schema))):
-            writer.write_table(pa.Table.from_struct_array(array))
 
 
 class TablePredictor:

@@ -1,5 +1,6 @@
 """Individuals inferred from what they said: evidence, posterior. Plain functions on tensors; stands on `decoding`."""
 
+from causalqwen.individuals.choices import Branches, ChoiceEvidence
 from causalqwen.individuals.evidence import LIKELIHOODS, Evidence, TokenEvidence, ValueEvidence, read_factor
 from causalqwen.individuals.hindsight import Scorer, abduct_noise
 from causalqwen.individuals.marginal import line_posterior, loading_sizes, value_marginal
@@ -8,6 +9,8 @@ from causalqwen.individuals.sampler import Diagnostics, sample_posterior
 
 __all__ = [
     "LIKELIHOODS",
+    "Branches",
+    "ChoiceEvidence",
     "Diagnostics",
     "Evidence",
     "Posterior",

@@ -5,6 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor
 from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE
+from causalqwen.modeling.choices import Choice
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.encoded import NumericEncoding
@@ -14,6 +15,7 @@ from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
+from causalqwen.modeling.survey import Question
 from causalqwen.modeling.worlds import Intervention, World
 from causalqwen.parts.branch import ValueBranch
 
@@ -31,6 +33,7 @@ __all__ = [
     "CausalQwenForCausalLM",
     "CausalQwenOutput",
     "CausalQwenProcessor",
+    "Choice",
     "GenerateCausalBeamOutput",
     "GenerateCausalOutput",
     "Intervention",
@@ -40,6 +43,7 @@ __all__ = [
     "NumericEmbedding",
     "NumericEncoding",
     "Observation",
+    "Question",
     "ValueBranch",
     "World",
 ]

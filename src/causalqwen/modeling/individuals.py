@@ -1,19 +1,22 @@
 """Individuals of a grafted model: who wrote what was observed, and under which noise (theory 3.12, 3.13)."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.core import POSITIONS_AT_ONCE, Chain
-from causalqwen.decoding import Hindsight, Individual, Observed, SaidNumber
+from causalqwen.decoding import Hindsight, Individual, Observed, Population, SaidNumber
+from causalqwen.decoding.population import KEPT, seed_of
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
+    Evidence,
     Scorer,
     ValueEvidence,
     find_posterior,
@@ -23,10 +26,13 @@ from causalqwen.individuals import (
     loading_sizes,
     sample_posterior,
 )
+from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.reading import (
     Observation,
+    Reading,
     contexts_of,
     read_contexts,
+    read_each,
     reads_numbers,
     token_evidence,
     value_evidence,
@@ -34,6 +40,9 @@ from causalqwen.modeling.reading import (
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
+
+Observations = str | Observation | Choice | Sequence[str | Observation | Choice]
+"""What somebody said and chose."""
 
 _SAME_VALUE, _SAME_DRAW = 1e-4, 1e-5
 """Relative, on the value axis: loc_Y, and what is drawn of it, differ by less between batches of other shapes, in float32."""
@@ -53,7 +62,7 @@ class Share:
 @torch.no_grad()
 def abduct(
     model: "CausalQwenForCausalLM",
-    observations: str | Observation | Sequence[str | Observation],
+    observations: Observations,
     *,
     prior: Individual | None = None,
     spread: float | None = None,
@@ -71,13 +80,14 @@ def abduct(
     that are computed once (theory 3.12).
 
     Args:
-        observations: texts, alone or behind prompts. Long ones are read `chunk` tokens at a time.
+        observations: texts, alone or behind prompts, and choices. Long texts are read `chunk` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
             people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
             count by their density under what is left to the noise. "values": the numbers alone, as rows of one
-            individual do in training; e1 is uniform then unless a spread is given.
+            individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
+            softmax of their options, and not at all by "values".
         method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
             their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
             values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
@@ -88,63 +98,131 @@ def abduct(
         ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
             beside a prior that has a width; a method that is unknown, or does not fit.
     """
-    device, size = model.device, model.config.causal_size
-    if likelihood not in LIKELIHOODS:
-        raise ValueError(f"unknown likelihood {likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
-    of_values = likelihood == "values"
-    if spread is not None and not spread > 0:
-        raise ValueError(f"the prior's spread must be positive, got {spread}")
-    on_line = of_values and spread is None and (prior is None or prior.line is not None)
-    if method == "auto":
-        method = "quadrature" if on_line and model.action.value_law.alpha != 2 else "mode"
-    if method not in ("mode", "sample", "quadrature"):
-        raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
-    if method == "quadrature" and not on_line:
-        raise ValueError(
-            "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
-        )
-    if method == "quadrature" and model.config.value_crossing > 1:
-        raise ValueError(
-            "method 'quadrature' needs individuals on one line, and this model's cross in several directions"
-        )
-    if prior is not None:
-        prior.check_size(size)
-    if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
-        raise ValueError(
-            f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "
-            "could add to: give it numbers, with likelihood 'values'; or infer it by method 'mode'"
-        )
-    read = read_contexts(model, contexts_of(model, observations, chunk))
-    values = value_evidence(model, read)
-    if of_values and not reads_numbers(model):
-        raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
-    if of_values and not len(values):
-        raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
-    if method == "quadrature":
-        return _on_line(values, draws, name, prior)
-    tokens = token_evidence(model, read[:0] if of_values else read, "softmax" if of_values else likelihood)
-    if of_values and spread is None and (prior is None or prior.precision is None):
-        spread = 1.0
-    if of_values and prior is not None and not prior.knows_values:
-        raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
-    mean = torch.zeros(size, dtype=torch.float64, device=device) if prior is None else prior.normal.to(device)
-    if spread is not None and prior is not None and prior.precision is not None:
-        raise ValueError("a prior that was inferred brings its own width: leave spread out")
-    precision: Tensor | float | None = None if spread is None else spread**-2
-    if prior is not None and prior.precision is not None:
-        precision = prior.precision.to(device)
-    widest = model.action.scales.widest(model.config)
-    posterior = find_posterior([tokens, values], mean, precision, widest=widest, evaluations=evaluations)
-    width = posterior.prior_precision.diagonal().mean().item() ** -0.5
-    observed = Observed(len(tokens), len(values), posterior.gained, posterior.directions, width, likelihood, method)
-    made = None
-    if method == "sample":
-        made, trust = sample_posterior([tokens, values], posterior, draws=draws, seed=seed)
-        observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
-    before = () if prior is None else prior.evidence
-    label = name or ("" if prior is None else prior.name)
-    evidence, precision = (*before, observed), posterior.precision.cpu()
-    return Individual.from_normal(posterior.mode, label, precision=precision, evidence=evidence, draws=made)
+    way = _Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
+    (heard,) = _hear(model, [observations], chunk)
+    return way.infer(model, *heard, name)
+
+
+@torch.no_grad()
+def abduct_people(
+    model: "CausalQwenForCausalLM",
+    observations: Mapping[str, Observations],
+    *,
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+    prior: Individual | None = None,
+    likelihood: str = "softmax",
+    chunk: int = 512,
+) -> Population:
+    """Several people by their names, each inferred as by `abduct`, as a population that can be asked (`survey`).
+
+    facts: what else is known of each. What several of them were asked is read once.
+    """
+    way = _Abduction(prior, None, likelihood, "auto", 3, 200, 0).checked(model)
+    heard = zip(observations, _hear(model, observations.values(), chunk), strict=True)
+    people = {}
+    for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
+        one = way.infer(model, read, choices, name)
+        people[name] = replace(
+            one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, name))
+        )  # a width is C x C
+    return Population.of(people, facts)
+
+
+@dataclass(frozen=True)
+class _Abduction:
+    """How somebody is inferred: the settings of `abduct`."""
+
+    prior: Individual | None
+    spread: float | None
+    likelihood: str
+    method: str
+    evaluations: int
+    draws: int
+    seed: int
+
+    def checked(self, model: "CausalQwenForCausalLM") -> "_Abduction":
+        """With the method that "auto" is for this model. ValueError for settings that do not go together."""
+        prior, of_values, method = self.prior, self.likelihood == "values", self.method
+        if self.likelihood not in LIKELIHOODS:
+            raise ValueError(f"unknown likelihood {self.likelihood!r}; use one of {', '.join(LIKELIHOODS)}")
+        if self.spread is not None and not self.spread > 0:
+            raise ValueError(f"the prior's spread must be positive, got {self.spread}")
+        on_line = of_values and self.spread is None and (prior is None or prior.line is not None)
+        if method == "auto":
+            method = "quadrature" if on_line and model.action.value_law.alpha != 2 else "mode"
+        if method not in ("mode", "sample", "quadrature"):
+            raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
+        if method == "quadrature" and not on_line:
+            raise ValueError(
+                "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
+            )
+        if method == "quadrature" and model.config.value_crossing > 1:
+            raise ValueError(
+                "method 'quadrature' needs individuals on one line, and this model's cross in several directions"
+            )
+        if prior is not None:
+            prior.check_size(model.config.causal_size)
+        if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
+            raise ValueError(
+                f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "
+                "could add to: give it numbers, with likelihood 'values'; or infer it by method 'mode'"
+            )
+        if of_values and not reads_numbers(model):
+            raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
+        if of_values and prior is not None and not prior.knows_values:
+            raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
+        if self.spread is not None and prior is not None and prior.precision is not None:
+            raise ValueError("a prior that was inferred brings its own width: leave spread out")
+        return replace(self, method=method)
+
+    def infer(self, model: "CausalQwenForCausalLM", read: Reading, choices: Sequence[Choice], name: str) -> Individual:
+        """Who said what was read and made the choices."""
+        prior, of_values = self.prior, self.likelihood == "values"
+        values = value_evidence(model, read)
+        if of_values and not len(values):
+            raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
+        if self.method == "quadrature":
+            return _on_line(values, self.draws, name, prior)
+        tokens = token_evidence(model, read[:0] if of_values else read, "softmax" if of_values else self.likelihood)
+        heard: list[Evidence] = [tokens, values, choice_evidence(model, [] if of_values else choices)]
+        mean = torch.zeros(model.config.causal_size, dtype=torch.float64) if prior is None else prior.normal
+        precision: Tensor | float | None = None if self.spread is None else self.spread**-2
+        if prior is not None and prior.precision is not None:
+            precision = prior.precision.to(model.device)
+        elif of_values and self.spread is None:
+            precision = 1.0
+        widest = model.action.scales.widest(model.config)
+        posterior = find_posterior(heard, mean.to(model.device), precision, widest=widest, evaluations=self.evaluations)
+        width = posterior.prior_precision.diagonal().mean().item() ** -0.5
+        told = posterior.gained, posterior.directions, width
+        observed = Observed(len(tokens), len(values), *told, self.likelihood, self.method, choices=len(heard[2]))
+        made = None
+        if self.method == "sample":
+            made, trust = sample_posterior(heard, posterior, draws=self.draws, seed=self.seed)
+            observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
+        before = () if prior is None else prior.evidence
+        label = name or ("" if prior is None else prior.name)
+        evidence, known = (*before, observed), posterior.precision.cpu()
+        return Individual.from_normal(posterior.mode, label, precision=known, evidence=evidence, draws=made)
+
+
+def _hear(
+    model: "CausalQwenForCausalLM", people: Iterable[Observations], chunk: int
+) -> list[tuple[Reading, list[Choice]]]:
+    """What each of several people said, and the choices that each made. Contexts that they share are read once."""
+    contexts, ends, choices = [], [0], []
+    for said in people:
+        given = [said] if isinstance(said, str | Observation | Choice) else list(said)
+        choices.append([one for one in given if isinstance(one, Choice)])
+        texts = [one for one in given if not isinstance(one, Choice)]
+        contexts += contexts_of(model, texts, chunk)
+        ends.append(len(contexts))
+        if ends[-1] == ends[-2] and not choices[-1]:
+            raise ValueError("the observations hold no token that something comes before: nothing can be learned")
+    read = read_each(model, contexts)
+    nothing = Reading.nothing(model)
+    parts = [Reading.all_of([nothing, *read[start:end]]) for start, end in itertools.pairwise(ends)]
+    return list(zip(parts, choices, strict=True))
 
 
 @torch.no_grad()

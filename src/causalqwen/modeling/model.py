@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple, logging
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
 from causalqwen.losses import shift_targets
-from causalqwen.modeling import card, grafting, individuals, prediction, reading, worlds
+from causalqwen.modeling import card, choices, grafting, individuals, prediction, reading, survey, worlds
 from causalqwen.modeling import heads as laws
 from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.modeling.abduction import AbductionNetwork
@@ -377,6 +377,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
     read, encode_text, contexts = reading.read_contexts, reading.encode_text, reading.contexts_of
     token_evidence, value_evidence = reading.token_evidence, reading.value_evidence
     abduct, abduct_population = individuals.abduct, individuals.abduct_population
+    abduct_people, predict_choice, survey = individuals.abduct_people, choices.predict_choice, survey.survey
     shares, abduct_noise = individuals.shares, individuals.abduct_noise
     interventional_samples, counterfactual_samples = worlds.interventional_samples, worlds.counterfactual_samples
     value_predictions = worlds.value_predictions

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
+from causalqwen.distributions import StableFamily
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.heads import number_candidates
 from causalqwen.numbers import (
@@ -128,6 +129,17 @@ class NumberPrediction:
         return as_html(self)
 
 
+def mixed_quantiles(stable: StableFamily, locs: Tensor, scale: Tensor, p: Tensor) -> Tensor:
+    """Quantiles at p [...] of the mean over m of S(locs [..., m], scale [...]), by bisection."""
+    reach = scale * stable.quantile(p)
+    low, high = locs.amin(-1) + reach, locs.amax(-1) + reach
+    for _ in range(80):
+        middle = (low + high) / 2
+        below = stable.cdf(middle.unsqueeze(-1), locs, scale.unsqueeze(-1)).mean(-1) < p
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
+
+
 @dataclass(frozen=True)
 class MixedNumberPrediction(NumberPrediction):
     """A number's distribution where several individuals are equally likely: t(Y) ~ mean over m of S(locs_m, scale).
@@ -138,20 +150,9 @@ class MixedNumberPrediction(NumberPrediction):
 
     locs: Tensor
 
-    def _cdf(self, axis: Tensor) -> Tensor:
-        """[...] -> mean over the individuals of P(t(Y) <= axis)."""
-        scale = torch.tensor(self.scale, dtype=torch.float64)
-        return self.law.stable.cdf(axis.unsqueeze(-1), self.locs, scale).mean(-1)
-
     def _quantiles(self, p: Tensor) -> Tensor:
-        """On the axis, by bisection; p [...]."""
-        reach = self.scale * self.law.stable.quantile(p)
-        low, high = self.locs.min() + reach, self.locs.max() + reach
-        for _ in range(80):
-            middle = (low + high) / 2
-            below = self._cdf(middle) < p
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
+        """On the axis; p [...]."""
+        return mixed_quantiles(self.law.stable, self.locs, torch.tensor(self.scale, dtype=torch.float64), p)
 
     @property
     def median(self) -> float:

@@ -1,5 +1,6 @@
 """Observed texts as a grafted model reads them, and what they say about an individual (theory 3.12)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,6 +67,19 @@ class Reading:
     def __getitem__(self, places: slice) -> "Reading":
         return Reading(self.features[places], self.targets[places], self.values[places])
 
+    @classmethod
+    def all_of(cls, parts: "Sequence[Reading]") -> "Reading":
+        """One after the other."""
+        columns = zip(*((part.features, part.targets, part.values) for part in parts), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
+
+    @classmethod
+    def nothing(cls, model: "CausalQwenForCausalLM") -> "Reading":
+        """No token."""
+        none = torch.zeros(0, device=model.device)
+        features = torch.zeros(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        return cls(features, none.long(), none.double())
+
 
 def reads_numbers(model: "CausalQwenForCausalLM") -> bool:
     """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
@@ -105,13 +119,18 @@ def encode_text(model: "CausalQwenForCausalLM", text: str, *, prompt: bool = Fal
 
 
 def read_contexts(model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]]) -> Reading:
-    """Everything observed as the backbone reads it, a context at a time: what somebody chose, and what came before it.
+    """Everything observed as the backbone reads it: what somebody chose, and what came before it.
 
     Raises ValueError where nothing comes before any token.
     """
     if not contexts:
         raise ValueError("the observations hold no token that something comes before: nothing can be learned")
-    columns: list[tuple[Tensor, ...]] = []
+    return Reading.all_of(read_each(model, contexts))
+
+
+def read_each(model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]]) -> list[Reading]:
+    """Each context as the backbone reads it; contexts that differ in nothing but their last token are read once."""
+    columns: list[Reading] = []
     known: dict[tuple, Tensor] = {}  # the last token is never read: repeated measures share all before it
     was_training = model.training
     model.eval()
@@ -124,9 +143,9 @@ def read_contexts(model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedTe
         said = ~digits[first:]
         if model.config.context.hides:  # of two numbers that share a token the second follows from nothing that is seen
             said &= ids[first - 1 : -1] != model.config.num_token_id
-        columns.append((known[before][said], ids[first:][said], values[first:][said]))
+        columns.append(Reading(known[before][said], ids[first:][said], values[first:][said]))
     model.train(was_training)
-    return Reading(*(torch.cat(column) for column in zip(*columns, strict=True)))
+    return columns
 
 
 def token_evidence(model: "CausalQwenForCausalLM", read: Reading, likelihood: str = "softmax") -> TokenEvidence:

@@ -1,0 +1,193 @@
+"""A population: people who are known, each with a width and with facts, to be asked (theory 3.15)."""
+
+import hashlib
+import json
+import operator
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding.individual import Individual, Observed
+from causalqwen.distributions import INDIVIDUAL_STREAM, WHOLE_TEXT, check_seed, uniform_draws
+from causalqwen.files import load_tensors, save_tensors
+
+KEPT = 32
+"""Draws that are kept of somebody who was inferred."""
+
+_COMPARISONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONDITION = re.compile(r"\s*(.+?)\s*(==|!=|<=|>=|<|>)\s*(.+?)\s*")
+
+
+def seed_of(*key: Any) -> int:
+    """A seed of 64 bits for whatever a key of words and numbers names, the same everywhere (blake2b)."""
+    told = json.dumps(key, ensure_ascii=False, default=str).encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """n people.
+
+    Args:
+        names: of each, no two alike.
+        draws: Phi^-1(e1) that each may have, equally likely, float32 [n, m, C]; m = 1 where they are known exactly.
+        facts: what is known of each besides ("age", "sex"), a list of n by name; None where it is not known.
+        evidence: what each was inferred from, n; nothing by default.
+        made_up: whether each was drawn from the law (`Individual.drawn`), n; nobody by default.
+    """
+
+    names: Sequence[str]
+    draws: Tensor
+    facts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    evidence: Sequence[tuple[Observed, ...]] = ()
+    made_up: Sequence[bool] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evidence", self.evidence or [()] * len(self.names))
+        object.__setattr__(self, "made_up", self.made_up or [False] * len(self.names))
+        if self.draws.dim() != 3 or len(self.draws) != len(self.names) or not len(self.names):
+            raise ValueError(f"{len(self.names)} people have draws of the shape {tuple(self.draws.shape)}")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for place, name in enumerate(self.names) if name in self.names[:place])
+            raise ValueError(f"two people are called {twice!r}")
+        told = {f"the fact {fact!r}": known for fact, known in self.facts.items()}
+        for what, column in {**told, "the evidence": self.evidence, "who is made up": self.made_up}.items():
+            if len(column) != len(self.names):
+                raise ValueError(f"{what} is told of {len(column)} people, and they are {len(self.names)}")
+
+    @classmethod
+    def of(
+        cls, people: Mapping[str, Individual], facts: Mapping[str, Mapping[str, Any]] | None = None, seed: int = 0
+    ) -> "Population":
+        """Individuals by their names. facts: of each, by the same names. Of whoever was inferred, `KEPT` draws are kept,
+        by seed and name."""
+        if not people:
+            raise ValueError("a population needs one person at least")
+        inferred = any(one.is_inferred for one in people.values())
+        rows = []
+        for name, one in people.items():
+            likely = one.likely(KEPT, seed_of(seed, name)) if one.is_inferred else one.normal.unsqueeze(0)
+            spread = torch.linspace(0, len(likely) - 1, KEPT if inferred else 1, dtype=torch.float64).round().long()
+            rows.append(likely[spread].float())
+        facts = facts or {}
+        columns = dict.fromkeys(fact for name in people for fact in facts.get(name, {}))
+        told = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
+        evidence, made_up = zip(*((one.evidence, one.drawn) for one in people.values()), strict=True)
+        return cls(list(people), torch.stack(rows), told, evidence, made_up)
+
+    @classmethod
+    def drawn(cls, count: int, causal_size: int, seed: int = 0) -> "Population":
+        """People whom nobody knows, drawn from the law: person j is `Individual.from_seed(seed + j)`."""
+        seeds = torch.arange(count) + check_seed(seed)
+        normal = torch.special.ndtri(uniform_draws(seeds, INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size))
+        return cls([f"seed {one}" for one in seeds.tolist()], normal.float().unsqueeze(1), made_up=[True] * count)
+
+    @property
+    def is_inferred(self) -> list[bool]:
+        """Of whom there are several draws, or evidence."""
+        differ = (self.draws != self.draws[:, :1]).flatten(1).any(1).tolist()
+        return [bool(seen) or several for seen, several in zip(self.evidence, differ, strict=True)]
+
+    @property
+    def knows_values(self) -> list[bool]:
+        """See `Individual.knows_values`."""
+        of_values = ({one.likelihood for one in seen} == {"values"} for seen in self.evidence)
+        return [not inferred or told for inferred, told in zip(self.is_inferred, of_values, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, name: str) -> Individual:
+        """Somebody by name. KeyError for nobody."""
+        place = {known: place for place, known in enumerate(self.names)}[name]
+        known, draws = self.part([place]), self.draws[place].double()
+        kept = {"draws": draws if known.is_inferred[0] else None, "drawn": known.made_up[0]}
+        return Individual.from_normal(draws.mean(0), name, evidence=known.evidence[0], **kept)
+
+    def __str__(self) -> str:
+        known = f"; {', '.join(self.facts)} are known of them" if self.facts else ""
+        return f"Population({len(self):,} people, {self.draws.shape[1]} draws of each{known})"
+
+    def part(self, places: slice | Sequence[int]) -> "Population":
+        """Some of them, by their places."""
+        chosen = range(len(self))[places] if isinstance(places, slice) else places
+        facts = {fact: [known[place] for place in chosen] for fact, known in self.facts.items()}
+        names, evidence = [self.names[place] for place in chosen], [self.evidence[place] for place in chosen]
+        return Population(names, self.draws[list(chosen)], facts, evidence, [self.made_up[place] for place in chosen])
+
+    def where(self, *conditions: str) -> "Population":
+        """Those of whom every condition holds, such as "age > 60" or "sex == woman".
+
+        A condition compares a fact, or `name`, with a number or a word by ==, !=, <, <=, > or >=. Of whom a fact is not known
+        is left out. ValueError for a condition that cannot be read, a fact that nobody has, or if nobody is left.
+        """
+        places: Sequence[int] = range(len(self))
+        for condition in conditions:
+            read = _CONDITION.fullmatch(condition)
+            if read is None:
+                raise ValueError(f"the condition {condition!r} is not FACT == VALUE (or !=, <, <=, >, >=)")
+            fact, compare, wanted = read.groups()
+            known = {"name": self.names, **self.facts}.get(fact)
+            if known is None:
+                raise ValueError(
+                    f"{condition!r}: no fact is called {fact!r}; known are {', '.join(['name', *self.facts])}"
+                )
+            places = [place for place in places if _holds(known[place], compare, wanted, condition)]
+        if not places:
+            raise ValueError(f"of nobody among {len(self)} people holds {' and '.join(conditions)}")
+        return self.part(places)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file; it appears under its name only when it is complete."""
+        evidence = [[vars(one) for one in of_person] for of_person in self.evidence]
+        about = {
+            "names": list(self.names),
+            "facts": dict(self.facts),
+            "evidence": evidence,
+            "made_up": list(self.made_up),
+        }
+        save_tensors(path, "population", about, {"draws": self.draws})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Population":
+        """Read what `save` wrote; ValueError names a file that holds no population."""
+        about, tensors = load_tensors(path, "population")
+        try:
+            evidence = [tuple(Observed(**one) for one in of_person) for of_person in about["evidence"]]
+            return cls(about["names"], tensors["draws"], about["facts"], evidence, about["made_up"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} holds no whole population: {error}") from None
+
+
+def _holds(known: Any, compare: str, wanted: str, condition: str) -> bool:
+    """Whether a fact compares so with what a condition says: as numbers where both are, else as words; no word lies above
+    or below a number."""
+    if known is None:
+        return False
+    number, limit = _number(known), _number(wanted)
+    if number is not None and limit is not None:
+        return bool(_COMPARISONS[compare](number, limit))
+    if number is not None and not isinstance(known, str):
+        raise ValueError(f"{condition!r}: the fact is a number, and {wanted!r} is none")
+    if limit is not None and compare not in ("==", "!="):
+        return False
+    return bool(_COMPARISONS[compare](str(known), wanted.strip("\"'")))
+
+
+def _number(told: Any) -> float | None:
+    try:
+        return None if isinstance(told, bool) else float(told)
+    except (TypeError, ValueError):
+        return None

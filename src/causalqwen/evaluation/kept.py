@@ -1,0 +1,123 @@
+"""Rows that are kept as they come: their file appears when the last one is there, and a stopped run is taken up."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from causalqwen.data.rows import arrow_for
+from causalqwen.files import write_text, writing
+from causalqwen.modeling.survey import batches
+
+
+def write_kept(
+    output: Path,
+    options: dict[str, Any],
+    source: Iterator[Any],
+    answer: Callable[[list[Any]], list[dict[str, Any]]],
+    belongs: Callable[[dict[str, Any], Any], bool],
+    *,
+    batch_size: int,
+    resume: bool,
+    total: int | None,
+    doing: str,
+) -> int:
+    """What `answer` says of each item of `source`, to a file (`.parquet`, `.csv`, else JSON lines). Returns the rows.
+
+    Rows are kept in `output`.part.jsonl, a batch at a time. With `resume`, rows that are kept there are held against the items.
+
+    Args:
+        options: what rows depend on beside the items; kept beside them.
+        belongs: whether a row that was kept is that of an item.
+
+    Raises:
+        ValueError: an unfinished run beside `output` (without `resume`), or one of other options or items; whatever `answer`
+            raises: the rows before stay kept, if there are any.
+    """
+    part, note = (output.with_name(f"{output.name}.part.{kind}") for kind in ("jsonl", "json"))
+    told = json.dumps(options)
+    if part.exists() and not resume:
+        raise ValueError(f"{part} holds an unfinished run; resume it, or remove that file")
+    if part.exists() and note.read_text(encoding="utf-8") != told:
+        raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(note, told)
+    count = _take_up(part, source, belongs, batch_size) if part.exists() else 0
+    try:
+        with part.open("a", encoding="utf-8") as file, tqdm(total=total, initial=count, desc=doing, unit="row") as bar:
+            for batch in batches(source, batch_size):
+                rows = answer(batch)
+                file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+                file.flush()
+                count += len(batch)
+                bar.update(len(batch))
+    except ValueError as error:
+        if count:
+            raise type(error)(f"{error}; the {count} rows before it are kept in {part}, for --resume") from None
+        part.unlink()
+        note.unlink()
+        raise
+    if output.suffix in _WRITERS:
+        _WRITERS[output.suffix](part, output)
+        part.unlink()
+    else:
+        part.replace(output)
+    note.unlink()
+    return count
+
+
+def _take_up(part: Path, source: Iterator[Any], belongs: Callable[[dict[str, Any], Any], bool], batch_size: int) -> int:
+    """How many rows of `part` stand, in whole batches; what lies behind them is cut off, and `source` moves to the next one."""
+    with part.open("rb+") as file:
+        complete = sum(line.endswith(b"\n") for line in file)
+        whole = complete - complete % batch_size
+        file.seek(0)
+        for number, line in enumerate(tqdm(islice(file, whole), desc="rows kept", total=whole, leave=False), start=1):
+            item = next(source, None)
+            if item is None or not belongs(json.loads(line), item):
+                raise ValueError(
+                    f"row {number} of {part} is not that of the rows to write; it cannot be resumed with these"
+                )
+        file.truncate(file.tell())
+    return whole
+
+
+def _write_parquet(lines: Path, output: Path) -> None:
+    """JSON lines as a table whose columns are those of all rows; it appears by rename."""
+    pa = arrow_for(output)
+
+    def arrays(kind: Any = None) -> Iterator[Any]:
+        with lines.open(encoding="utf-8") as file:
+            for batch in batches(file, 4096):
+                yield pa.array([json.loads(line) for line in batch], kind)
+
+    schema = pa.schema([])
+    for array in arrays():
+        schema = pa.unify_schemas([schema, pa.schema(list(array.type))], promote_options="permissive")
+    with writing(output) as part, pa.parquet.ParquetWriter(part, schema) as writer:
+        for array in arrays(pa.struct(list(schema))):
+            writer.write_table(pa.Table.from_struct_array(array))
+
+
+def _write_csv(lines: Path, output: Path) -> None:
+    """JSON lines of the same fields as CSV; what is nested stays JSON. It appears by rename."""
+    with (
+        lines.open(encoding="utf-8") as file,
+        writing(output) as part,
+        part.open("w", encoding="utf-8", newline="") as out,
+    ):
+        writer = None
+        for row in map(json.loads, file):
+            writer = writer or csv.writer(out)
+            if out.tell() == 0:
+                writer.writerow(row)
+            writer.writerow(
+                json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in row.values()
+            )
+
+
+_WRITERS = {".parquet": _write_parquet, ".csv": _write_csv}

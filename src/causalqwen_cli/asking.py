@@ -1,0 +1,84 @@
+"""Commands that ask people: population, survey."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from causalqwen_cli.base import AsJson, Device, Model, check_written, command, say, show
+
+
+@command
+def population(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="File for the people (safetensors).")],
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows that name an `individual` (JSONL, CSV, Parquet): what people said; other fields are facts."
+        ),
+    ] = None,
+    drawn: Annotated[int | None, typer.Option(min=1, help="Make up so many people instead.")] = None,
+    seed: Annotated[int, typer.Option(help="Of those who are made up.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """People who can be asked: inferred from what they said, or drawn from the law."""
+    from causalqwen import Population
+    from causalqwen.data import stream_rows
+    from causalqwen.data.people import people_of_rows
+    from causalqwen.modeling.loading import load_model
+
+    if (rows is None) == (drawn is None):
+        raise ValueError("people are inferred from --rows, or --drawn: give one of them")
+    check_written(output, rows)
+    given = None if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
+    loaded = load_model(model, device)
+    if given is None:
+        people = Population.drawn(drawn, loaded.config.causal_size, seed)
+        told = "drawn from the law"
+    else:
+        said, facts, kinds = people_of_rows(given, loaded.processor)
+        likelihood = "values" if kinds == {"values"} else "softmax"
+        told = f"inferred from their {', '.join(sorted(kinds))} by likelihood {likelihood!r}"
+        if kinds != {"values"}:
+            told += "; where numbers are asked, they are nobody in particular"
+        say(f"{rows.name}: {len(said):,} people, {told}")
+        people = loaded.abduct_people(said, facts=facts, likelihood=likelihood)
+    people.save(output)
+    result = {"output": str(output), "people": len(people), "facts": list(people.facts)}
+    show(result, f"{output}: {people}, {told}", as_json)
+
+
+@command
+def survey(
+    model: Model,
+    population: Annotated[Path, typer.Option(help="File of people (`causalqwen population`).")],
+    questions: Annotated[
+        Path, typer.Option(help='JSON lines: {"prompt": ..., "name": ..., "options": ..., "max_new_tokens": ...}.')
+    ],
+    output: Annotated[Path, typer.Option(help="Parquet, CSV or JSONL file of people x questions; appears complete.")],
+    draws: Annotated[
+        int, typer.Option(min=0, help="Answers of each person to each question; 0 for medians and probabilities.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    where: Annotated[
+        list[str] | None, typer.Option(help='Whom to ask, by facts: "age > 60"; may be given several times.')
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up a stopped run of the same output.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Ask people questions: numbers, options and texts, each answer the same whoever else is asked."""
+    check_written(output, population, questions)
+    from causalqwen import Population
+    from causalqwen.data.people import read_questions
+    from causalqwen.evaluation.surveys import survey_file
+    from causalqwen.modeling.loading import load_model
+
+    asked = read_questions(questions)
+    people = Population.load(population).where(*(where or ()))
+    loaded = load_model(model, device)
+    count = survey_file(loaded, people, asked, output, draws=draws, seed=seed, resume=resume)
+    result = {"output": str(output), "rows": count, "people": len(people), "questions": len(asked)}
+    show(result, f"{output}: {len(people):,} people, {len(asked)} questions, {count:,} rows", as_json)
