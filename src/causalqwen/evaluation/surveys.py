@@ -12,6 +12,8 @@ from causalqwen.evaluation.predict import fingerprint
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.survey import PEOPLE_AT_ONCE, Question, Survey
 
+_TEXTS_AT_ONCE = 16  # rows that a stopped run loses at most where texts are written, one by one
+
 
 def survey_file(
     model: CausalQwenForCausalLM,
@@ -46,7 +48,7 @@ def survey_file(
         asked.items(),
         asked.rows,
         lambda kept, item: (kept.get("person"), kept.get("draw", 0)) == (population.names[item[0]], item[1]),
-        batch_size=PEOPLE_AT_ONCE,
+        batch_size=_TEXTS_AT_ONCE if any(one.kind == "text" for one in asked.questions) else PEOPLE_AT_ONCE,
         resume=resume,
         total=len(population) * max(draws, 1),
         doing="asking",
