@@ -231,6 +231,8 @@ def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}
     page = (tmp_path / "report.html").read_text()
     assert "Three people" in page and "What would have been said" in page and "parameters (" in page
+    assert (tmp_path / "model" / "choice.json").is_file()
+    assert "and nothing else" in run("doctor", "--scan", tmp_path / "model").stdout
 
 
 def test_the_quick_demo_shows_all_four_and_can_be_run_again(bare, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import causalqwen
 from causalqwen.modeling.configuration import FORMAT, CausalQwenConfig
 from causalqwen.modeling.loading import check_files, load_model
+from causalqwen.modeling.remote_code import FILE
 from conftest import graft_tiny
 from pins import PINS, load
 from test_cli import run
@@ -63,6 +64,15 @@ def test_a_saved_model_holds_known_files_alone(tiny_tokenizer, tmp_path):
     (tmp_path / "whole" / "README.md").write_text("A card.")
     assert len(list((tmp_path / "whole").glob("*.safetensors"))) > 1
     assert "and nothing else" in run("doctor", "--scan", tmp_path / "whole").stdout
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.trained_on = {"rows": 1, "numbers": 1, "held_out": 1, "stages": {}, "metrics": {}}
+    model.save_pretrained(tmp_path / "more", remote_code=True)
+    assert (tmp_path / "more" / "training.json").is_file()
+    check_files(tmp_path / "more")
+    with (tmp_path / "more" / FILE).open("a") as file:
+        file.write("import os")
+    with pytest.raises(ValueError, match=f"{FILE} is no file of a saved model"):
+        check_files(tmp_path / "more")
     (tmp_path / "regressor").mkdir()  # as `causalqwen fit` leaves one
     (tmp_path / "regressor" / "estimator.json").write_text("{}")
     save_file({"weight": torch.ones(2)}, tmp_path / "regressor" / "estimator.safetensors")

@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.models.auto import CONFIG_MAPPING
 
+from causalqwen.modeling import remote_code
+from causalqwen.modeling.card import EVAL_RESULTS
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
 
@@ -26,7 +28,7 @@ _OURS = (
         "README.md",
         "metrics.jsonl",
     ),
-    *("model.safetensors.index.json", "estimator.json"),
+    *("model.safetensors.index.json", "estimator.json", "training.json", "choice.json"),
 )
 _WEIGHTS = re.compile(r"(model|model-\d{5}-of-\d{5}|estimator)\.safetensors")
 _VOCABULARIES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
@@ -83,7 +85,8 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
 
 def check_files(folder: str | Path) -> None:
     """ValueError unless a folder holds what a saved model is made of and nothing else: weights that are safetensors, settings
-    that are JSON and name no code to run, a tokenizer, a model card, metrics. A training run's `work` is not looked into."""
+    that are JSON, a tokenizer, a model card, metrics. No code, nor any named, but the one file of `remote_code`, byte for
+    byte. A training run's `work` is not looked into."""
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("config.json", "estimator.json")):
         raise ValueError(f"{folder} holds no model (no config.json, no estimator.json)")
@@ -91,10 +94,14 @@ def check_files(folder: str | Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.relative_to(folder).parts[0] == "work" or (path.is_dir() and not path.is_symlink()):
             continue
-        if path.is_symlink() or not (path.name in known or _WEIGHTS.fullmatch(path.name)):
+        if path.name == remote_code.FILE and not path.is_symlink() and path.read_bytes() == remote_code.TEXT.encode():
+            continue
+        of_results = path.suffix == ".yaml" and path.parent.name == EVAL_RESULTS
+        if path.is_symlink() or not (path.name in known or of_results or _WEIGHTS.fullmatch(path.name)):
             what = f"weights in safetensors, {', '.join(_OURS)}, a tokenizer"
             raise ValueError(f"{path} is no file of a saved model, which are: {what}")
-        if path.suffix == ".json" and "auto_map" in (settings := _read_json(path)):
+        settings = _read_json(path) if path.suffix == ".json" else {}
+        if settings.get("auto_map") not in (None, remote_code.NAMED.get(path.name)):
             raise ValueError(f"{path} names code to run when it is loaded: auto_map is {settings['auto_map']!r}")
         if path.suffix == ".safetensors":
             try:

@@ -14,7 +14,7 @@ FILE = "with_causalqwen.py"
 TEXT = '''"""Loads the installed package causalqwen, whose import makes this model known to transformers, and does no more."""
 from causalqwen import CausalQwenConfig, CausalQwenProcessor  # pip install causalqwen
 '''
-_NAMED = {
+NAMED = {
     "config.json": {"AutoConfig": f"{FILE.removesuffix('.py')}.CausalQwenConfig"},
     "processor_config.json": {"AutoProcessor": f"{FILE.removesuffix('.py')}.CausalQwenProcessor"},
 }
@@ -24,7 +24,7 @@ _NAMED = {
 def write(folder: Path) -> None:
     """Put the file into a saved model, and its name where transformers looks for it."""
     write_text(folder / FILE, TEXT)
-    for name, classes in _NAMED.items():
+    for name, classes in NAMED.items():
         if (folder / name).is_file():
             settings = json.loads((folder / name).read_text(encoding="utf-8"))
             write_text(folder / name, json.dumps(settings | {"auto_map": classes}, indent=2, sort_keys=True) + "\n")
