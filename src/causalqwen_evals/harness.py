@@ -82,7 +82,7 @@ class CausalQwenLM(HFLM):
         """
         if not self.model.config.context.writes:
             raise ValueError(
-                f"number_context={self.model.config.number_context!r} has no tokens for the digits of a number, and this "
+                f"{self.model.config.context} has no tokens for the digits of a number, and this "
                 "harness reads tokens: graft with digits or both"
             )
         texts = super().generate_until(requests, disable_tqdm)

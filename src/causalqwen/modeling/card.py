@@ -21,7 +21,7 @@ from transformers.utils import cached_file
 
 from causalqwen.files import writing
 from causalqwen.modeling.backbones import KNOWN_BACKBONES
-from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.configuration import SECTIONS, CausalQwenConfig
 
 CARD, TRAINED = "README.md", "training.json"
 EVAL_RESULTS = ".eval_results"
@@ -244,20 +244,22 @@ def _data(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
 
 
 def _settings(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
-    axis = (config.value_transform or {}).get("kind")
+    default = CausalQwenConfig()
+    names = ["start", *(name for part in SECTIONS["settings"].values() for name in part if name != "start")]
     rows = {
-        "start": config.start,
-        "number_context": config.number_context,
-        "score_scale, vocabulary_family": f"{config.score_scale}, {config.vocabulary_family}",
-        "value_family, value_loss": f"{config.value_family}, {config.value_loss}",
-        "axis of values": axis or "identity",
-        "copy_numbers": config.copy_numbers,
+        name: getattr(config, name)
+        for name in names
+        if name == "start" or getattr(config, name) != getattr(default, name)
     }
+    rows["axis of values"] = (config.value_transform or {}).get("kind", "identity")
     if trained is not None:
         for name, given in trained["stages"].items():
             rows[f"stage {name}"] = ", ".join(f"{key} {value}" for key, value in given.items()) or "as it comes"
         rows["seed"] = trained.get("seed")
-    return _table(("setting", "value"), {f"`{name}`" if "_" in name else name: value for name, value in rows.items()})
+    return _table(
+        ("setting, the default left out", "value"),
+        {f"`{name}`" if "_" in name else name: value for name, value in rows.items()},
+    )
 
 
 def _table(head: tuple[str, str], rows: dict[str, Any]) -> str:
