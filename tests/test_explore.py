@@ -349,7 +349,7 @@ def test_the_command_serves_the_page_and_opens_it(tmp_path, tiny_tokenizer, monk
     monkeypatch.setattr(room, "run", run)
     monkeypatch.setattr(webbrowser, "open", opened_at.append)
     options = ["explore", "--model", str(tmp_path / "small"), "--device", "cpu", "--json"]
-    for more in (["--individuals", str(tmp_path / "people"), "--port", "0"], ["--no-browser"]):
+    for more in (["--individuals", str(tmp_path / "people"), "--port", "0", "--browser"], ["--no-browser"]):
         result = CliRunner().invoke(cli, [*options, *more])
         assert result.exit_code == 0, result.output
         told = json.loads(result.stdout)

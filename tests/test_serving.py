@@ -673,6 +673,7 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
             fields = {"extra_body": {"causal": {"individual": "Bob"}}, "max_tokens": 3}
             seen.append(client.completions.create(model="small", prompt="It is", **fields).usage.completion_tokens)
+            assert client.models.list().data[0].causal["limits"]["max_prompts"] == 5
         made.should_exit = True
         thread.join()
 
@@ -689,7 +690,20 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
         "--window",
         0.001,
     ]
-    options += ["--max-rows", 2, "--max-waiting", 3, "--max-tokens", 4, "--max-body", 5000, "--timeout", 60]
+    options += [
+        "--max-rows",
+        2,
+        "--max-waiting",
+        3,
+        "--max-tokens",
+        4,
+        "--max-body",
+        5000,
+        "--timeout",
+        60,
+        "--max-prompts",
+        5,
+    ]
     result = CliRunner().invoke(cli, ["serve", *map(str, options)])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
