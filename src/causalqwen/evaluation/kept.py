@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from causalqwen.data import RowError
 from causalqwen.data.rows import arrow_for
 from causalqwen.files import write_text, writing
 from causalqwen.modeling.survey import batches
@@ -57,7 +58,8 @@ def write_kept(
                 bar.update(len(batch))
     except ValueError as error:
         if count:
-            raise type(error)(f"{error}; the {count} rows before it are kept in {part}, for --resume") from None
+            kind = RowError if isinstance(error, RowError) else ValueError  # others are made of more than a message
+            raise kind(f"{error}; the {count} rows before it are kept in {part}, for --resume") from None
         part.unlink()
         note.unlink()
         raise

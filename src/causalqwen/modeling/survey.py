@@ -15,6 +15,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import CausalDecoding, Individual, Population, QuantileReader
 from causalqwen.decoding.population import seed_of
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, check_seed, uniform_draws
+from causalqwen.extras import extra
 from causalqwen.individuals import Branches
 from causalqwen.modeling.choices import check_options, last_features, read_options
 from causalqwen.modeling.prediction import mixed_quantiles
@@ -420,9 +421,7 @@ def survey(
         ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that has
             not learned values.
     """
-    try:
+    with extra("tables", "a survey's table"):
         import pandas
-    except ImportError:
-        raise ImportError("a survey's table needs pandas (pip install 'causalqwen[tables]')") from None
     rows = list(survey_rows(model, population, questions, draws=draws, seed=seed))
     return pandas.DataFrame(rows).set_index(["person", "draw"] if draws > 1 else "person")
