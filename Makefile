@@ -15,7 +15,7 @@ INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web check-full lint format dist lock sbom audit clean
+.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web campaign check-full lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (minutes the first time)" >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" \
-	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,lora,parquet,serve,tables,test]' \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,lora,parquet,serve,tables,web,test]' \
 	  && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^dashscope==' constraints.txt)" \
 	  || { echo "pip could not install the dependencies (see above); is a package index within reach?" >&2; exit 1; }
 	@touch $@
@@ -50,10 +50,11 @@ site: $(VENV)/.docs  ## the documentation as pages in both languages; ends with 
 
 explore: $(READY)  ## the demo's model in a browser (makes it first, where it is not there)
 	@test -d runs/demo/model || $(MAKE) --no-print-directory demo
-	@$(BIN)/causalqwen explore --model runs/demo/model
+	@mkdir -p runs/demo/people
+	@$(BIN)/causalqwen explore --model runs/demo/model --individuals runs/demo/people
 
 tutorials: backbone  ## run docs/tutorials on the real backbone, and write what they print into them (minutes)
-	@$(BIN)/python tests/tutorials.py
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/tutorials.py
 
 test: backbone lint  ## lint, types and the quick tests
 	@$(BIN)/python -m pytest $(PROCESSES)
@@ -76,13 +77,17 @@ test-vllm: $(VLLM)/.ready  ## the vLLM plug-in against generate, in an environme
 	  CAUSALQWEN_VLLM_RUNNER=$$runner CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 \
 	    $(VLLM)/bin/python -m pytest tests/vllm/test_plugin.py -m runners -s || exit 1; done
 
+WEB := src/causalqwen/serving/explorer src/causalqwen/evaluation/drawing
 test-web: $(READY)  ## the explorer's page: built anew from web/ (npm), then tested in Chromium
 	@command -v npm >/dev/null || { echo "The page is built by npm; on Debian: apt install nodejs npm chromium" >&2; exit 1; }
 	@cd web && npm ci --silent && npm run --silent check && npm run --silent build
-	@test -z "$$(git status --porcelain -- src/causalqwen/serving/explorer)" || { \
-	  echo "src/causalqwen/serving/explorer is not what web/ builds: commit what was built" >&2; exit 1; }
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
-	@$(BIN)/python -m pytest -m '' -n0 tests/test_explore.py
+	@test -z "$$(git status --porcelain -- $(WEB))" || { echo "$(WEB): not what web/ builds; commit what was built" >&2; exit 1; }
+	@$(BIN)/python -m pytest -m '' -n0 tests/test_explore.py tests/test_explore_people.py
+
+SIZE ?= 1
+SEED ?= 0
+campaign: backbone  ## what could break, drawn at random, tried and counted (hours; SIZE=0.01 for a hundredth, SEED=7 for other draws)
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m campaign --size $(SIZE) --seed $(SEED)
 
 check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(INSTALL_ALL)

@@ -140,13 +140,12 @@ def losses(model: CausalQwenForCausalLM, facts: list[Any], negatives: Tensor, of
     values = F.pad(torch.cat([row.tensor("values") for row in facts]), (1, 0), value=math.nan)[None]
     masks = shift_targets(labels, values, None, model.config.num_token_id)
     chain = Chain(model, features)
-    log_num, log_not_num = chain.number.log_p()
-    rest = torch.zeros_like(log_num)
+    rest = torch.zeros(masks.targets.shape, device=features.device)
     sample = sample_negatives(negatives)
     if not of_softmax:
         rest = chain.rest_loss(masks.targets, negatives=sample)
     of_values = model.value_losses(features[masks.num_mask], masks.values[masks.num_mask])
-    parts = heads.losses(model, masks, rest, log_num, log_not_num, of_values)
+    parts = heads.losses(model, masks, rest, chain.number.log_p(), of_values)
     if not of_softmax:
         return parts.total
     return sampled_softmax(model, chain.loc[0], masks.targets[0], sample) + model.config.value_loss_weight * parts.reg

@@ -42,9 +42,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from causalqwen.data.columns import Columns, TableReader, numbers_of, read_table
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank, crps_log
-from causalqwen.evaluation.rivals import NumberTable, central, crps_of, inside
+from causalqwen.evaluation.rivals import central, crps_of, inside
 from causalqwen.files import write_text
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
 from causalqwen.sklearn import NumberRegressor, _grafted

@@ -1,9 +1,12 @@
-"""Many clients on one server for a while, some of whom vanish or send rubbish: statuses, latencies, memory over time.
+"""Many clients on one server for a while, some of whom vanish, send rubbish or mean harm: statuses, latencies, memory.
 
-.venv/bin/python experiments/serving.py [--model DIR] [--minutes 5] [--clients 64]
+.venv/bin/python experiments/serving.py [--model DIR] [--minutes 2] [--clients 64] [--hostile 12]
 
 Every client asks again as soon as it has its answer (after a second, where it was told 429). One request in ten vanishes on
-the way, one in twenty is malformed. Without --model the default backbone is grafted into runs/serving/model first.
+the way, one in twenty is malformed; what is asked twice has to get the same text. The hostile ones do what
+experiments/_hostile.py says. Without --model a tiny random model with the default backbone's tokenizer is made in
+runs/serving/model. `--minutes 60` is the long run. Ends with status 1 where an answer was a 5xx, a text was not the one
+that was asked for, or the server did not end with status 0.
 """
 
 import argparse
@@ -11,19 +14,21 @@ import asyncio
 import json
 import random
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import openai
 import psutil
+from _hostile import attack
 
 COMMAND = [sys.executable, "-m", "causalqwen_cli"]
+FOLDER = Path("runs/serving")
 PROMPTS = [
     "The boiling point of ethanol (C2H6O) is",
     "The weather in Paris today is",
@@ -31,38 +36,35 @@ PROMPTS = [
     "My friends, we have come a long way together, and",
 ]
 CAUSAL = [{}, {}, {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}, {"preset": "standard"}]
-PARTS = 6  # of the time, for memory
+PARTS = 6  # of the time, for latencies and memory
 
 
 class Client:
-    """Asks, now and then vanishes, now and then sends rubbish."""
+    """Asks, now and then vanishes, now and then sends rubbish. said: the longest text of each question so far, for all."""
 
-    def __init__(self, api: openai.AsyncOpenAI, model: str, seed: int) -> None:
-        self.api, self.model, self.chance = api, model, random.Random(seed)
+    def __init__(self, api: openai.AsyncOpenAI, said: dict[tuple, str], seed: int) -> None:
+        self.api, self.said, self.chance = api, said, random.Random(seed)
         self.statuses: Counter[str] = Counter()
-        self.seconds: list[float] = []
-        self.tokens = 0
+        self.seconds: list[tuple[float, float]] = []  # when an answer was there, and how long it took
+        self.tokens = self.others = 0
 
     async def work(self, end: float) -> None:
         while time.monotonic() < end:
-            fate = self.chance.random()
-            fields = {
-                "model": self.model,
-                "prompt": self.chance.choice(PROMPTS),
-                "max_tokens": self.chance.randint(4, 24),
-            }
-            fields |= {"seed": self.chance.randrange(1000), "extra_body": {"causal": self.chance.choice(CAUSAL)}}
+            fate, causal = self.chance.random(), self.chance.randrange(len(CAUSAL))
+            fields = {"model": "it", "prompt": self.chance.choice(PROMPTS), "seed": self.chance.randrange(1000)}
+            fields |= {"max_tokens": self.chance.randint(4, 24), "extra_body": {"causal": CAUSAL[causal]}}
+            fields |= {"echo": True, "logprobs": self.chance.choice([None, None, None, 2])}
             if self.chance.random() < 0.5:
                 fields |= {"stream": True, "stream_options": {"include_usage": True}}
             if fate < 0.05:
-                fields["extra_body"] = {self.chance.choice(("top_k", "causal", "logprobs")): 7}
+                fields["extra_body"] = {self.chance.choice(("top_k", "causal", "tools")): 7}
             start = time.monotonic()
             try:
                 if 0.05 <= fate < 0.15:
-                    await asyncio.wait_for(self._ask(fields), self.chance.uniform(0.01, 5.0))
+                    await asyncio.wait_for(self._ask(fields, causal), self.chance.uniform(0.01, 5.0))
                 else:
-                    await self._ask(fields)
-                    self.seconds.append(time.monotonic() - start)
+                    await self._ask(fields, causal)
+                    self.seconds.append((time.monotonic(), time.monotonic() - start))
                 self.statuses["200"] += 1
             except TimeoutError:
                 self.statuses["vanished"] += 1
@@ -73,32 +75,51 @@ class Client:
             except openai.APIError as error:
                 self.statuses[type(error).__name__] += 1
 
-    async def _ask(self, fields: dict) -> None:
+    async def _ask(self, fields: dict, causal: int) -> None:
         answer = await self.api.completions.create(**fields)
-        usage = None if "stream" in fields else answer.usage
         if "stream" in fields:
             async with answer:
-                async for event in answer:
-                    usage = event.usage  # comes last
+                events = [event async for event in answer]
+            usage, choices = events[-1].usage if events else None, [one for event in events for one in event.choices]
+        else:
+            usage, choices = answer.usage, answer.choices
         if usage is None:
             raise openai.APIError("the stream broke off", request=answer.response.request, body=None)
         self.tokens += usage.completion_tokens
+        text = "".join(one.text for one in choices)
+        for number in sorted((n for one in choices for n in one.causal["numbers"]), key=lambda n: -n["span"][0]):
+            first, end = number["span"]  # whose last digit may move
+            text = f"{text[:first]}#{text[end:]}"
+        key, text = (fields["prompt"], fields["seed"], causal), text.rstrip("\ufffd")  # of a character that was cut
+        known = self.said.setdefault(key, text)
+        self.others += not (known.startswith(text) or text.startswith(known)) or not text.startswith(fields["prompt"])
+        self.said[key] = max(known, text, key=len)
 
 
 async def load(
-    url: str, model: str, process: psutil.Process, clients: int, seconds: float
-) -> tuple[list[Client], list[float]]:
-    """Let the clients work, and look at the server's memory (MB) every half second."""
+    url: str, process: psutil.Process, clients: int, hostile: int, seconds: float
+) -> tuple[list[Client], dict[str, Counter], list[float], float]:
+    """Let the clients work, and look at the server's memory (MB) every half second; when they began."""
+    port, said = urlsplit(url).port, {}
+    found: defaultdict[str, Counter] = defaultdict(Counter)
+
+    async def harm(seed: int) -> None:
+        chance = random.Random(seed)
+        while time.monotonic() < end:
+            name, status = await attack(port, chance)
+            found[name][status] += 1
+
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as api:
-        people = [Client(api, model, seed) for seed in range(clients)]
-        end = time.monotonic() + seconds
-        work = asyncio.gather(*(person.work(end) for person in people))
+        people = [Client(api, said, seed) for seed in range(clients)]
+        begun = time.monotonic()
+        end = begun + seconds
+        work = asyncio.gather(*(person.work(end) for person in people), *map(harm, range(hostile)))
         memory = []
         while time.monotonic() < end:
             memory.append(process.memory_info().rss / 2**20)
             await asyncio.sleep(0.5)
         await work
-    return people, memory
+    return people, found, memory, begun
 
 
 def metric(url: str, name: str) -> float:
@@ -106,43 +127,88 @@ def metric(url: str, name: str) -> float:
         return sum(float(line) for line in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page.read().decode(), re.M))
 
 
-def main() -> None:
+def make_tiny(path: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from causalqwen import CausalQwenForCausalLM
+    from causalqwen.modeling.backbones import resolve_backbone
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(resolve_backbone("smollm2-135m"))
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tiny = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes))
+    CausalQwenForCausalLM.from_backbone(tiny, tokenizer=tokenizer).save_pretrained(path)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--hostile", type=int, default=12)
     options = parser.parse_args()
-    model = options.model or Path("runs/serving/model")
-    if not model.exists():
-        subprocess.run([*COMMAND, "graft", "--backbone", "smollm2-135m", "--output", model], check=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    model = options.model or FOLDER / "model"
+    if options.model is None and not model.exists():
+        make_tiny(model)
     command = [*COMMAND, "serve", "--model", model, "--port", "0", "--max-waiting", "48", "--name", "it", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with (
+        (FOLDER / "log.jsonl").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
+    ):
         try:
             url = json.loads(server.stdout.readline())["url"]
             process = psutil.Process(server.pid)
-            people, memory = asyncio.run(load(url, "it", process, options.clients, 60 * options.minutes))
-            time.sleep(1.0)
+            opened = process.num_fds()
+            people, found, memory, begun = asyncio.run(
+                load(url, process, options.clients, options.hostile, 60 * options.minutes)
+            )
+            time.sleep(35.0)  # what nobody moves on is given up by then
             left = metric(url, "causalqwen_running") + metric(url, "causalqwen_waiting")
             rows = metric(url, "causalqwen_batch_rows_sum") / metric(url, "causalqwen_batch_rows_count")
+            opened = process.num_fds() - opened
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
+    lines = (FOLDER / "log.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]  # behind the bar of loading
+    failed = sum(line.get("status", 0) >= 500 or "traceback" in line for line in logged)
     statuses = sum((person.statuses for person in people), Counter())
-    seconds = sorted(second for person in people for second in person.seconds)
-    tokens = sum(person.tokens for person in people)
-    size = max(len(memory) // PARTS, 1)
+    answered = sorted((when - begun, took) for person in people for when, took in person.seconds)
+    seconds = sorted(took for _, took in answered)
+    tokens, others = (sum(getattr(person, name) for person in people) for name in ("tokens", "others"))
+    size, length = max(len(memory) // PARTS, 1), 60 * options.minutes / PARTS
     parts = [statistics.median(memory[at : at + size]) for at in range(0, size * PARTS, size)]
-    at = statistics.quantiles(seconds, n=100)
+    late = [
+        percentile([took for when, took in answered if length * n <= when < length * (n + 1)]) for n in range(PARTS)
+    ]
     print("| answers | " + " | ".join(sorted(statuses)) + " |")
     print("|---" * (1 + len(statuses)) + "|")
     print("| | " + " | ".join(f"{statuses[status]:,}" for status in sorted(statuses)) + " |\n")
-    print(f"{options.clients} clients, {options.minutes:g} minutes, {rows:.1f} texts per batch, {tokens:,} tokens")
-    print(f"seconds to the whole answer: p50 {at[49]:.2f}, p99 {at[98]:.2f}, longest {seconds[-1]:.2f}")
+    print("| hostile | what they got |\n|---|---|")
+    for name in sorted(found):
+        print(
+            f"| `{name}` | " + ", ".join(f"{status} {count:,}" for status, count in sorted(found[name].items())) + " |"
+        )
+    print(f"\n{options.clients} clients, {options.minutes:g} minutes, {rows:.1f} texts per batch, {tokens:,} tokens")
+    print(
+        f"seconds to the whole answer: p50 {seconds[len(seconds) // 2]:.2f}, p99 {percentile(seconds):.2f}, "
+        f"longest {seconds[-1]:.2f}"
+    )
+    print(f"p99 of {PARTS} parts of the time: " + ", ".join(f"{part:.2f}" for part in late))
     print(
         f"memory of the server, MB, medians of {PARTS} parts of the time: "
-        + ", ".join(f"{part:,.0f}" for part in parts)
+        + ", ".join(f"{part:,.1f}" for part in parts)
     )
-    print(f"left running or waiting at the end: {left:g}")
+    print(f"left running or waiting at the end: {left:g}; files open more than at the start: {opened}")
+    print(f"texts that were not those asked for: {others}; lines of the log {len(logged):,}, of failures {failed}")
+    print(f"the server ended with status {server.returncode}")
+    return int(bool(failed or others or server.returncode or left))
+
+
+def percentile(seconds: list[float]) -> float:
+    return sorted(seconds)[int(len(seconds) * 0.99)] if seconds else float("nan")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

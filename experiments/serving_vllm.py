@@ -2,8 +2,11 @@
 
     python experiments/serving_vllm.py same --model runs/demo/model
     python experiments/serving_vllm.py speed --model runs/demo/model --dtype bfloat16
+    python experiments/serving_vllm.py speed --model runs/demo/model --dtype bfloat16 --prefix 1000 --tokens 1
 
 In the environment of `make test-vllm`. `speed` runs each engine in a process of its own, on one core, and alternates them.
+With `--prefix` the prompts share their first tokens, are asked one after the other, and both engines have prefix caches: the
+inverse of its ratio with one token is that of the times to the first token.
 """
 
 import argparse
@@ -34,6 +37,7 @@ FRAMES = (
     "We heated 12.5 g of {} to 320 K, and",
     "In 1897, {} was found to boil at",
 )
+SHARED = "In 1897 the boiling point of water was found to be 373.15 K, and that of ethanol (C2H6O) 351.4 K. "
 PROMPTS = [frame.format(name) for frame in FRAMES for name in NAMES]
 
 
@@ -49,13 +53,13 @@ def same(folder: Path, presets: list[str], tokens: int) -> None:
         compare(llm, model, preset, PROMPTS, tokens, **SETTINGS.get(preset, {}))
 
 
-def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, rounds: int) -> None:
+def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, rounds: int, prefix: int) -> None:
     """Prints the median tokens per second of the bare backbone and of each preset, and the median of their ratios.
 
     Of the core's time, which other programs on the machine do not take, and of the clock's.
     """
     names = ["bare", *presets]
-    workers = {name: _Worker(folder, name, tokens, rows, dtype) for name in names}
+    workers = {name: _Worker(folder, name, tokens, rows, dtype, prefix) for name in names}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
@@ -75,9 +79,9 @@ def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, 
 class _Worker:
     """An engine in a process; a line in, the tokens per second of a run out, of the core's time and the clock's."""
 
-    def __init__(self, folder: Path, name: str, tokens: int, rows: int, dtype: str) -> None:
+    def __init__(self, folder: Path, name: str, tokens: int, rows: int, dtype: str, prefix: int) -> None:
         command = [sys.executable, __file__, "work", "--model", str(folder), "--presets", name]
-        command += ["--tokens", str(tokens), "--rows", str(rows), "--dtype", dtype]
+        command += ["--tokens", str(tokens), "--rows", str(rows), "--dtype", dtype, "--prefix", str(prefix)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | ONE_CORE)
         self.ask()  # warm
@@ -91,30 +95,28 @@ class _Worker:
         raise RuntimeError("the engine's process ended")
 
 
-def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str) -> None:
+def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: int) -> None:
     """One engine, asked by lines of its standard input."""
     import tempfile
 
     from vllm.inputs import TokensPrompt
 
     import causalqwen_vllm
-    from causalqwen import CausalQwenProcessor
+    from causalqwen import CausalQwenConfig
     from causalqwen.modeling.loading import load_model
     from vllm import LLM, SamplingParams
 
-    engine = {"dtype": dtype, "max_model_len": 512, "max_num_seqs": rows}
-    processor = CausalQwenProcessor.from_pretrained(folder)
+    engine = {"dtype": dtype, "max_model_len": 512 + prefix, "max_num_seqs": rows, "enable_prefix_caching": prefix > 0}
+    processor = causalqwen_vllm.asking.processor_of(str(folder), CausalQwenConfig.from_pretrained(folder).context)
     if preset == "bare":
         with tempfile.TemporaryDirectory() as bare:
             load_model(folder, device="cpu").backbone.save_pretrained(bare)
-            settings = {
-                name: causalqwen_vllm.asking.NEEDED[name] for name in ("skip_tokenizer_init", "enable_prefix_caching")
-            }
-            llm = LLM(bare, enforce_eager=True, async_scheduling=False, **settings, **engine)
+            llm = LLM(bare, enforce_eager=True, async_scheduling=False, skip_tokenizer_init=True, **engine)
     else:
         llm = causalqwen_vllm.load(str(folder), **engine)
     asked = []
-    for row, prompt in enumerate(PROMPTS[:rows]):
+    shared = processor.tokenizer.decode(processor.tokenizer(SHARED * prefix)["input_ids"][:prefix]) if prefix else ""
+    for row, prompt in enumerate(shared + prompt for prompt in PROMPTS[:rows]):
         name = "standard" if preset == "bare" else preset
         settings = SETTINGS.get(name, {})
         prompt_of, params = causalqwen_vllm.request(
@@ -127,7 +129,10 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str) -> None:
         asked.append((prompt_of, params))
     for _ in sys.stdin:
         start, busy = time.perf_counter(), time.process_time()
-        outputs = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False)
+        together = [asked] if not prefix else [[one] for one in asked]
+        outputs = []
+        for part in together:
+            outputs += llm.generate([prompt for prompt, _ in part], [params for _, params in part], use_tqdm=False)
         done = sum(len(output.outputs[0].token_ids) for output in outputs)
         rates = done / (time.process_time() - busy), done / (time.perf_counter() - start)
         print(json.dumps({"rates": rates}), flush=True)
@@ -143,17 +148,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--prefix", type=int, default=0)
     given = parser.parse_args()
     if given.what == "same":
         from causalqwen import PRESETS
 
         same(given.model, given.presets or list(PRESETS), given.tokens)
-    elif given.what == "speed":
-        speed(
-            given.model, given.presets or ["standard", "persona"], given.tokens, given.rows, given.dtype, given.rounds
-        )
     else:
-        work(given.model, given.presets[0], given.tokens, given.rows, given.dtype)
+        settings = (given.tokens, given.rows, given.dtype)
+        if given.what == "speed":
+            speed(given.model, given.presets or ["standard", "persona"], *settings, given.rounds, given.prefix)
+        else:
+            work(given.model, given.presets[0], *settings, given.prefix)
 
 
 if __name__ == "__main__":

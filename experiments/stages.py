@@ -29,6 +29,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions, statements
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speech_paragraphs, speeches
 from causalqwen.training import CalibrationSettings, TrainSettings, calibrate, score_tokens, stream_facts, train
+from causalqwen.training.run import learn
 
 SIZES = {"train": 400, "validation": 100, "test": 150}
 
@@ -66,7 +67,7 @@ def of_words(rate: float) -> None:
             stage = {"score_matrix": matrix, "epochs": 8, "batch_size": 4, "learning_rate": rate}
             settings = TrainSettings.from_dict({"values": False, "heads": stage, "evaluations": 1})
             with tempfile.TemporaryDirectory() as output:
-                train(model, encoded, [], Path(output) / "run", settings, save=False)
+                learn(model, encoded, [], Path(output) / "run", settings)
         blocks = [facts for _, facts in stream_facts(model, test)]
         untouched = untouched or blocks
         base = {

@@ -17,7 +17,8 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.boiling_points import PROMPT, boiling_points
 from causalqwen.data.splits import split_by_entity
-from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
+from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens
+from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
 
 FAMILIES = ("gaussian", "stable-1.75", "stable-1.5", "stable-1.25", "cauchy")
@@ -58,7 +59,7 @@ def main() -> None:
                     (work / kept.name).symlink_to(kept)
                 stage = ValueStage(epochs=20, center=True)
                 settings = TrainSettings(seed=seed, values=stage, recalibrate=False, evaluations=10)
-                train(model, examples["train"], examples["validation"], work.parent, settings, save=False)
+                learn(model, examples["train"], examples["validation"], work.parent, settings)
                 store = FactStore.build(model, examples["test"], work)
                 scores = score_tokens(model, store.blocks())["metrics"]
                 scores |= scores["coverage_raw"]

@@ -41,8 +41,7 @@ FREE_ROWS = {"qwen2": 8, "qwen3": 1, "llama": 0, "mistral": 0}
 TIED = {"qwen2": True, "qwen3": False, "llama": True, "mistral": False}
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on a speech; about 400 tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,6 +60,11 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         chat_template="{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
 
 
 def make_backbone(family: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0, **overrides):

@@ -88,11 +88,11 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], No
 
 def make(name: str) -> None:
     """A checkpoint of a case whose weights are all random."""
-    from conftest import graft_tiny, tiny_tokenizer
+    from conftest import graft_tiny, make_tokenizer
 
     family, settings, fit = CASES[name]
     small = {"value_branch_hidden_size": 8} if settings.get("value_branch", True) else {}
-    model = graft_tiny(family, tiny_tokenizer.__wrapped__(), **small, **settings)
+    model = graft_tiny(family, make_tokenizer(), **small, **settings)
     fit(model)
     generator = torch.Generator().manual_seed(len(name))
     own = [(name, p) for name, p in model.named_parameters() if not name.startswith("backbone.")]

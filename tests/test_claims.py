@@ -226,8 +226,10 @@ def test_by_default_a_number_is_read_as_its_digits_and_said_as_a_value(tiny_toke
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_qwen_has_no_output_bias(tiny_tokenizer, family):
-    """The minimal version copies `lm_head.bias`."""
-    assert make_backbone(family, tiny_tokenizer).get_output_embeddings().bias is None
+    """The minimal version copies `lm_head.bias`; a graft adds none to the scores of the backbone's tokens."""
+    model = graft_tiny(family, tiny_tokenizer)
+    assert model.vocabulary().bias is None and model.backbone.get_output_embeddings().bias is None
+    assert not model.action.score_loc(torch.zeros(1, model.config.causal_size), model.vocabulary()).any()
 
 
 @pytest.mark.parametrize("activation", ["softplus", "exp"])
@@ -421,8 +423,8 @@ def test_a_sampled_individual_without_scale_makes_every_passing_token_certain():
 def gated(num_prob: torch.Tensor, nll: torch.Tensor, **settings):
     """The losses of one position whose token is `<NUM>`, every other token left out."""
     masks = shift_targets(torch.tensor([[0, 9]]), torch.tensor([[0.0, 1.0]]).double(), None, 9)
-    log_num, log_not_num = num_prob.log().view(1, 1), (1 - num_prob).log().view(1, 1)
-    return total_loss(masks, torch.zeros(1, 1).double(), log_num, log_not_num, nll, 9, **settings)
+    of_number = num_prob.log().view(1, 1), (1 - num_prob).log().view(1, 1)
+    return total_loss(masks, torch.zeros(1, 1).double(), of_number, nll, **settings)
 
 
 def test_the_literal_gate_settles_at_announcing_numbers_seldom():
@@ -456,7 +458,7 @@ def test_numbers_are_not_diluted_by_the_text_around_them():
         labels[0, 1] = 9
         masks = shift_targets(labels, torch.ones(1, tokens).double(), None, 9)
         zeros = torch.zeros(1, tokens - 1).double()
-        assert total_loss(masks, zeros, zeros, zeros, number(3.0), 9).reg == 3.0
+        assert total_loss(masks, zeros, (zeros, zeros), number(3.0)).reg == 3.0
 
 
 def test_the_slope_of_the_value_loss_is_bounded_by_the_scale_not_by_the_outlier():

@@ -79,6 +79,16 @@ def test_help_answers_without_heavy_imports():
         assert "--json" in done.stdout or not arguments
 
 
+def test_no_help_loses_a_word_to_markup():
+    """Square brackets are markup to what prints the help: an extra in them would not be shown."""
+    from typer.main import get_command
+
+    for command in get_command(app).commands.values():
+        for one in getattr(command, "commands", {"": command}).values():
+            texts = [one.help, *(getattr(parameter, "help", None) for parameter in one.params)]
+            assert all("[" not in text for text in texts if text), one.name
+
+
 def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     out = tmp_path / "grafted"
     result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--json").stdout)

@@ -226,6 +226,7 @@ def test_the_benchmark_of_numbers_runs_on_real_rows(bare, tmp_path):
 
 def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
+    monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 16)
     told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
     assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}
@@ -286,8 +287,6 @@ def test_a_plain_install_needs_no_extra_and_each_extra_is_named_where_it_is_need
         "train --model no --train a.jsonl --config lora.yaml --output out": "lora",
         "fit a.jsonl --target y --output out": "tables",
         "evaluate --model no --language a.jsonl --output out": "evaluate",
-        "abduct --model no --text a.jsonl --output out --html page": "plots",
-        "counterfactual --model no --prompt a --text b --edit c --html page": "plots",
         "benchmark numbers --methods ridge --output out": "benchmark",
         "demo --output out": "demo",
     }

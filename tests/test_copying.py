@@ -499,5 +499,8 @@ def test_pages_show_the_mixture(tiny_tokenizer):
     values = scores["values"]
     assert values["stands"].tolist() == [False, False, True]
     assert values["interval"][1].tolist() == [5.0, 5.0, 5.0]
-    assert example_rows(["a", "b", "c"], values, count=2)[0].keys() == {"prompt", "value", "median", "low", "high"}
+    (row,) = example_rows(model, ["a is 5 and b is 9 and c is"] * 3, values, count=1)
+    assert [row["median"], *row["intervals"]["0.9"]] == values["interval"][2].tolist() and len(
+        row["curve"]["cdf"]
+    ) == 100
     assert {*value_figures(scores["law"], values, "m")} == {"scatter", "calibration"}

@@ -4,17 +4,26 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
+import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import causalqwen_vllm
 from causalqwen import Individual
 from causalqwen.parts.limits import NEEDS
+from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen_cli.app import app
+from causalqwen_vllm import asking
+from causalqwen_vllm.wishes import Wish
 from conftest import graft_tiny
 from test_serving import serving
 
@@ -110,6 +119,17 @@ def test_the_log_leads_to_every_entry():
         of_number = {n: place for n, (place, _) in headings.items() if f"experiments {n.split('.')[0]}" == number}
         assert dict(found) == of_number, number
     assert len(table_rows(by_number, 3)) == len({number.split(".")[0] for number in headings})
+
+
+def test_the_chinese_index_leads_to_the_same_entries():
+    """Its lines are of the same entries, in the same order; each says something of its own."""
+    chinese = (ROOT / "docs" / "experiments.zh.md").read_text(encoding="utf-8")
+    lines = [re.findall(r"^\| (\[.*?\]\([^)]*\)|experiments \d+)", text, re.M) for text in (INDEX, chinese)]
+    assert lines[0] == lines[1]
+    rows = [table_rows(text.split("\n## By number")[0].split("\n## 按编号")[0], 3) for text in (INDEX, chinese)]
+    assert all(re.search(r"[\u4e00-\u9fff]", "".join(row[1:])) for row in rows[1])
+    for english, other in zip(*rows, strict=True):  # one that moves to older.md does so in both
+        assert english[0].endswith("older") == other[0].endswith("旧"), english[0]
 
 
 def test_every_older_entry_says_what_it_is_of():
@@ -267,7 +287,9 @@ def test_every_public_name_has_a_row_and_every_row_a_name():
     listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
     assert known <= set(listed), known - set(listed)
     assert listed == re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.zh.md").read_text(encoding="utf-8"), re.M)
-    others = [importlib.import_module(f"causalqwen.{room}") for room in ("distributions", "core", "sklearn")]
+    others = [
+        importlib.import_module(f"causalqwen.{room}") for room in ("distributions", "decoding", "core", "sklearn")
+    ]
     for name in listed:
         first, *rest = name.split(".")
         found = next(getattr(room, first) for room in (*rooms, *others) if hasattr(room, first))
@@ -307,12 +329,47 @@ def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to():
         assert function in functions_of(f"tests/{name}"), test
 
 
+@pytest.mark.parametrize("name", ["training.md", "training.zh.md"])
+def test_the_settings_that_are_told_are_the_defaults(name):
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.M | re.S)
+    told: dict[str, dict] = {}
+    whole = {}
+    for of_stage, field, value in re.findall(r"^(#  )?(\w+): ([^#\n]*)", block, re.M):
+        if of_stage:
+            told.setdefault(list(whole)[-1], {})[field] = yaml.safe_load(value)
+        else:
+            whole[field] = yaml.safe_load(value)
+    assert whole.keys() == vars(TrainSettings()).keys() and TrainSettings.from_dict(whole) == TrainSettings()
+    assert told.keys() == STAGES.keys()
+    for stage, fields in told.items():
+        assert STAGES[stage](**fields) == STAGES[stage](), stage
+
+
 @pytest.mark.parametrize("name", ["serving.md", "serving.zh.md"])
 def test_the_python_of_serving_runs(tiny_tokenizer, name):
     (block,) = (block for block in python_blocks(ROOT / "docs" / name) if "OpenAI(" in block)
     people = {"ann": Individual.from_seed(1, 32, "ann")}
     with serving(graft_tiny("llama", tiny_tokenizer), name="trained", individuals=people, max_tokens=60) as server:
         exec(compile(block.replace("http://127.0.0.1:8000/v1", f"http://127.0.0.1:{server.port}/v1"), name, "exec"), {})
+
+
+@pytest.mark.parametrize("name", ["serving.md", "serving.zh.md"])
+def test_the_python_of_vllm_names_what_is_there(monkeypatch, capsys, name):
+    """Without vLLM: what is asked fits the functions and the plug-in's wishes, and an answer has what is read of it."""
+    (block,) = (block for block in python_blocks(ROOT / "docs" / name) if "causalqwen_vllm" in block)
+
+    def answers(llm: object, prompts: list[str], **settings: object) -> list[causalqwen_vllm.Answer]:
+        bound = inspect.signature(asking.generate).bind(llm, prompts, **settings).arguments
+        of_request = inspect.signature(asking.request).bind(None, prompts[0], **bound["settings"]).arguments
+        wish = {key: value for key, value in of_request.items() if key in ("preset", "seed")}
+        assert Wish.read(wish | of_request.get("settings", {})).plan.individual == "token"
+        number = causalqwen_vllm.Number(5.0, 0, (0, 2), 4.5, 1.5, 0.9, 5.0, {})
+        return [causalqwen_vllm.Answer(" 5", [1], [5.0], [number], "stop", bound["seed"])]
+
+    monkeypatch.setattr(causalqwen_vllm, "load", create_autospec(asking.load))
+    monkeypatch.setattr(causalqwen_vllm, "generate", answers)
+    exec(compile(block, name, "exec"), {})
+    assert capsys.readouterr().out == " 5 [(5.0, 4.5, 1.5)]\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # of lm-eval and datasets
@@ -331,6 +388,9 @@ def test_the_python_of_fitting_in_runs(tiny_tokenizer, tmp_path, monkeypatch, na
         if all(importlib.util.find_spec(library) for library in needed):
             exec(compile(block, name, "exec"), session)
     assert (tmp_path / "open/with_causalqwen.py").is_file() and session["said"]["numeric_values"]
+    (line,) = re.findall(r'^python -c "(.*)"$', (ROOT / "docs" / name).read_text(encoding="utf-8"), re.M)
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+    assert "generated_text" in done.stdout, done.stderr
 
 
 def test_what_goes_with_some_settings_only_is_the_table_that_errors_are_made_from():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,10 @@ from scipy import stats
 from causalqwen.data import RowError, encode_rows, parse_row
 from causalqwen.evaluation import TablePredictor, evaluate, predict_file, predict_rows, write_metrics
 from causalqwen.evaluation.figures import training_curves
+from causalqwen.evaluation.number_table import NumberTable, number_table
 from causalqwen.evaluation.people import OPENINGS, other_world, people
-from causalqwen.evaluation.report import table_rows, value_figures, write_report
-from causalqwen.evaluation.rivals import RIVALS, NumberTable, score_rivals
+from causalqwen.evaluation.report import example_rows, table_rows, value_figures, write_report
+from causalqwen.evaluation.rivals import RIVALS, score_rivals
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from conftest import graft_tiny
@@ -84,18 +86,23 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     path = tmp_path / "report.html"
     write_report(
         path, title="A <title>", rows=table_rows(result["metrics"]), curves=training_curves(records), people=persons,
-        openings=OPENINGS, world=world, heard="Go <on>.",
+        openings=OPENINGS, world=world, heard="Go <on>.", examples=example_rows(model, result["prompts"], result["values"]),
         **value_figures(result["law"], result["values"], "K"),
     )  # fmt: skip
     page = path.read_text()
     assert (
-        page.count("<svg") == 3
+        page.split("<noscript>")[0].count("<svg") == 3
         and "A &lt;title&gt;" in page
         and "Go &lt;on&gt;." in page
         and "ridge on the same features" in page
     )
-    for outside in ('src="http', 'href="http', "<script", "url("):
+    for outside in ("src=", 'href="http', "url("):
         assert outside not in page.replace("url(#", "")
+    told = re.search(r'data-draw="Values">(.*?)</script>', page)[1]
+    medians = result["values"]["interval"][:, 0].tolist()
+    for row in json.loads(told)["rows"]:
+        place = result["prompts"].index(row["name"].removesuffix(" …"))
+        assert row["median"] == pytest.approx(medians[place], rel=1e-3) and row["curve"]
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -198,7 +205,6 @@ def test_tables_go_in_and_out(trained, tmp_path):
 
 
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):
-    from causalqwen.evaluation.evaluate import number_table
 
     model, examples, _ = trained
     store = FactStore.build(model, examples[:5], tmp_path)

@@ -216,6 +216,16 @@ def test_a_card_that_somebody_changed_stays_and_travels(trained, tmp_path):
     assert not (tmp_path / "five").exists()
 
 
+@pytest.mark.parametrize("content", ["- dataset: {id: cais/hle}\n  value: 1\n", "some words", "{", ""])
+def test_scores_that_the_hub_would_not_take_are_named_before_anything_is_written(trained, tmp_path, content):
+    CausalQwenForCausalLM.from_pretrained(trained[1]).save_pretrained(tmp_path / "m")
+    (tmp_path / "m/.eval_results").mkdir()
+    (tmp_path / "m/.eval_results/hle.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"hle\.yaml holds no scores as the hub takes them .*task_id"):
+        CausalQwenForCausalLM.from_pretrained(tmp_path / "m").save_pretrained(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_calibrating_in_place_keeps_what_lies_beside(trained, tmp_path, brief_calibration):
     _, folder = trained
     CausalQwenForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "m")

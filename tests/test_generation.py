@@ -402,7 +402,7 @@ def test_beam_search_carries_the_values_of_its_beams(tiny_tokenizer, context):
             if place >= len(prompt) - pad:
                 assert values[place].item() == pytest.approx(predicted[place - 1].item(), rel=1e-4)
                 if context != "value":
-                    digits = talker.processor.digits(ids[:place].tolist(), values[place].item())
+                    digits = talker.processor.tokens_of(ids[:place].tolist(), values[place].item())
                     assert ids[place + 1 : place + 1 + len(digits)].tolist() == digits[: len(ids) - place - 1]
     assert torch.equal(talker.generate(**inputs, max_new_tokens=12, num_beams=4, do_sample=False), made.sequences[::2])
     alone = talker.generate(**inputs, max_new_tokens=12, num_beams=4, num_return_sequences=2, do_sample=False,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.core import Chain
-from causalqwen.decoding import Hindsight, QuantileReader
+from causalqwen.decoding import Hindsight, Observed, QuantileReader
 from causalqwen.distributions import get_family
 from causalqwen.individuals import (
     Scorer,
@@ -221,9 +221,7 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
         text = speaker.encode_text(prompt, prompt=True)
         spoken = EncodedText(tokens, torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool))
         contexts.append((text.then(spoken), len(text.ids)))
-    monkeypatch.setattr(
-        individuals, "contexts_of", lambda model, observations, chunk: [contexts[i] for i in observations]
-    )
+    monkeypatch.setattr(individuals, "contexts_of", lambda model, observations: [contexts[i] for i in observations])
     found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)
     cosine = F.cosine_similarity(found.normal, truth.normal, dim=0).item()
     assert cosine > 0.5
@@ -472,7 +470,7 @@ def test_what_is_set_waits_for_the_end_of_a_number_and_brings_digits_of_its_own(
         assert tokens.decode(world.tokens[list(last)]) == " so" and last[0] in spoken and last[0] >= 9
         ids = world.tokens.tolist()
         for place in (at for at in spoken if ids[at] == number and at > len(set_here.ids)):
-            whole = model.processor.digits(ids[:place], world.values[place].item())
+            whole = model.processor.tokens_of(ids[:place], world.values[place].item())
             assert ids[place + 1 : place + 1 + len(whole)] == whole  # the last one too, however long the text is
 
 
@@ -556,6 +554,14 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
     assert all(row.tokens[:2].tolist() == w.tokens[:2].tolist() for row, w in zip(rows, worlds[1], strict=True))
     assert all(row.tokens[2 : 2 + len(whole)].tolist() == whole for row in rows)
     assert len({tuple(row.tokens.tolist()) for row in rows}) == len({tuple(w.tokens.tolist()) for w in worlds[1]})
+
+
+def test_an_individual_says_so_where_nobody_was_found():
+    def told(directions):
+        return str(Individual(torch.full((4,), 0.5), evidence=(Observed(47, 0, 0.0, directions, 1.0, "softmax"),)))
+
+    assert told(0.4).endswith("0 directions determined: hardly told apart from nobody in particular)")
+    assert told(0.6).endswith("1 directions determined)")
 
 
 def test_errors_name_what_is_wrong(speaker):

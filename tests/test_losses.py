@@ -247,19 +247,18 @@ def test_masks_follow_labels_padding_and_unknown_values():
 def test_total_loss_counts_tokens_and_numbers_over_the_whole_batch():
     num = 9
     masks = shift_targets(torch.tensor([[1, num, 3]]), torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64), None, num)
-    log_num = torch.log(torch.tensor([[0.5, 0.25]]))
-    log_not_num = torch.log(torch.tensor([[0.5, 0.75]]))
+    of_number = torch.log(torch.tensor([[0.5, 0.25]])), torch.log(torch.tensor([[0.5, 0.75]]))
     rest, nll = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
-    parts = total_loss(masks, rest, log_num, log_not_num, nll, num, alpha=0.5, value_weight=2.0)
+    parts = total_loss(masks, rest, of_number, nll, alpha=0.5, value_weight=2.0)
     cls = (1.0 + math.log(2) + 2.0 - math.log(0.75)) / 2
     assert parts.cls.item() == pytest.approx(cls)
     assert parts.reg.item() == pytest.approx((0.5 + 0.5 * 0.5) * 3.0)
     assert parts.total.item() == pytest.approx(cls + 2 * parts.reg.item())
     counted = replace(masks, num_items=8, num_numbers=4)
-    shared = total_loss(counted, rest, log_num, log_not_num, nll, num)
+    shared = total_loss(counted, rest, of_number, nll)
     assert shared.cls.item() == pytest.approx(cls * 2 / 8) and shared.reg.item() == pytest.approx(3.0 / 4)
     none = shift_targets(torch.tensor([[1, 2, 3]]), None, None, num)
-    assert total_loss(none, rest, log_num, log_not_num, nll[:0], num).reg == 0
+    assert total_loss(none, rest, of_number, nll[:0]).reg == 0
 
 
 def test_a_row_of_zeros_gives_no_slope_that_is_not_a_number(tiny_tokenizer):

@@ -236,7 +236,7 @@ def test_generated_numbers_are_followed_by_their_digits(tiny_tokenizer, context,
     for ids, values, text in zip(out.sequences.tolist(), out.numeric_values.tolist(), texts, strict=True):
         assert all((value == 0) or token == num for token, value in zip(ids, values, strict=True))
         for place in [place for place in range(start, len(ids)) if ids[place] == num]:
-            whole = processor.digits(ids[:place], values[place])
+            whole = processor.tokens_of(ids[:place], values[place])
             room = len(ids) - place - 1
             assert ids[place + 1 : place + 1 + len(whole)] == whole[:room]
             # Read back by the grammar: the same value.
@@ -278,7 +278,7 @@ def test_what_was_generated_is_read_as_it_was_written(tiny_tokenizer):
         z = model.backbone.base_model(input_ids=plain[None]).last_hidden_state
         assert model.heads(z[:, -1:]).logits[0, 0].argmax() == ids[place]
         chosen += 1
-        skip = len(model.processor.digits(ids[:place].tolist(), out.numeric_values[0, place].item()))
+        skip = len(model.processor.tokens_of(ids[:place].tolist(), out.numeric_values[0, place].item()))
         place += 1 + (skip if ids[place] == num else 0)
     assert chosen > 3
 

@@ -14,6 +14,7 @@ from scipy import stats
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.tables import HEIGHT, SPEED, TABLES, masked, parts_of, states
 from causalqwen.evaluation import figures
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, summary
 from causalqwen.evaluation.numbers_benchmark.benchmark import REGRESSIONS
 from causalqwen.evaluation.numbers_benchmark.digits import (
@@ -28,7 +29,7 @@ from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
 from causalqwen.evaluation.numbers_benchmark.regression import fit_mlp
 from causalqwen.evaluation.numbers_benchmark.report import read_result
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval, crps_log, interval_of, resampled_means
-from causalqwen.evaluation.rivals import NumberTable, crps_of, inside
+from causalqwen.evaluation.rivals import crps_of, inside
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
 from conftest import graft_tiny, make_backbone
 

@@ -9,9 +9,18 @@ import torch
 from typer.testing import CliRunner
 
 from causalqwen import Individual, Intervention, Observation
-from causalqwen.evaluation.portrait import favoured_tokens, telling_plane, token_texts, what_told, write_portrait
-from causalqwen.evaluation.worlds import mark_changes, segments, word_changes, world_numbers
+from causalqwen.evaluation.portrait import write_portrait
+from causalqwen.evaluation.worlds import mark_changes, segments
 from causalqwen.evaluation.worlds_page import write_worlds
+from causalqwen.modeling.changes import word_changes, world_numbers
+from causalqwen.modeling.telling import (
+    covariance_of,
+    favoured_tokens,
+    lie_among,
+    telling_plane,
+    token_texts,
+    what_told,
+)
 from causalqwen_cli.app import app
 from conftest import graft_tiny
 from test_generation import eager
@@ -60,12 +69,17 @@ def read_page(path) -> Page:
     text = path.read_text(encoding="utf-8")
     page = Page(text)
     for name, given, _ in page.found:  # opened from a disk, it asks nobody for anything
-        assert name not in ("script", "link", "img", "iframe"), name
+        assert name not in ("link", "img", "iframe"), name
         assert not given.get("src") and (given.get("xlink:href") or given.get("href") or "#").startswith("#")
     assert not re.search(r"url\((?!#)|@import", text)
-    assert "prefers-color-scheme: dark" in text and "max-width: " in text
+    assert "prefers-color-scheme: dark" in text and "max-width: " in text and "default-src 'none'" in text
     assert not list(path.parent.glob("*.part"))
     return page
+
+
+def drawn(page: Page, component: str) -> list[dict]:
+    """What the explorer's components draw on a page."""
+    return [json.loads(told) for told in page.texts("script", **{"data-draw": component})]
 
 
 @pytest.fixture(scope="module", params=["value", "digits"])
@@ -129,9 +143,9 @@ def test_the_page_of_worlds_says_what_the_worlds_are(model, people, told, tmp_pa
     shown = [world for of_person in told for cell in of_person for world in dict.fromkeys(w.text for w, _ in cell)]
     body = path.read_text(encoding="utf-8").split("<tbody>")[1].split("</tbody>")[0]
     bare = re.sub(r"<small>\([^<]*\)</small>", "", body)
-    drawn = re.findall(r'<p class="text">(.*?)</p>', bare, re.S)
-    assert len(drawn) == len(shown)
-    for html, text in zip(drawn, shown, strict=True):
+    marked_up = re.findall(r'<p class="text">(.*?)</p>', bare, re.S)
+    assert len(marked_up) == len(shown)
+    for html, text in zip(marked_up, shown, strict=True):
         marked = Page(f"<p>{html}</p>")
         changes = word_changes(OBSERVED.text, text)
         assert "".join(marked.texts("del")) == "".join(piece for kind, piece in changes if kind == "gone")
@@ -139,13 +153,19 @@ def test_the_page_of_worlds_says_what_the_worlds_are(model, people, told, tmp_pa
         assert new == "".join(piece for kind, piece in changes if kind == "new").replace(" ", "")
         kept = Page("<p>" + re.sub(r"<del>.*?</del>", "", html, flags=re.S) + "</p>").texts("p")[0]
         assert kept.replace(" ", "") == text.replace(" ", "")
-    assert drawn[0].count("<ins>") == drawn[0].count("<del>") == 0 and "2 of 2 worlds" in body
+    assert marked_up[0].count("<ins>") == marked_up[0].count("<del>") == 0 and "2 of 2 worlds" in body
     titles = [given["title"] for _, given, _ in page.found if given.get("class") == "value"]
     distinct = [list({w.text: n for w, n in cell}.values()) for of_person in told for cell in of_person]
-    assert titles == [str(number) for cell in distinct for numbers in cell for number in numbers]
-    assert (
-        "set" in titles and path.read_text().count("<svg") == 1 and "value 1 of the text" in "".join(page.texts("svg"))
-    )
+    assert titles == [str(number) for cell in distinct for numbers in cell for number in numbers] and "set" in titles
+    (values,) = drawn(page, "Values")
+    numbers = [number for cell in distinct for numbers in cell for number in numbers]
+    assert sorted(row["value"] for row in values["rows"]) == sorted(number.value for number in numbers)
+    places = [int(row["name"].split(" · ")[2]) for row in values["rows"]]
+    assert places == sorted(places) and values["rows"][0]["name"] == "Ann <A> · as it was · 1"
+    first = values["rows"][0]
+    assert first["intervals"]["0.9"] == [numbers[0].low, numbers[0].high] and first["note"] == "2 of 2 worlds"
+    curve = numbers[0].law.curve(100, numbers[0].value)
+    assert [list(row) for row in curve] == [list(row) for row in zip(*first["curve"].values(), strict=True)]
 
 
 def test_numbers_cut_the_pieces_that_hold_them(model, told):
@@ -162,14 +182,19 @@ def test_the_portrait_tells_where_they_lie_and_what_told(model, people, tmp_path
     text = "It is 5 and <b>& we have 61, then 17 of the people who 我们 are here, and it is so."
     write_portrait(path, model, ann, [text, "And 12 more."], [("Bob", bob)])
     page = read_page(path)
-    svgs = page.texts("svg")
-    assert len(svgs) == 2 and all(name in svgs[0] for name in ("Ann <A>", "Bob", "nobody in particular"))
-    shown = page.texts("p", **{"class": "said"})
-    assert shown[0].replace(" ", "") == text.replace(" ", "")
-    assert "Whose values moved" not in page.texts("h2") and len(page.texts("table")) == 2  # heard in words alone
+    (among,), (coordinates,), (told,) = (drawn(page, name) for name in ("PeopleMap", "Values", "Told"))
+    assert among["names"] == ["Ann <A>", "Bob"] and among["plane"] == lie_among([ann, bob]).plain
+    covariance = covariance_of(ann)
+    for row in coordinates["rows"]:
+        mean, width = ann.normal[int(row["name"])].item(), covariance[int(row["name"])][int(row["name"])].sqrt().item()
+        assert row["median"] == pytest.approx(mean, abs=1e-6) and row["value"] == 0
+        assert row["intervals"]["0.9"] == pytest.approx([mean - 1.6449 * width, mean + 1.6449 * width], abs=1e-3)
+    assert len(coordinates["rows"]) == 20
+    assert "".join(word["text"] for word in told["portrait"]["words"][0]).replace(" ", "") == text.replace(" ", "")
+    assert told["portrait"]["favoured"] and told["portrait"]["name"] == "Ann <A>"
     write_portrait(path, model, model.abduct(text, likelihood="values"), [text])
-    page = read_page(path)
-    assert "Whose values moved" in page.texts("h2") and len(page.texts("table")) == 3
+    _, values = drawn(read_page(path), "Values")
+    assert values["title"] == "Whose values moved" and [row["value"] for row in values["rows"]].count(61) == 1
     with pytest.raises(ValueError, match="Eve has 5 coordinates"):
         write_portrait(path, model, ann, [text], [("Eve", Individual.from_seed(0, 5))])
 
@@ -300,7 +325,7 @@ def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_
     )
     beside = ("--beside", folder / "Ann.safetensors", "--beside", folder / "Bob.safetensors")
     assert str(page) in run(*abduct, "--html", page, *beside, "--json").stdout
-    assert "Ann <A>" in read_page(page).texts("svg")[0]
+    assert "Ann <A>" in drawn(read_page(page), "PeopleMap")[0]["names"]
     assert "--beside is for the picture" in run(*abduct, *beside, code=1).stderr
 
 

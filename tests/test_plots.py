@@ -9,9 +9,11 @@ import torch
 from matplotlib.figure import Figure
 
 from causalqwen import NumberPrediction
-from causalqwen.evaluation.plots import plot_prediction, plot_predictions
+from causalqwen.evaluation.plots import plot_predictions
+from causalqwen.modeling.plots import plot_prediction
 from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform
+from causalqwen.numbers.support import Support
 from causalqwen.parts.copying import CopyLaw
 
 LEVELS = tuple(np.linspace(0, 1, 101) ** 2)
@@ -33,6 +35,17 @@ def test_one_prediction_is_drawn_with_density_intervals_median_and_truth():
     assert len(plot_prediction(prediction).axes[0].lines) == 2
     own = Figure().subplots()
     assert prediction.plot(axes=own) is own.figure and own.lines
+
+
+@pytest.mark.parametrize("step", [None, 5.0])
+def test_a_bound_has_a_probability_and_no_density(step):
+    bounded = ValueTransform("affine", 100.0, 5.0, support=Support(95.0, 110.0, step))
+    curve = NumberPrediction(0.0, 1.0, 0.9, ValueLaw(bounded, "gaussian")).curve(101, 80.0)
+    assert all(density == 0 and below == (at > 100) for at, density, below in curve if not 95 <= at <= 110)
+    inner = [(at, density, below) for at, density, below in curve if 95 < at < 110]
+    assert all(density > 0 and below > 0.15 for _, density, below in inner)
+    if step is None:  # what stands at the bounds is not in the density
+        assert sum(density for _, density, _ in curve) * (curve[1][0] - curve[0][0]) == pytest.approx(0.8186, abs=0.02)
 
 
 def test_numbers_of_the_context_are_bars():

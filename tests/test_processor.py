@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def any_processor(request, tiny_tokenizer) -> CausalQwenProcessor:
     return CausalQwenProcessor(tiny_tokenizer, number_rules=request.param)
 
 
+def test_the_context_of_a_processor_is_a_context(tiny_tokenizer):
+    processor = CausalQwenProcessor(tiny_tokenizer)
+    with pytest.raises(ValueError, match=r"context is one of parts\.contexts\.CONTEXTS, not 'digits'"):
+        processor.context = "digits"
+    assert processor.number_context == "value"
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_decoding_gives_the_text_back(processor, text):
     encoded = processor(text)
@@ -66,6 +74,16 @@ def test_values_stay_aligned_in_padded_batches_on_both_sides(tiny_tokenizer, sid
     columns = batch["input_ids"], batch["numeric_values"], batch.number_texts
     rows = [processor.decode(i, v, written, skip_special_tokens=True) for i, v, written in zip(*columns, strict=True)]
     assert rows[:7] == TEXTS[:7]  # the next one is made of special tokens
+
+
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_a_long_text_is_written_in_linear_time(tiny_tokenizer, context):
+    processor = CausalQwenProcessor(tiny_tokenizer, number_context=context)
+    text = "7 " * 60_000
+    encoded = processor([text])
+    started = time.process_time()
+    assert processor.batch_decode(encoded) == [text]
+    assert time.process_time() - started < 5  # a fifth of a second; a minute where each number looks at all behind it
 
 
 def test_a_value_that_was_changed_is_written_anew(processor):

@@ -34,6 +34,7 @@ def test_a_graft_tells_what_it_added_and_what_was_found_equal(tiny_tokenizer, ca
 
 def test_a_graft_whose_logits_or_decisions_are_others_says_so(tiny_tokenizer, caplog):
     said = line_of(caplog, tiny_tokenizer, causal_size=12)
+    assert "of LlamaForCausalLM; of " in said  # whatever the settings are called
     assert "checked, 0 have the backbone's logits" in said and "and all its decision" not in said
     said = line_of(caplog, tiny_tokenizer, start="documents")
     assert "all have the backbone's logits" in said and "and all its decision" not in said

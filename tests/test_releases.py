@@ -1,12 +1,15 @@
 """Checkpoints of every format, folders that hold nothing else, and what a release says of itself."""
 
 import importlib.metadata
+import io
 import json
+import pickle
 import re
 import shutil
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -25,6 +28,12 @@ from test_cli import run
 ROOT = Path(__file__).parent.parent
 OF_FORMAT = {0: "digits", 1: "features", 2: "second"}
 """A pinned checkpoint of each format; what it gives is held by tests/test_pins.py."""
+
+
+def array_of_objects() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return file.getvalue()
 
 
 def format_of(name: str) -> int:
@@ -59,8 +68,12 @@ def test_a_checkpoint_of_a_later_format_says_so(tiny_llama, tmp_path, version):
 
 def test_a_saved_model_holds_known_files_alone(tiny_tokenizer, tmp_path):
     graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "whole", max_shard_size="200KB")
-    (tmp_path / "whole" / "work").mkdir()
-    (tmp_path / "whole" / "work" / "features.bin").write_bytes(b"kept on the way")
+    work = tmp_path / "whole" / "work" / "values" / "checkpoint-3"
+    work.mkdir(parents=True)
+    np.save(work.parent / "features.npy", np.zeros((0, 3)))
+    torch.save({"state": {0: torch.ones(3)}, "random": np.zeros(3, np.uint32)}, work / "rng_state.pth")
+    (work / "trainer_state.json").write_text("{}")
+    (work / "events.out.tfevents.1").write_bytes(b"of TensorBoard")
     (tmp_path / "whole" / "README.md").write_text("A card.")
     assert len(list((tmp_path / "whole").glob("*.safetensors"))) > 1
     assert "and nothing else" in run("doctor", "--scan", tmp_path / "whole").stdout
@@ -89,6 +102,14 @@ def test_a_saved_model_holds_known_files_alone(tiny_tokenizer, tmp_path):
         ("more/modeling_other.py", b"print()", "modeling_other.py is no file of a saved model"),
         ("model.pkl.safetensors", b"", "model.pkl.safetensors is no file of a saved model"),
         ("model-00001-of-00002.safetensors", b"\x80\x04pickle", "is not a safetensors file"),
+        ("work/features.bin", b"", "features.bin is no file of a saved model"),
+        ("work/features.npy", array_of_objects(), "features.npy is damaged, or holds something other than numbers"),
+        (
+            "work/optimizer.pt",
+            pickle.dumps(Path("x")),
+            "optimizer.pt is damaged, or holds something other than numbers",
+        ),
+        ("optimizer.pt", b"", "optimizer.pt is no file of a saved model"),
         ("tokenizer_config.json", b'{"auto_map": {"AutoTokenizer": "x.Y"}}', "names code to run .* 'x.Y'"),
         ("generation_config.json", b"[1", "generation_config.json is damaged: it is not a JSON object"),
     ],

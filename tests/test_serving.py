@@ -15,12 +15,14 @@ from contextlib import contextmanager
 import openai
 import pytest
 import torch
-import uvicorn
 from typer.testing import CliRunner
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenProcessor, Individual, NumberPrediction
+from causalqwen.distributions import NOISE_STREAM, uniform_draws
+from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import NumberRules
 from causalqwen.serving import ServerSettings, create_app, load_individuals
+from causalqwen.serving.listening import Listener
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.text import GrowingText
 from causalqwen_cli.app import app as cli
@@ -60,7 +62,7 @@ class Server:
         self.app = create_app(model, ServerSettings(**{"name": "tiny", "max_tokens": 4000, **settings}))
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_level="critical"))
+        self.uvicorn = Listener(self.app)
         self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         self.client = self.client_with("none")
@@ -162,12 +164,15 @@ def test_what_a_server_says_about_itself(server):
         "chat": True,
         "numbers": False,
         "context": 4096,
+        "fingerprint": fingerprint(server.app.state.batcher.model),
+        "keeps": False,
         "limits": {
             "max_rows": 8,
             "max_waiting": 64,
             "max_tokens": 4000,
             "max_body": 1 << 20,
             "max_prompts": 64,
+            "max_heard": 4096,
             "timeout": 300,
         },
     }
@@ -333,6 +338,27 @@ def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
 
 
 @pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16]
+)  # of which the second has many tokens as likely as others
+@pytest.mark.parametrize("top_ps", [[0.9, 0.5, 0.99, 0.01, 1.0, 0.3], [0.9, 0.5, 0.6, 0.01, 0.7, 0.3], [1.0] * 6])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_its_order(top_ps, dtype):
+    """Whether it ends among the likeliest tokens or not."""
+    spread = torch.tensor([0.02, 1.0, 4.0, 4.0, 2.0, 8.0]).unsqueeze(-1)
+    scores = (torch.randn(6, 3000, generator=torch.Generator().manual_seed(0)) * spread).to(dtype)
+    scores[:, 1500] = -torch.inf
+    found = RowSampler(range(6), [1.0] * 6, top_ps, [3] * 6, 1, torch.device("cpu"))(torch.zeros(6, 1), scores)
+    probs = torch.softmax(scores.double(), dim=-1)
+    ordered = probs.sort(descending=True).values
+    size = (ordered.cumsum(-1) - ordered < torch.tensor(top_ps, dtype=torch.float64).unsqueeze(-1)).sum(
+        -1, keepdim=True
+    )
+    upto = probs.masked_fill(probs < ordered.gather(-1, size - 1), 0.0).cumsum(-1)
+    draws = uniform_draws(torch.arange(6), NOISE_STREAM, torch.full((6,), 2), 1)
+    wanted = torch.searchsorted(upto, draws * upto[:, -1:])
+    assert torch.equal(found.argmax(-1, keepdim=True), wanted)
+
+
+@pytest.mark.parametrize(
     ("stops", "expected"),
     [
         ([], " 351.4 dollars. 你好！ It is 7.25 in all."),
@@ -367,14 +393,14 @@ def test_a_number_is_written_with_its_num_and_its_digits_add_nothing(model, prom
     start = processor(prompt)
     ids, values = start["input_ids"], list(start["numeric_values"])
     growing, number, written = GrowingText(processor, ids, values, ["."]), -351.4, []
-    for token in [number, *processor.digits(ids, number), *processor.tokenizer(" K, 7")["input_ids"]]:
+    for token in [number, *processor.tokens_of(ids, number), *processor.tokenizer(" K, 7")["input_ids"]]:
         is_number = token == number
         span = growing.append(processor.num_token_id if is_number else token, number if is_number else 0.0)
         written.append(growing.text)
         assert (span is not None) == is_number
         assert span is None or growing.text[slice(*span)] == "-351.4"
     between = "" if prompt == "价格是" else " "
-    assert written[0] == between + "-351.4" == written[len(processor.digits(ids, number))] and len(set(written)) > 2
+    assert written[0] == between + "-351.4" == written[len(processor.tokens_of(ids, number))] and len(set(written)) > 2
     assert growing.take(final=True) == between + "-351.4 K, 7" and not growing.stopped
 
 
@@ -411,10 +437,16 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"max_tokens": 4001}, "max_tokens", "max_tokens is 4001"),
         ({"max_tokens": 4000}, "prompt", "context of 4096"),
         ({"prompt": ""}, "prompt", "empty"),
-        ({"prompt": [1, 2]}, "prompt", "token ids"),
+        ({"prompt": [1, 2]}, "prompt", "a prompt of token ids needs number_context='digits'"),
+        ({"echo": True, "logprobs": 0}, "prompt", "the likelihood of a prompt needs number_context='digits'"),
+        ({"prompt": []}, "prompt", "at least 1 item"),
+        ({"prompt": [[1], []]}, "prompt.1", "at least 1 item"),
+        ({"prompt": ["a", ""]}, "prompt", "prompt 1: the prompt is empty"),
+        ({"max_tokens": 0}, None, "no text at all"),
         ({"prompt": "1" + "0" * 400}, "prompt", "too large for float64"),
-        ({"logprobs": 0}, None, "logprobs is not supported"),
-        ({"echo": True}, None, "echo is not supported"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"suffix": "!"}, "suffix", "suffix is not supported"),
+        ({"best_of": 2}, "best_of", "best_of is not supported"),
         ({"top_k": 5}, "top_k", "top_k: Extra"),
         ({"stream_options": {"include_usage": True}}, None, "stream=true"),
     ],
@@ -455,7 +487,7 @@ def test_errors_have_the_shape_of_openais(server):
 
 
 def test_a_key_is_asked_for_everywhere_but_on_health(model):
-    with serving(model, api_key="right") as server:
+    with serving(model, api_keys={"right": None}) as server:
         for key in ("wrong", "right2", "ríght"):
             assert server.send(None, "/v1/models", "GET", Authorization=f"Bearer {key}".encode())[0] == 401
         with pytest.raises(openai.AuthenticationError, match="API key"):
@@ -645,8 +677,8 @@ def test_what_is_not_http_gets_no_further(server, lines):
 
 
 def test_settings_and_individuals_are_checked(tmp_path, model):
-    for wrong in ({"preset": "bold"}, {"max_rows": 0}, {"window": -1.0}, {"timeout": 0.0}, {"api_key": ""}):
-        with pytest.raises(ValueError, match=next(iter(wrong)).replace("api_key", "API key")):
+    for wrong in ({"preset": "bold"}, {"max_rows": 0}, {"window": -1.0}, {"timeout": 0.0}, {"api_keys": {"": None}}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).replace("api_keys", "API key")):
             ServerSettings(**wrong)
     Individual.from_seed(1, model.config.causal_size).save(tmp_path / "Bob.safetensors")
     assert list(load_individuals(tmp_path, model.config.causal_size)) == ["Bob"]
@@ -665,8 +697,9 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
     Individual.from_seed(1, 32).save(tmp_path / "people" / "Bob.safetensors")
     seen = []
 
-    def run(app, listener):
-        made = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    def run(app, listener, log_requests):
+        assert log_requests
+        made = Listener(app)
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -703,6 +736,8 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
         60,
         "--max-prompts",
         5,
+        "--max-heard",
+        7,
     ]
     result = CliRunner().invoke(cli, ["serve", *map(str, options)])
     assert result.exit_code == 0, result.output

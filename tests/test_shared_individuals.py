@@ -30,6 +30,8 @@ from causalqwen.parts.crossing import Crossing, held, let_cross
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows, collate_facts
 from causalqwen.training.features import FactStore, token_facts
+from causalqwen.training.run import learn
+from causalqwen.training.stages import _ridge
 from conftest import graft_tiny
 
 GAUSSIAN, CAUCHY = get_family("gaussian"), get_family("cauchy")
@@ -229,6 +231,108 @@ def test_residuals_tell_in_which_contexts_people_turn_around():
     assert (crossing(x)[0] * crossing(x)[1] < 0).all()
     before = crossing.turn.weight.clone()
     assert not crossing.lean(x, torch.zeros(n), people)[0].any() and torch.equal(crossing.turn.weight, before)
+
+
+def world_of_many_contexts(people, contexts, seed=5):
+    """Values of people in half of the contexts each, whose covariance three traits make, each in a third of the contexts."""
+    loadings = draws(contexts, 3, seed=seed) * torch.nn.functional.one_hot(torch.arange(contexts) % 3, 3)
+    values = 2 * (draws(people, 3, seed=6) @ loadings.T + 0.7 * draws(people, contexts, seed=7))
+    person, place = (draws(people, contexts, seed=8) > 0).nonzero(as_tuple=True)
+    return 4 * loadings @ loadings.T, person, place, values[person, place]
+
+
+def test_many_contexts_speak_for_themselves_in_pairs_where_people_are_enough():
+    covariance, person, place, values = world_of_many_contexts(600, 30)
+    x, row = draws(30, 48, seed=9).float(), draws(64, seed=10).float()
+    crossing = Crossing(48, 64, 8)
+    size, noise = crossing.lean(x[place], values, person, row)
+    assert crossing.turn.out_features == 64
+    r, at = crossing(x).double(), size.new_empty(30).index_copy(0, place, size)
+    told = r * at.unsqueeze(-1) * row / row.square().sum().sqrt()  # what a unit of each coordinate adds
+    different = ~torch.eye(30, dtype=torch.bool)
+    assert torch.corrcoef(torch.stack([(told @ told.T)[different], covariance[different]]))[0, 1] > 0.95
+    own = torch.stack([values[place == one].square().mean() for one in range(30)])
+    torch.testing.assert_close(at.square() + noise**2, own, rtol=0.25, atol=0.1)  # each context's law is what it was
+    few = Crossing(48, 64, 8)
+    few.lean(x[place][:600], values[:600], person[:600], row)
+    assert few.turn.out_features == 8  # 40 people tell too little of each pair
+
+
+def test_people_in_many_contexts_are_learned_saved_and_asked(tiny_tokenizer, tmp_path):
+    """Twelve contexts, three traits: who is known in nine of them is known in the others, after a reload too."""
+    names = ("one", "way", "man", "people", "country", "year", "time", "world", "law", "nation", "house", "day")
+    prompts = [f"Of the {name} it is" for name in names]
+    loadings = draws(12, 3, seed=5)
+    values = (draws(160, 3, seed=6) @ loadings.T + 0.5 * draws(160, 12, seed=7)).numpy().round(3)
+    rows = [
+        Row("prompt", "row", {"prompt": prompt, "value": float(value), "individual": str(person)})
+        for person in range(120)
+        for prompt, value in zip(prompts, values[person], strict=True)
+    ]
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    settings = TrainSettings(
+        values=ValueStage(epochs=1, learning_rate=0.0), value_transform="identity", recalibrate=False
+    )
+    learn(model, encode_rows(rows, model.processor), [], tmp_path / "run", settings)
+    assert model.config.value_crossing == 32
+    model.save_pretrained(tmp_path / "model")
+    again = CausalQwenForCausalLM.from_pretrained(tmp_path / "model")
+    told, alone = [], []
+    for person in range(120, 160):
+        said = [Observation(f" {value}", prompt) for value, prompt in zip(values[person][:9], prompts[:9], strict=True)]
+        who = again.abduct(said, likelihood="values")
+        found = again.predict_number(prompts[9:], individual=who)
+        told += [one.median - value for one, value in zip(found, values[person][9:], strict=True)]
+        alone += list(values[person][9:])
+        assert [one.median for one in found] == pytest.approx(
+            [one.median for one in model.predict_number(prompts[9:], individual=who)], rel=1e-4
+        )
+    assert np.std(told) < 0.7 * np.std(alone)
+
+
+def test_what_is_drawn_to_zero_is_what_tells_people_who_are_held_out_most():
+    from causalqwen.parts.crossing import _SHRUNK, _Pairs
+
+    x = draws(30, 48, seed=9)
+    chosen = []
+    for people in (200, 4000):
+        _, person, place, values = world_of_many_contexts(people, 30)
+        pairs = _Pairs.of(values, person, place)
+        chosen.append(pairs.likeliest(x, 16) / people)
+        assert chosen[-1] * people in _SHRUNK
+    assert chosen[1] < chosen[0]  # the more they are, the less of it
+    noise = _Pairs.of(draws(len(person), seed=3), person, place)
+    assert noise.likeliest(x, 16) == _SHRUNK[-1]
+
+
+def test_a_regression_on_few_contexts_of_many_rows_is_that_of_the_rows():
+    """Whose errors are those of a fit without the row."""
+    contexts, places = draws(6, 4, seed=1), torch.arange(40) % 6
+    x, y = contexts[places] - contexts[places].mean(0), draws(40, seed=2)
+    y = y - y.mean()
+    slopes, errors = _ridge(x, y, (0.1,))
+    torch.testing.assert_close(slopes, torch.linalg.solve(x.T @ x + 0.1 * 40 * torch.eye(4).double(), x.T @ y))
+    design = torch.cat([torch.ones(40, 1), x], dim=1).double()
+    penalty = 0.1 * 40 * torch.eye(5).double()
+    penalty[0, 0] = 0.0
+    for left_out in (0, 13):
+        kept = torch.arange(40) != left_out
+        matrix = design[kept].T @ design[kept] + penalty
+        found = torch.linalg.solve(matrix, design[kept].T @ y[kept])
+        assert errors[left_out].item() == pytest.approx((y[left_out] - design[left_out] @ found).item(), rel=1e-6)
+
+
+def test_contexts_that_are_alike_are_read_once_and_lose_the_same(tiny_tokenizer, monkeypatch):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian").eval()
+    features = torch.randn(6, model.config.hidden_size)[torch.arange(60) % 6]
+    values, group = draws(60) * 10, torch.arange(60) // 5
+    each = model.value_losses(features, values, group)
+    monkeypatch.setattr("causalqwen.modeling.heads._MANY", 50)
+    seen = []
+    value = Chain.value
+    monkeypatch.setattr(Chain, "value", lambda chain, **kw: (seen.append(len(chain.features)), value(chain, **kw))[1])
+    torch.testing.assert_close(model.value_losses(features, values, group), each)
+    assert seen == [6]
 
 
 def test_the_widest_differences_come_first_where_directions_are_few():
@@ -495,7 +599,7 @@ def test_three_values_and_three_more_are_six_values(tiny_tokenizer, family, tmp_
     for level in (0.05, 0.5, 0.95):
         assert b.quantile(level) == pytest.approx(a.quantile(level), abs=1e-3 * width)
     if family == "cauchy":
-        with pytest.raises(ValueError, match=r"inferred from numbers by method 'quadrature'.*likelihood 'values'"):
+        with pytest.raises(ValueError, match=r"known by draws and no width.*likelihood 'values'"):
             model.abduct("words and no more", prior=before)
         with pytest.raises(ValueError, match="method 'mode'"):
             model.abduct(said[3:], likelihood="values", prior=before, method="mode")

@@ -192,7 +192,7 @@ def test_the_site_is_built_in_two_minutes_without_a_warning(tmp_path):
         charts = (tmp_path / "site" / f"{place}diagrams.html").read_text(encoding="utf-8")
         assert charts.count("<svg id=") == 4
     chinese = tmp_path / "site" / "zh"
-    assert 'lang="en"' in (chinese / "experiments.html").read_text(encoding="utf-8")[:200]
+    assert 'lang="en"' in (chinese / "changelog.html").read_text(encoding="utf-8")[:200]
     words = (chinese / "_static" / "language_data.js").read_text(encoding="utf-8")
     assert "function splitQuery(" in words and "window.Stemmer = EnglishStemmer" in words
     assert f"{json.dumps('个体')}:" in (chinese / "searchindex.js").read_text(encoding="utf-8")

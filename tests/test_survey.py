@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +14,9 @@ from scipy import stats
 from causalqwen import Choice, Individual, Observation, Population, Question
 from causalqwen.core import Chain
 from causalqwen.decoding import Observed
+from causalqwen.evaluation import TableSurvey
+from causalqwen.evaluation.heard import what_each_told
+from causalqwen.evaluation.survey_report import survey_report
 from causalqwen.evaluation.surveys import survey_file
 from causalqwen.modeling import survey as surveys
 from causalqwen.modeling.choices import choice_evidence
@@ -22,6 +27,11 @@ from test_docs import ROOT, python_blocks
 
 OPTIONS = ("yes", "no", "no way", "never mind")
 CHOICES = [Choice("He said", OPTIONS, "no way"), Choice("She said", ("blue", "red"), "red")]
+ASKED_APART = [
+    {"prompt": "The long one is", "name": "number"},
+    {"prompt": "He said", "options": ["yes", "no", "no way"]},
+    {"prompt": "She said", "name": "text", "max_new_tokens": 4},
+]
 QUESTIONS = [
     Question("The long one is", name="number"),
     Question("The short one is", (1, 3, 2), "values"),
@@ -79,6 +89,12 @@ def test_the_gradient_and_the_information_of_choices_are_those_of_the_likelihood
     of_first = type(evidence)(evidence.questions[:1], evidence.taken[:1], evidence.reader).evaluate(g, True)[2]
     p = one.log_probs(evidence.reader(torch.special.ndtr(g))).exp()
     torch.testing.assert_close(information - of_first, (scores.T * p) @ scores)
+
+
+def test_somebody_who_may_lie_far_out_has_probabilities(model):
+    normal = torch.zeros(model.config.causal_size, dtype=torch.float64)
+    far = Individual.from_normal(normal, draws=torch.full((4, len(normal)), 9.0, dtype=torch.float64))
+    assert sum(model.predict_choice("He said", OPTIONS, individual=far)[0].probabilities) == pytest.approx(1)
 
 
 @torch.no_grad()
@@ -411,8 +427,122 @@ def test_people_are_inferred_and_asked_on_the_command_line(folder):
     import pyarrow.parquet
 
     assert pyarrow.parquet.read_table(whole["parquet"]).to_pylist() == lines
+    for kind in whole:
+        told = run(
+            *ask, "--output", folder / f"again.{kind}", "--draws", 2, "--seed", 3, "--html", folder / "page.html"
+        )
+        page = (folder / "page.html").read_text()
+        assert "24 rows" in page and "yes" in page and "age 50" in page, (kind, told.stderr)
     run(*ask, "--output", folder / "expected.csv", "--draws", 0)
+    wrong = run(*ask, "--output", folder / "x.csv", "--draws", 0, "--html", folder / "page.html", code=1)
+    assert "--html is about answers that were drawn" in wrong.stderr
     assert '{""yes""' in (folder / "expected.csv").read_text()
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_numbers_are_not_lost_where_words_are_heard_too(tiny_tokenizer, tmp_path, family):
+    """Between words and numbers nothing was learned: each is told by what was heard of its kind."""
+    model = graft_tiny("llama", tiny_tokenizer, value_family=family)
+    model.config.value_range = [0.0, 500.0]
+    numbers = [Observation(f" {value}", "The long one is") for value in (3, 4)]
+    words = [CHOICES[0], Observation("and so we came to the river", "He said")]
+    both = model.abduct_people({"a": [*numbers, *words], "b": words, "c": [*words, *numbers]})
+    alone, spoken = model.abduct_people({"a": numbers}, likelihood="values"), model.abduct_people({"a": words})
+    assert both.knows_values == [True, False, True] and spoken.numbers is None
+    told = answers(model, both, draws=0)
+    assert told["a"]["number"] == pytest.approx(answers(model, alone, draws=0)["a"]["number"], rel=1e-5)
+    nobody = answers(model, spoken, draws=0)["a"]
+    assert told["b"]["number"] == nobody["number"] != told["a"]["number"]
+    assert told["b"]["words"] == answers(model, both.part([1]), draws=0)["b"]["words"]
+    both.save(tmp_path / "people")
+    assert answers(model, Population.load(tmp_path / "people"), seed=3) == answers(model, both, seed=3)
+    with pytest.raises(ValueError, match="numbers tell of the shape"):
+        Population(both.names, both.draws, numbers=both.draws[:1])
+
+
+def test_each_answer_tells_what_it_gained(model):
+    numbers = [Observation(f" {value}", "The long one is") for value in (3, 4)]
+    words = Observation("and so we came to the river", "He said")
+    who = model.abduct([*numbers, words, *CHOICES], name="Ann")
+    told = {(one.asked, one.said): one for one in what_each_told(model, who, [*numbers, words, *CHOICES])}
+    assert len(told) == 5 and {one.kind for one in told.values()} == {"number", "words", "choice"}
+    assert sum(one.gain for one in told.values()) == pytest.approx(who.evidence[0].gained, rel=1e-4)
+    chosen = told["She said", "red"]
+    (own,), (nobodys,) = (
+        model.predict_choice("She said", ("blue", "red"), individual=one)
+        for one in (Individual(who.factor), Individual.nobody(len(who.factor)))
+    )
+    assert (chosen.own, chosen.nobodys) == (f"{own.probabilities[1]:.0%}", f"{nobodys.probabilities[1]:.0%}")
+    assert chosen.gain == pytest.approx(np.log(own.probabilities[1] / nobodys.probabilities[1]), rel=1e-5)
+    counted = model.abduct(numbers, likelihood="values")
+    told = {one.said: one for one in what_each_told(model, counted, [*numbers, words, *CHOICES])}
+    assert told["3"].own != told["3"].nobodys and told["3"].gain != 0
+    assert told["red"].gain == told["and so we came to the river"].gain == 0
+    gains = [abs(one.gain) for one in told.values()]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_two_ranks_and_workers_give_the_answers_of_one(folder):
+    """Other processes, each with a half of the people in an order of its own: bit for bit what one process writes."""
+    import pyarrow
+
+    model_folder, questions = folder / "model", write(folder / "asked.jsonl", ASKED_APART)
+    people = Population.drawn(30, 32, seed=4)
+    people.save(folder / "people")
+    from causalqwen.data.people import read_questions
+    from causalqwen.modeling.loading import load_model
+
+    model = load_model(model_folder, "cpu")
+    survey_file(model, people, read_questions(questions), folder / "one.jsonl", draws=2, seed=5)
+    whole = [json.loads(line) for line in (folder / "one.jsonl").read_text().splitlines()]
+    worker = [sys.executable, ROOT / "tests" / "survey_worker.py", model_folder, folder / "people", questions]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    ranks = [
+        subprocess.Popen(
+            [*map(str, worker), str(folder / f"{rank}.jsonl")],
+            env=environment | {"RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": str(rank + 1)},
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    parts = [json.loads(line) for rank in range(2) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
+    assert sorted(parts, key=lambda row: (int(row["person"].split()[1]), row["draw"])) == whole
+    asked = TableSurvey(str(model_folder), str(folder / "people"), str(questions), draws=2, seed=5, device="cpu")
+    rows = [{"person": row["person"], "draw": row["draw"]} for row in whole[::-1]]
+    assert asked(pyarrow.Table.from_pylist(rows[7:])).to_pylist() == whole[::-1][7:]
+    with pytest.raises(ValueError, match="called 'Zoe'"):
+        asked(pyarrow.Table.from_pylist([{"person": "Zoe"}]))
+
+
+def test_a_report_says_how_questions_are_answered_which_go_together_and_who_differs(model):
+    import pandas
+
+    questions = [
+        Question("a", name="number"),
+        Question("b", {"never": 0, "often": 9}, "scale"),
+        Question("c", ("yes", "no"), "words"),
+        Question("d", (1, 2), "values"),
+        Question("e", name="text", max_new_tokens=3),
+    ]
+    rows = [
+        {"person": f"p{n // 2}", "age": n // 2, "number": 10.0 * n, "scale": "often" if n > 9 else "never", "text": "so",
+         "words": "yes" if n % 4 else "no", "values": float(1 + n % 2)}
+        for n in range(20)
+    ]  # fmt: skip
+    report = survey_report(pandas.DataFrame(rows), questions)
+    number, scale, words, values = report.questions
+    assert (report.people, report.rows, number.count) == (10, 20, 20)
+    assert number.numbers[0] == pytest.approx(95) and sum(share for _, share in number.bars) == pytest.approx(1)
+    assert scale.bars == [("never", 0.5), ("often", 0.5)] and scale.numbers[0] == pytest.approx(4.5)
+    assert words.bars == [("yes", 0.75), ("no", 0.25)] and words.numbers is None
+    assert values.bars == [("1", 0.5), ("2", 0.5)]
+    assert report.named == ["number", "scale", "values"]
+    spearman = stats.spearmanr([row["number"] for row in rows], [row["scale"] == "often" for row in rows]).statistic
+    assert report.correlations[0][1] == pytest.approx(spearman) and abs(report.correlations[1][2]) < 1e-12
+    assert {report.who[0][0], report.who[1][0]} == {"p0", "p9"} and report.who[0][1] in ("age 0", "age 9")
+    integrated = pandas.DataFrame([{"person": "p", "words": {"yes": 0.5, "no": 0.5}}])
+    with pytest.raises(ValueError, match="'words' was not drawn"):
+        survey_report(integrated, questions[2:3])
 
 
 def test_a_survey_that_was_stopped_goes_on(folder, monkeypatch):
@@ -464,12 +594,24 @@ def test_commands_tell_what_they_cannot_use(folder):
     told = run("population", *base, *out, "--rows", words).stderr
     assert (
         "2 people, inferred from their choices, values, words by likelihood 'softmax'" in told
-        and "nobody in particular" in told
+        and "where numbers are asked, numbers alone tell who they are" in told
     )
     nobodys = write(folder / "nobody.jsonl", [{"text": "We have come."}])
     assert "row 1, field individual" in run("population", *base, *out, "--rows", nobodys, code=1).stderr
     silent = write(folder / "silent.jsonl", [{"prompt": "We have", "individual": "a"}])
     assert "row 1, field value: nothing was said" in run("population", *base, *out, "--rows", silent, code=1).stderr
+    someone = ("abduct", *base, *out)
+    assert "give --text, or --rows" in run(*someone, code=1).stderr
+    assert "rows of 2 individuals, expected one: a, d" in run(*someone, "--rows", words, code=1).stderr
+    rows = write(folder / "one.jsonl", said[:3])
+    page = ("--html", folder / "who.html")
+    assert "32 coordinates" in run(*someone, "--rows", rows, *page).stdout
+    written = (folder / "who.html").read_text()
+    assert "What each answer told" in written and "It is" in written and "<h2>Which words told</h2>" not in written
+    counted = run(*someone, "--rows", write(folder / "n.jsonl", said[1:2]), *page, "--likelihood", "values").stdout
+    assert "Individual(a, 32 coordinates, inferred from 1 values" in counted
+    assert "leave --rows out" in run(*someone, "--rows", rows, "--population", code=1).stderr
+    assert "200 people" in run("population", *base, *out, "--drawn", 200, "--seed", 2).stdout
     ask = ("survey", *base, "--population", folder / "out")
     assert "is read by this very command" in run(*ask, "--questions", folder / "out", *out, code=1).stderr
     answered = ("--output", folder / "answers.jsonl")

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -23,6 +23,7 @@ from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.columns import ColumnError, TableReader, read_table, table_of
 from causalqwen.files import writing_folder
+from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
@@ -31,6 +32,7 @@ from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FittedMean
 from conftest import graft_tiny, make_backbone
+from test_docs import ROOT, python_blocks
 
 BRIEF = {"values": {"epochs": 2, "batch_size": 32, "center": True}, "evaluations": 1}
 SMALL = {"value_branch_hidden_size": 8, "value_branch_members": 1}
@@ -48,6 +50,7 @@ def folder(tiny_tokenizer, tmp_path_factory):
 def few_trees():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experts, "_TREES", 10)
+        patch.setattr(experts, "_STEPS", 12)
         patch.setattr(experts, "_PENALTIES", (0.1, 10.0))
         yield
 
@@ -334,16 +337,24 @@ def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved(
     rows, values = expert_rows()
     found = Experts.fit(rows, values, penalty=1.0)
     answers = found.answers(rows)
-    assert answers.shape == (50, 4)
+    assert answers.shape == (50, found.width) == (50, 6)
     x = found._narrow(found._counts(rows[0]), rows[1])
     wanted = np.stack([values, np.log1p(np.abs(values)) * np.sign(values)], axis=1)
     wanted = (wanted - wanted.mean(0)) / wanted.std(0)
     forest = ExtraTreesRegressor(10, min_samples_leaf=2, max_features=0.3, random_state=0).fit(x, wanted)
-    np.testing.assert_allclose(answers[:, 2:], forest.predict(x), atol=1e-5)
+    np.testing.assert_allclose(answers[:, 2:4], forest.predict(x), atol=1e-5)
+    for axis in range(2):
+        boosted = HistGradientBoostingRegressor(max_iter=12, learning_rate=0.06, early_stopping=False, random_state=0)
+        np.testing.assert_allclose(answers[:, 4 + axis], boosted.fit(x, wanted[:, axis]).predict(x), atol=1e-5)
     assert np.corrcoef(answers[:, 0], values)[0, 1] > 0.8
     tensors, about = found.state("experts.")
     again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
     np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
+    np.testing.assert_allclose(found.in_units(answers)[:, 1], values, atol=values.std())
+    earlier = {name: tensor for name, tensor in tensors.items() if "boosted" not in name}
+    again = Experts.from_state(earlier, about, "experts.")
+    np.testing.assert_allclose(again.answers(rows), answers[:, :4], atol=1e-5)
+    assert again.width == 4 and again.in_units(answers[:, :4]).shape == (50, 2)
 
 
 def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch):
@@ -368,15 +379,29 @@ def fitted(folder):
     return NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0).fit(frame, price), frame, price
 
 
+@pytest.mark.parametrize("name", ["tables.md", "tables.zh.md"])
+def test_the_python_of_tables_runs(folder, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(ROOT / "docs" / name)
+    X, y = products()
+    brief = "NumberRegressor(folder, settings=BRIEF, config=SMALL, "
+    exec(
+        block.replace("NumberRegressor(", brief, 1), {"X": X, "y": y, "folder": folder, "BRIEF": BRIEF, "SMALL": SMALL}
+    )
+    assert (tmp_path / "model").is_dir()
+
+
 def test_what_is_predicted_of_rows(fitted):
     regressor, frame, price = fitted
     full = regressor.predict(frame, "full")
     assert full.keys() == {*OUTPUT_TYPES, "predictions"} - {"full"}
     assert np.array_equal(regressor.predict(frame), full["mean"]) and len(full["quantiles"]) == 9
     low, middle, high = regressor.predict(frame, "quantiles", quantiles=[0.05, 0.5, 0.95])
-    assert np.array_equal(middle, full["median"]) and (low < middle).all() and (middle < high).all()
+    inner = low > regressor.model_.value_transform.support.low  # at the end of the support quantiles and draws are one
+    assert np.array_equal(middle, full["median"]) and (low < middle)[inner].all() and (middle < high).all()
     np.testing.assert_allclose(regressor.predict_interval(frame, 0.9), np.stack([low, high], axis=1))
     one = full["predictions"][4]
+    assert str(one) == one.format(0.9) and "num_prob" not in describe(one, 1.0)
     assert one.median == pytest.approx(full["median"][4]) and one.interval(0.9) == pytest.approx((low[4], high[4]))
     law = regressor.model_.value_law
     fine = np.array([one.quantile(k / 200) for k in range(1, 200)]).clip(*law.clip(torch.tensor([-1e9, 1e9])).tolist())
@@ -384,7 +409,6 @@ def test_what_is_predicted_of_rows(fitted):
     assert full["mode"][4] == pytest.approx(fine[int(np.argmax(densities))])
     drawn = regressor.sample(frame, 2000, seed=3)
     assert np.array_equal(drawn, regressor.sample(frame, 2000, seed=3))
-    inner = low > regressor.model_.value_transform.support.low  # at the end of the support many draws are one
     assert inner.mean() > 0.5 and abs((drawn < low[:, None])[inner].mean() - 0.05) < 0.01
     assert regressor.score(frame, price) > 0.7
     with pytest.raises(ValueError, match="unknown output_type 'average'"):
@@ -421,17 +445,17 @@ def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
     regressor, frame, _ = fitted
     law, loc, scale, *_ = regressor._laws(frame)
     kept = regressor.mean_
-    assert len(kept.weights) == 5
+    assert len(kept.weights) == 6
     m = law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy()
     q = regressor.predict(frame, "median")
-    ridge, trees = regressor.experts_.in_units(regressor.experts_.answers(regressor._known(table_of(frame)))).T
+    ridge, trees, boosted = regressor.experts_.in_units(regressor.experts_.answers(regressor._known(table_of(frame)))).T
     try:
-        w, c = np.array([0.3, 0.1, 0.2, 0.05, -0.1]), np.array([0.0, 10.0, 1.0, 2.0, 3.0])
+        w, c = np.array([0.3, 0.1, 0.2, 0.05, -0.1, 0.07]), np.array([0.0, 10.0, 1.0, 2.0, 3.0, 4.0])
         regressor.mean_ = FittedMean(w, c)
-        told = [m - c[1], q - m - c[2], ridge - m - c[3], trees - m - c[4]]
+        told = [m - c[1], q - m - c[2], ridge - m - c[3], trees - m - c[4], boosted - m - c[5]]
         np.testing.assert_allclose(regressor.predict(frame), m + w[0] + w[1:] @ np.stack(told), rtol=1e-6)
         np.testing.assert_array_equal(regressor.predict(frame, "full")["mean"], regressor.predict(frame))
-        regressor.mean_ = replace(kept, weights=kept.weights - np.array([1e9, 0, 0, 0, 0]))
+        regressor.mean_ = replace(kept, weights=kept.weights - np.array([1e9, 0, 0, 0, 0, 0]))
         assert (regressor.predict(frame) == law.transform.support.low).all()
         regressor.mean_ = None
         of_law = regressor.predict(frame)
@@ -474,7 +498,8 @@ def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fi
     regressor, frame, _ = fitted
     before, mean = regressor.predict(frame, "quantiles"), regressor.predict(frame)
     regressor.save(tmp_path / "saved")
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["estimator.json", "estimator.safetensors"]
+    written = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert written == {"estimator.json", "estimator.safetensors", "SHA256SUMS"}
     again = NumberRegressor.load(tmp_path / "saved")
     assert again.get_params() == regressor.get_params()
     np.testing.assert_array_equal(again.predict(frame, "quantiles"), before)
@@ -508,11 +533,11 @@ def test_groups_are_never_on_both_sides_and_weights_draw_rows(brief, monkeypatch
 
     seen = {}
 
-    def train(model, learned, held, *args, **kwargs):
+    def learn(model, learned, held, *args, **kwargs):
         seen["learned"], seen["held"] = ([one.numeric_labels[-1] for one in part] for part in (learned, held))
         return {}
 
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, "learn", learn)
     frame, _ = products()
     groups = np.arange(60) // 4
     brief().fit(frame, np.arange(60.0), groups=[f"g{group}" for group in groups])

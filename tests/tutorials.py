@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parents[1] / "docs" / "tutorials"
-NAMES = "numbers", "worlds", "serve", "graft", "documents"
+NAMES = "numbers", "worlds", "people", "lora", "serve", "graft", "documents"
 CELL = re.compile(
     r"^```\{code-cell\} python\n(?P<code>.*?)^```\n"
     r"(?P<output>\n```text\n(?P<shown>.*?)^```\n)?"
@@ -60,7 +60,7 @@ def run(path: Path) -> Iterator[Shown]:
 
 
 def _svg(figure: Any) -> str:
-    from causalqwen.evaluation.figures import as_svg
+    from causalqwen.modeling.plots import as_svg
 
     return as_svg(figure)
 

@@ -16,15 +16,22 @@ PARTS = {
         "docs/serving.md",
         "docs/explore.md",
         "docs/fitting_in.md",
+        "docs/reliability.md",
     ),
     ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md", "docs/scale.md"),
     ("Reference", "参考"): ("docs/api.md", "docs/names.md", "CHANGELOG.md"),
     ("Experiments", "实验"): ("docs/experiments.md", "docs/experiments/*.md"),
-    ("Decisions", "取舍"): ("docs/claims.md", "docs/coverage.md", "docs/mutations.md", "CONTRIBUTING.md"),
+    ("Decisions", "取舍"): (
+        "docs/claims.md",
+        "docs/coverage.md",
+        "docs/mutations.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ),
 }
 """Part, in both languages, to its files, in order. A pattern may name none; a part without a page is left out."""
 
-ENGLISH_ONLY = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/experiments.md", "docs/experiments/*.md", "docs/mutations.md")
+ENGLISH_ONLY = ("CHANGELOG.md", "docs/experiments/*.md", "docs/mutations.md")
 """What the Chinese site shows in English, and says so."""
 
 LANGUAGES = ("en", "zh")
@@ -67,7 +74,7 @@ def find_pages(root: Path) -> dict[tuple[str, str], list[Page]]:
         for pattern in patterns:
             found = sorted(str(path.relative_to(root)) for path in root.glob(pattern) if not path.match("*.zh.md"))
             if not found and "*" not in pattern:
-                raise ValueError(f"docs/site/pages.py: {titles[0]} names {pattern}, which is not there")
+                raise ValueError(f"docs/site/site_pages.py: {titles[0]} names {pattern}, which is not there")
             files += found
         if files:
             parts[titles] = [Page.of(file) for file in files]
@@ -76,7 +83,7 @@ def find_pages(root: Path) -> dict[tuple[str, str], list[Page]]:
     for path in sorted((root / "docs").rglob("*.md")):
         if path not in sources:
             raise ValueError(
-                f"{path.relative_to(root)} stands in no part of the site: give it one in docs/site/pages.py"
+                f"{path.relative_to(root)} stands in no part of the site: give it one in docs/site/site_pages.py"
             )
     for page in pages:
         if page.in_english_only(root) and not any(PurePosixPath(page.file).match(only) for only in ENGLISH_ONLY):

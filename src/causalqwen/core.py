@@ -191,24 +191,24 @@ class Chain:
 
     @cached_property
     def of_U(self) -> "LawOfU":
-        """Who speaks."""
+        """Who speaks (theory 2.3)."""
         return self.model.abduction.law(self.features)
 
     @cached_property
     def loc_U(self) -> Tensor:
-        """[..., C], in the dtype of W_loc."""
+        """W_loc z + b_loc [..., C], in the dtype of W_loc (theory 2.3)."""
         return self.of_U.loc
 
     @cached_property
     def scale_U(self) -> Tensor:
-        """[..., C], float32 at least, positive."""
+        """softplus or exp of W_scale z + b_scale [..., C], float32 at least, positive (theory 2.3)."""
         return self.of_U.scale
 
     # ---- situation: the individual, and the noise they meet ------------------------------------------------------------
 
     @cached_property
     def readers(self) -> tuple[QuantileReader, QuantileReader]:
-        """How tokens and values read e1 and e2. A central mass of the plan's own comes with plain quantile functions."""
+        """How tokens and values read e1 and e2 (theory 3.9); plainly under a central mass of the plan's own."""
         action, mass = self.action, self.draws.central_mass
         if mass is not None:
             return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
@@ -216,12 +216,12 @@ class Chain:
 
     @cached_property
     def gain(self) -> Tensor | float:
-        """[..., 1], by which tokens read more of what is drawn at some positions."""
+        """[..., 1], by which tokens read more of what is drawn at some positions (theory 3.5)."""
         return 1.0 if self.draws.central_mass is not None else self.action.scales.gain(self)
 
     @cached_property
     def loc(self) -> Tensor:
-        """loc_U + T c + T' n [..., C], what is drawn of individual and noise, in the dtype of loc_U."""
+        """loc_U + T δ_U + T' δ_ε [..., C], what is drawn of individual and noise, in the dtype of loc_U (theory 3.9)."""
         if not self.draws.moves:
             return self.loc_U
         moved = self.draws.move(upcast(self.loc_U), self.scale_U, self.action.noise, self.readers[0], self.gain)
@@ -229,12 +229,12 @@ class Chain:
 
     @cached_property
     def scale(self) -> Tensor:
-        """scale_U + |b_noise| [..., C], as far as they are not drawn."""
+        """scale_U + |b_noise| [..., C], as far as they are not drawn (theory 2.4, 3.9)."""
         return self.draws.left(self.scale_U, self.action.noise, self.action.law, self.action.scales.one_law)
 
     @cached_property
     def drawn(self) -> Tensor | None:
-        """The scale [..., C] of what is drawn of U', up to that of its law; None where nothing is."""
+        """s_D [..., C], the scale of what is drawn of U', up to that of its law; None where nothing is (theory 3.5)."""
         if not self.draws.moves:
             return None
         return self.draws.drawn(upcast(self.scale_U), self.action.noise, self.action.law)
@@ -252,22 +252,22 @@ class Chain:
 
     @cached_property
     def loc_S(self) -> Tensor:
-        """W loc + b [..., V'], in the backbone's dtype: for text without numbers its logits, to the last bit."""
+        """W loc + b [..., V'], in the backbone's dtype: for text without numbers its logits, to the last bit (theory 2.4)."""
         return self.action.score_loc(self.loc, self.words)
 
     @cached_property
     def threshold(self) -> Tensor:
-        """C + c(z) [..., 1], float32, the same for all tokens of a position."""
+        """C + c(z) [..., 1], float32, the same for all tokens of a position (theory 3.5)."""
         return self.model.config.part("threshold_shift").threshold(self)
 
     @cached_property
     def number_scale(self) -> Tensor:
-        """The scale of `<NUM>`'s score [...], float32."""
+        """The scale of `<NUM>`'s score [...], float32 (theory 3.2, 3.5)."""
         return self.action.scales.number_of_chain(self)
 
     @cached_property
     def scale_S(self) -> Tensor:
-        """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold."""
+        """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold (theory 3.5)."""
         return self.action.scales.of_chain(self)
 
     @cached_property
@@ -284,7 +284,7 @@ class Chain:
 
     @cached_property
     def number(self) -> Scores:
-        """Of `<NUM>` alone: [...], without a last axis."""
+        """Of `<NUM>` alone: [...], without a last axis (theory 3.2)."""
         loc = self.action.num_loc(self.loc, self.words)
         return self._scores(loc, self.number_scale, None, self.threshold.squeeze(-1))
 
@@ -295,14 +295,14 @@ class Chain:
     # ---- decision ----------------------------------------------------------------------------------------------------
 
     def ranked(self) -> Tensor:
-        """What the plan's decision is the argmax of, [..., V']; -inf for tokens that are known to lose."""
+        """What the plan's decision is the argmax of, [..., V']; -inf for tokens that are known to lose (theory 3.6)."""
         if self.draws.by_loc:
             return self.draws.explain(self.loc_S)
         return self.action.scales.ranked(self)
 
     @torch.no_grad()
     def decide(self) -> Tensor:
-        """argmax_k P_k, int64 [...], without all scores at once."""
+        """argmax_k P_k, int64 [...], without all scores at once (theory 3.6)."""
         return torch.cat([part.scores.decide() for part in self.parts()]).view(self.features.shape[:-1])
 
     # ---- the words' loss ---------------------------------------------------------------------------------------------
@@ -346,16 +346,16 @@ class Chain:
     # ---- the value ---------------------------------------------------------------------------------------------------
 
     def read_by_values(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """The law of U as the value head reads it, [..., C]; `each`: of each member that reads it, [members, ..., C]."""
+        """The law of U as the value head reads it, [..., C] (theory 3.3); `each`: by each of its members, [members, ..., C]."""
         return self.model.value_reader(self.with_columns, self.loc_U, self.scale_U, each=each)
 
     def value_reach(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Of the scale [..., C] of U as the value head reads it: what an individual reaches, [..., C] with a sign, and the
-        noise's scale, [C] or [..., C]."""
+        noise's scale, [C] or [..., C] (theory 3.14)."""
         return self.model.value_reader.split(self.with_columns, scale, self.action.noise, self.action.value_law)
 
     def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """(loc_Y, scale_Y) [...], float32 at least, on the value axis; `each`: [members, ...]."""
+        """(loc_Y, scale_Y) [...], float32 at least, on the value axis (theory 2.4, 3.4); `each`: [members, ...]."""
         action, draws = self.action, self.draws
         loc, scale = self.read_by_values(each=each)
         one_law = action.scales.one_law
@@ -375,17 +375,25 @@ class Chain:
         return reach * self.action.value_linear[0][0], left
 
     def value_losses(
-        self, values: Tensor, law: Any, group: Tensor | None = None, candidates: "Candidates | None" = None
+        self,
+        values: Tensor,
+        law: Any,
+        group: Tensor | None = None,
+        candidates: "Candidates | None" = None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of `config.value_loss`.
+        """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of
+        `config.value_loss` (theory 2.5).
 
         In training, the mean over the value head's readers of what each would lose alone. law: of the values: a `ValueLaw`, or
         what stands in for one. group: int64 [n], -1 for none; values of one group share an individual, and each is charged its
         part of their joint likelihood with e1 integrated out (theory 3.14). candidates: of each value, the numbers that it may
-        be a copy of; not beside a group.
+        be a copy of; not beside a group. places: int64 [n], at which of the chain's positions each value stands, where several
+        may stand at one.
         """
         each = self.model.training
-        loc_Y, scale_Y = self.value(each=each)
+        at: Any = slice(None) if places is None else places
+        loc_Y, scale_Y = (column[..., at] for column in self.value(each=each))
         law = self.model.copy_law(self.features, candidates, law)
         losses = law.axis_losses(loc_Y, scale_Y, values, self.model.config.value_loss)
         if each:
@@ -393,7 +401,8 @@ class Chain:
         if group is None:
             return losses
         residuals = law.transform.forward(values) - loc_Y
-        return shared_losses(losses, self.action.value_law, residuals, *self.value_loadings(), group)
+        loadings, noise = self.value_loadings()
+        return shared_losses(losses, self.action.value_law, residuals, loadings[at], noise[at], group)
 
 
 _SITUATED = ("loc_U", "scale_U", "loc", "scale", "threshold")

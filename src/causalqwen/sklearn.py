@@ -22,14 +22,15 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.data.columns import Columns, TableReader, table_of
 from causalqwen.extras import extra
-from causalqwen.files import writing_folder
+from causalqwen.files import write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import resolve_backbone
 from causalqwen.numbers import CRPS_LEVELS
-from causalqwen.training import TrainSettings, train
-from causalqwen.training.experts import ANSWERS, FOLDS, Experts, fit_experts
+from causalqwen.training import TrainSettings
+from causalqwen.training.experts import FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
+from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
 
 with extra("tables", "a table"):
@@ -41,7 +42,7 @@ with extra("tables", "a table"):
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
 QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
 STATE, ABOUT = "estimator.safetensors", "estimator.json"
-FORMAT = 1
+FORMAT, READ = 2, (1, 2)
 _FEWEST = 2 * FOLDS
 _ROWS_AT_ONCE = 256
 
@@ -61,21 +62,22 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     """The distribution of a number, from texts or from the rows of a table.
 
     X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a `datasets.Dataset`, an
-    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the backbone, and beside it as numbers
-    (`value_columns`): its own number, category and date columns, and what two ordinary regressions say that never saw it
-    (`training.experts`). A fifth of the rows (of the groups, where there are any) is held out to choose and to calibrate by.
+    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the backbone, and as numbers
+    (`value_columns`). These are its number, category and date columns, and the predictions of three ordinary regressions that
+    were fitted without this row (`training.experts`). A fifth of the rows (or of the groups) is held out for choices and for
+    calibration.
 
     Args:
         backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
         target: what the number is called in a row's text; the name of y, or else "value", by default.
         text_columns: columns that are texts, whatever they look like.
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
-        experts: whether two regressions are asked beside the columns.
+        experts: whether three regressions are asked beside the columns.
         characters: of a row's text, at most.
         bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
-        cache_dir: where what the backbone says of rows is kept, every 1,024 rows as soon as they have been read; by default for
-            as long as the process lasts.
-        workers: of Ray, that read rows into cache_dir, which all machines then see (`causalqwen[ray]`); 0 to read them here.
+        cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
+        workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
+            read them here.
         device: auto, or a torch device.
         random_state: of the split, the experts and the training: an int, a RandomState, or None.
 
@@ -120,8 +122,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """Learn y [n] from the rows X.
 
         Args:
-            sample_weight: [n], not negative: how often a row counts, 1 on average; whole rows are drawn so often.
-            groups: [n], names: rows of one are never on both sides of a split.
+            sample_weight: [n], not negative: how often a row counts, 1 on average. Rows are repeated at random accordingly.
+            groups: [n], names; rows of one group never stand on both sides of a split.
 
         Raises:
             ValueError: too few rows or groups, values that are not finite numbers, or a column that cannot be used.
@@ -147,8 +149,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             words, numbers = self._known(table)
             rows = [words[row] for row in used], numbers[used]
             weight = None if (times == 1).all() else times[used].astype(float)
-            answers = np.zeros((len(values), ANSWERS), dtype=np.float32)
-            self.experts_, answers[used] = fit_experts(rows, values[used], fold[used], weight=weight, seed=seed)
+            self.experts_, said = fit_experts(rows, values[used], fold[used], weight=weight, seed=seed)
+            answers = np.zeros((len(values), self.experts_.width), dtype=np.float32)
+            answers[used] = said
         columns = np.concatenate([self.reader_.numbers(table), answers], axis=1)
         self.model_ = _grafted(
             self.backbone, self.device, {"value_columns": columns.shape[1]} | (self.config or {}), seed
@@ -167,9 +170,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             output = Path(folder) / "run"
             for some in (learned, held):
                 kept.put(some, output / WORK)
-            self.metrics_ = train(self.model_, learned, held, output, settings, save=False)
+            self.metrics_ = learn(self.model_, learned, held, output, settings)
         asked = np.flatnonzero((fold == 0) & (times > 0))
-        law, loc, scale, _ = self._laws_of([examples[row] for row in asked], columns[asked])
+        law, loc, scale = self._laws_of([examples[row] for row in asked], columns[asked])
         self.mean_ = None
         if len(asked) >= FEWEST:
             known = _mean_and_median(law, loc, scale), self._answers(columns[asked])
@@ -178,7 +181,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
         """What each expert says of the values, float64 [n, experts], of all of the rows' columns."""
-        return np.zeros((len(columns), 0)) if self.experts_ is None else self.experts_.in_units(columns[:, -ANSWERS:])
+        if self.experts_ is None:
+            return np.zeros((len(columns), 0))
+        return self.experts_.in_units(columns[:, -self.experts_.width :])
 
     def _table(self, X: Any, y: Any = None) -> tuple[Columns, Any]:
         """X as columns; with y, which is checked too, what later X are held against."""
@@ -247,14 +252,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
         """One of `OUTPUT_TYPES` for each row.
 
-        mean: what makes squared errors least on the rows that were held out, of the law's mean, its median and the experts'
-        answers (`FittedMean`); the law's mean is of the 199 quantiles k/200, clipped to the training range widened by its own
-        width, because a Cauchy law has none (theory 3.11). median. mode: the likeliest of those 199. quantiles: a list of
-        arrays [n], one per level. full: all of them by name, and `predictions`, a `NumberPrediction` per row.
+        mean: the point with the least squared errors on the rows held out, made of the law's mean, its median and the experts'
+        answers (`FittedMean`). A Cauchy law has no mean: that of its 199 quantiles k/200 stands in for it, clipped to the
+        training range widened by its own width (theory 3.11). median: of the law. mode: the likeliest of the 199 quantiles.
+        quantiles: a list of arrays [n], one per level. full: all of these by name, and `predictions`, a `NumberPrediction` for
+        each row.
         """
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
-        law, loc, scale, prob, columns = self._laws(X)
+        law, loc, scale, columns = self._laws(X)
         asked = {
             "mean": lambda: self._means(law, loc, scale, columns),
             "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
@@ -264,9 +270,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if output_type != "full":
             return asked[output_type]()
         answers = {name: ask() for name, ask in asked.items()}
-        laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), prob.tolist(), strict=True)
+        laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
         own = self.model_.value_law
-        return answers | {"predictions": [NumberPrediction(*one, own) for one in laws]}
+        return answers | {"predictions": [NumberPrediction(*one, None, own) for one in laws]}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -286,7 +292,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         held: np.ndarray = law.transform.support.held(law.clip(torch.from_numpy(means))).numpy()
         return held
 
-    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
+    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, np.ndarray]:
         """`_laws_of` the rows X, and their columns [n, K]."""
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
@@ -297,10 +303,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns), columns
 
     @torch.no_grad()
-    def _laws_of(
-        self, examples: list[Example], columns: np.ndarray
-    ) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The law of all rows, loc and scale float64 [n, 1] on its axis, and P_NUM [n]."""
+    def _laws_of(self, examples: list[Example], columns: np.ndarray) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The law of all rows, loc and scale float64 [n, 1] on its axis."""
         z = self._kept().features(examples)
         model, batches, facts = self.model_, [], np.concatenate([z, columns], axis=1)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
@@ -309,11 +313,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             for rows in torch.from_numpy(facts[order]).split(_ROWS_AT_ONCE):
                 whole = torch.nn.functional.pad(rows, (0, 0, 0, _ROWS_AT_ONCE - len(rows)))
                 chain = Chain(model, whole.to(model.device))
-                asked = (*chain.value(), chain.number.log_p()[0].exp())
-                batches.append([column[: len(rows)].double().cpu() for column in asked])
+                batches.append([column[: len(rows)].double().cpu() for column in chain.value()])
         back = torch.from_numpy(np.argsort(order))
-        loc, scale, prob = (torch.cat(column)[back] for column in zip(*batches, strict=True))
-        return model.value_law.beside_levels(), loc.unsqueeze(-1), scale.unsqueeze(-1), prob
+        loc, scale = (torch.cat(column)[back].unsqueeze(-1) for column in zip(*batches, strict=True))
+        return model.value_law.beside_levels(), loc, scale
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
@@ -325,6 +328,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             (part / STATE).write_bytes(weights)
             params = self._written_params()
             (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
+            write_sums(part)
 
     def _written_params(self) -> dict[str, Any]:
         """Parameters as a file holds them. ValueError for one that no file can hold."""
@@ -370,7 +374,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return bytes_of(tensors), about
 
     def _restore(self, weights: bytes, about: dict[str, Any]) -> None:
-        if about.get("format") != FORMAT:
+        if about.get("format") not in READ:
             raise ValueError(
                 f"a regressor of format {about.get('format')} cannot be read here; this is format {FORMAT}"
             )
@@ -406,7 +410,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         """Parameters, and what was learned as the bytes that `save` writes: a pickle holds no more code than its parameters."""
-        state = dict(super().__getstate__())  # type: ignore[misc]
+        state = dict(super().__getstate__())
         if "model_" in state:
             state["learned"] = self._state()
             for name in ("model_", "reader_", "experts_", "mean_", "metrics_", "feature_names_in_", "n_features_in_"):
@@ -415,7 +419,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned", None)
-        super().__setstate__(state)  # type: ignore[misc]
+        super().__setstate__(state)
         if learned is not None:
             self._restore(*learned)
 

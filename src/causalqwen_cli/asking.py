@@ -18,8 +18,8 @@ def population(
             help="Rows that name an `individual` (JSONL, CSV, Parquet): what people said; other fields are facts."
         ),
     ] = None,
-    drawn: Annotated[int | None, typer.Option(min=1, help="Make up so many people instead.")] = None,
-    seed: Annotated[int, typer.Option(help="Of those who are made up.")] = 0,
+    drawn: Annotated[int | None, typer.Option(min=1, help="Make up this many people instead.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the people who are made up.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +42,9 @@ def population(
         likelihood = "values" if kinds == {"values"} else "softmax"
         told = f"inferred from their {', '.join(sorted(kinds))} by likelihood {likelihood!r}"
         if kinds != {"values"}:
-            told += "; where numbers are asked, they are nobody in particular"
+            told += "; between words and numbers nothing was learned: where numbers are asked, " + (
+                "numbers alone tell who they are" if "values" in kinds else "they are nobody in particular"
+            )
         say(f"{rows.name}: {len(said):,} people, {told}")
         people = loaded.abduct_people(said, facts=facts, likelihood=likelihood)
     people.save(output)
@@ -57,20 +59,32 @@ def survey(
     questions: Annotated[
         Path, typer.Option(help='JSON lines: {"prompt": ..., "name": ..., "options": ..., "max_new_tokens": ...}.')
     ],
-    output: Annotated[Path, typer.Option(help="Parquet, CSV or JSONL file of people x questions; appears complete.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="Parquet, CSV or JSONL file of answers, a row a person; it appears when it is complete."),
+    ],
     draws: Annotated[
         int, typer.Option(min=0, help="Answers of each person to each question; 0 for medians and probabilities.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     where: Annotated[
         list[str] | None, typer.Option(help='Whom to ask, by facts: "age > 60"; may be given several times.')
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take up a stopped run of the same output.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="HTML page: how each question is answered, which answers go together, who differs."),
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Ask people questions: numbers, options and texts, each answer the same whoever else is asked."""
     check_written(output, population, questions)
+    if html is not None:
+        check_written(html, output, population, questions)
+        if draws == 0:
+            raise ValueError("--html is about answers that were drawn: give --draws 1 or more, or leave it out")
+        from causalqwen.evaluation.survey_report import read_answers, write_survey_report
     from causalqwen import Population
     from causalqwen.data.people import read_questions
     from causalqwen.evaluation.surveys import survey_file
@@ -81,4 +95,7 @@ def survey(
     loaded = load_model(model, device)
     count = survey_file(loaded, people, asked, output, draws=draws, seed=seed, resume=resume)
     result = {"output": str(output), "rows": count, "people": len(people), "questions": len(asked)}
+    if html is not None:
+        write_survey_report(html, read_answers(output), asked, f"Survey of {len(people):,} people")
+        result["html"] = str(html)
     show(result, f"{output}: {len(people):,} people, {len(asked)} questions, {count:,} rows", as_json)

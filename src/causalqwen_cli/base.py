@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +50,16 @@ def check_written(path: Path | None, *read: Path | None) -> None:
             raise ValueError(f"{path} is read by this very command; write to another file")
 
 
+def _alone(given: dict[str, Any], rank: str) -> AbstractContextManager:
+    """While a command runs, no other writes to its output, or into the model that it works on where none is named."""
+    output = given.get("output") or ("output" in given and given.get("model"))
+    if not output or rank != "0":
+        return nullcontext()
+    from causalqwen.files import alone
+
+    return alone(output)
+
+
 def command(function: Callable, group: typer.Typer = app) -> Callable:
     """Register a command: quiet libraries, and one line on stderr with exit status 1 for a mistake of the user's."""
 
@@ -66,7 +77,8 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
         try:
             if ranks > 1 and function.__name__ != "train":
                 raise ValueError(f"{function.__name__} is work for one process, and {ranks} were started; start one")
-            function(*args, **kwargs)
+            with _alone(kwargs, rank):
+                function(*args, **kwargs)
         except (ValueError, OSError, ImportError, RuntimeError) as error:
             message = str(error).strip() or type(error).__name__
             print(f"{who}: {message}", file=sys.stderr)

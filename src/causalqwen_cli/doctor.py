@@ -33,7 +33,10 @@ def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:
         version = _version(name)
         good = version is not None and _as_tuple(version) >= _as_tuple(least)
         checks.append(_check(name, version or f"not installed, {least} or later is needed", good))
-    checks += [_check(f"{name} (optional)", _version(name) or hint, True) for name, hint in _OPTIONAL.items()]
+    checks += [
+        _check(f"{name} (optional)", _version(name) or f"not installed; {hint}", True)
+        for name, hint in _OPTIONAL.items()
+    ]
     if all(check["ok"] for check in checks):
         checks += _checks_with_torch(fetch, say)
     return {"ok": all(check["ok"] for check in checks), "checks": checks}

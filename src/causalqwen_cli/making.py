@@ -1,7 +1,5 @@
 """Commands that make models and rows: graft, calibrate, train, synthesize."""
 
-import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +80,8 @@ def calibrate(
 ) -> None:
     """Fit thresholds and noise so that one-vs-rest probabilities sum to about 1, and find the temperature for texts."""
     from causalqwen.data.texts import read_text
-    from causalqwen.modeling.loading import load_model
+    from causalqwen.files import move_into
+    from causalqwen.modeling.loading import HALF, load_model
     from causalqwen.training import CalibrationSettings
     from causalqwen.training import calibrate as fit
 
@@ -91,19 +90,19 @@ def calibrate(
     if output is not None:
         refuse_existing(output)
     words = read_text(text)
+    if (model / HALF).is_dir():
+        move_into(model, model / HALF, last="config.json")
+        told = f"{model}: an earlier calibration, stopped while it put its files in place, is complete now"
+        show({"model": str(model), "completed": True}, told, as_json)
+        return
     loaded = load_model(model, device)
-    loaded.config.threshold_shift = threshold  # type: ignore[assignment]
+    loaded.config.threshold_shift = threshold
     report = fit(loaded, words, CalibrationSettings(seed=seed), say=say)
     if output is not None:
         save_model(loaded, output)
     else:
-        part = model / f"calibrated.part-{os.getpid()}"
-        loaded.save_pretrained(part)
-        for file in part.rglob("*"):
-            if file.is_file():
-                (model / file.relative_to(part)).parent.mkdir(exist_ok=True)
-                file.replace(model / file.relative_to(part))
-        shutil.rmtree(part)
+        save_model(loaded, model / HALF)
+        move_into(model, model / HALF, last="config.json")
     where = str(output or model)
     told = f"{where}: on {report['tokens']:,} tokens the probabilities sum to {report['sum_median']:.2f} at the median"
     show({"model": where, **report}, f"{told}, within 0.8 to 1.25 on {report['sum_within']:.0%}", as_json)

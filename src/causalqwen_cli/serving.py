@@ -27,9 +27,13 @@ def serve(
     individuals: Annotated[
         Path | None, typer.Option(help="Folder of individuals who can be asked for by name.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Of requests that name none.")] = "softmax",
+    preset: Annotated[str, typer.Option(help="Preset of requests that name none.")] = "softmax",
     api_key_file: Annotated[
-        Path | None, typer.Option(help=f"File of the key that requests must hold (or the variable {_KEY}).")
+        Path | None,
+        typer.Option(
+            help="File of keys, of which a request must hold one: a key a line, and behind it its requests a minute, if it has "
+            f"a limit (or the variable {_KEY})."
+        ),
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Texts generated at once.")] = 8,
     window: Annotated[float, typer.Option(min=0, help="Seconds that a batch waits for company.")] = 0.01,
@@ -37,6 +41,7 @@ def serve(
     max_tokens: Annotated[int, typer.Option(min=1, help="The most that a request may ask for.")] = 1024,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
     max_prompts: Annotated[int, typer.Option(min=1, help="Numbers predicted by one request.")] = 64,
+    max_heard: Annotated[int, typer.Option(min=1, help="Tokens that one individual is inferred from.")] = 4096,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds from a request to the end of its answer.")] = 300.0,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -44,7 +49,8 @@ def serve(
     """Answer OpenAI's API on this machine until interrupted (see docs/serving.md)."""
     from causalqwen import serving
 
-    key = os.environ.get(_KEY) if api_key_file is None else api_key_file.read_text(encoding="utf-8").strip()
+    keys = os.environ.get(_KEY) if api_key_file is None else api_key_file.read_text(encoding="utf-8")
+    is_loopback = host in ("127.0.0.1", "::1", "localhost")
     settings = serving.ServerSettings(  # wrong ones are told before the model is loaded
         name=name or model.resolve().name,
         preset=preset,
@@ -55,25 +61,28 @@ def serve(
         timeout=timeout,
         max_body=max_body,
         max_prompts=max_prompts,
-        api_key=key,
+        max_heard=max_heard,
+        api_keys={} if keys is None else serving.read_keys(keys),
+        local=is_loopback and keys is None,
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         app, settings = _application(model, settings, individuals, device)
-        if key is None and host not in ("127.0.0.1", "::1", "localhost"):
+        if keys is None and not is_loopback:
             say(f"anybody who reaches {host} may use this server: no API key is set")
         where = f"[{host}]" if ":" in host else host
         url = f"http://{where}:{listener.getsockname()[1]}/v1"
         about = {"url": url, "model": settings.name, "individuals": list(settings.individuals)}
         show(about, f"serving {settings.name} at {url}", as_json)
-        serving.run(app, listener)
+        serving.run(app, listener, log_requests=True)
 
 
 @command
 def explore(
     model: Model,
     individuals: Annotated[
-        Path | None, typer.Option(help="Folder of individuals who can be asked for by name.")
+        Path | None,
+        typer.Option(help="Folder of individuals who can be asked for by name, and where the page saves them."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
@@ -83,7 +92,7 @@ def explore(
     """See in a browser what a model says, how sure it is, and what else it could have said (see docs/explore.md)."""
     from causalqwen import serving
 
-    settings = serving.ServerSettings(name=model.resolve().name, page=True)
+    settings = serving.ServerSettings(name=model.resolve().name, page=True, keep=individuals)
     with socket.create_server(("127.0.0.1", port)) as listener:
         app, settings = _application(model, settings, individuals, device)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"

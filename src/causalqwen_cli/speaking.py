@@ -20,7 +20,7 @@ def generate(
         ),
     ] = "standard",
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -104,15 +104,20 @@ def generate(
 @command
 def abduct(
     model: Model,
-    text: Annotated[list[Path], typer.Option(help="File of text that somebody wrote; may be given several times.")],
     output: Annotated[Path, typer.Option(help="File for the individual (safetensors).")],
+    text: Annotated[
+        list[Path] | None, typer.Option(help="File of text that somebody wrote; may be given several times.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="Rows of one `individual` (JSONL, CSV, Parquet): numbers, choices, words.")
+    ] = None,
     name: Annotated[str, typer.Option(help="What to call them.")] = "",
     prior: Annotated[Path | None, typer.Option(help="File of an individual or a population to start from.")] = None,
     spread: Annotated[
         float | None, typer.Option(help="Prior standard deviation; by default the likeliest one.", min=1e-6)
     ] = None,
     likelihood: Annotated[
-        str, typer.Option(help="Likelihood of the tokens: softmax, or ovr (one-vs-rest).")
+        str, typer.Option(help="Likelihood of the tokens: softmax, or ovr (one-vs-rest); or values, of numbers alone.")
     ] = "softmax",
     population: Annotated[
         bool, typer.Option("--population", help="Each text is another person's: learn a --prior for people like them.")
@@ -128,12 +133,22 @@ def abduct(
 ) -> None:
     """Infer the individual who wrote some texts, and how well they are known."""
     from causalqwen import Individual
+    from causalqwen.data import stream_rows
+    from causalqwen.data.people import people_of_rows
     from causalqwen.data.texts import read_text
     from causalqwen.modeling.loading import load_model
 
-    check_written(output, *text, *(beside or []))  # somebody may be known better under the same name
-    check_written(html, *text, prior, output, *(beside or []))
+    text = text or []
+    if not text and rows is None:
+        raise ValueError("nothing was observed: give --text, or --rows")
+    if population and rows is not None:
+        raise ValueError(
+            "--population learns from texts: leave --rows out (`causalqwen population` infers people from rows)"
+        )
+    check_written(output, rows, *text, *(beside or []))  # somebody may be known better under the same name
+    check_written(html, rows, *text, prior, output, *(beside or []))
     texts = [read_text(path) for path in text]
+    given = [] if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
     if beside and html is None:
         raise ValueError("--beside is for the picture: give --html")
     if population and (prior is not None or spread is not None or html is not None):
@@ -149,9 +164,15 @@ def abduct(
         people = {str(path): words for path, words in zip(text, texts, strict=True)}
         individual = loaded.abduct_population(people, likelihood=likelihood, name=name)
     else:
-        individual = loaded.abduct(texts, name=name, prior=before, spread=spread, likelihood=likelihood)
+        said, _, _ = people_of_rows(given, loaded.processor)
+        if len(said) > 1:
+            raise ValueError(f"{rows} holds rows of {len(said)} individuals, expected one: {', '.join(list(said)[:5])}")
+        heard = [one for answers in said.values() for one in answers]
+        name = name or next(iter(said), "")
+        individual = loaded.abduct([*texts, *heard], name=name, prior=before, spread=spread, likelihood=likelihood)
     if html is not None:
-        write_portrait(html, loaded, individual, texts, [(other.name or path.stem, other) for path, other in others])
+        named = [(other.name or path.stem, other) for path, other in others]
+        write_portrait(html, loaded, individual, texts, named, heard)
     individual.save(output)
     about: dict[str, Any] = {"name": individual.name, "evidence": [vars(observed) for observed in individual.evidence]}
     paths = {"output": str(output)} | ({} if html is None else {"html": str(html)})
@@ -170,17 +191,18 @@ def counterfactual(
     value: Annotated[
         list[str] | None,
         typer.Option(
-            help="POSITION=NUMBER: set the number that follows so many tokens of the text, in every edit or alone."
+            help="POSITION=NUMBER: put this number behind so many tokens of the text; in every edit, or as a world of its own."
         ),
     ] = None,
     force: Annotated[
         list[str] | None,
         typer.Option(
-            help="POSITION=TEXT: set the words that follow so many tokens of the text, in every edit or alone."
+            help="POSITION=TEXT: put these words behind so many tokens of the text; in every edit, or as a world of its own."
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder of another grafted model that speaks in every edit, or alone.")
+        Path | None,
+        typer.Option(help="Folder of another grafted model that speaks in every edit, or in a world of its own."),
     ] = None,
     individual: Annotated[
         list[Path] | None,
@@ -192,8 +214,10 @@ def counterfactual(
         str, typer.Option(help="abduct: keep the noise that explains the text; redraw: draw it anew.")
     ] = "abduct",
     samples: Annotated[int, typer.Option(min=1, help="Worlds per edit.")] = 1,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="By default as many as were observed.")] = None,
-    seed: int = 0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to write at most (default: as many as were observed).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     html: Annotated[
         Path | None, typer.Option(help="HTML page of individuals beside edits; the world that was comes first.")
     ] = None,
@@ -202,7 +226,8 @@ def counterfactual(
 ) -> None:
     """What the individual behind a text would have written in other worlds; changes are marked word by word."""
     from causalqwen import Individual, Intervention, Observation
-    from causalqwen.evaluation.worlds import mark_changes, word_changes, world_numbers
+    from causalqwen.evaluation.worlds import mark_changes
+    from causalqwen.modeling.changes import word_changes, world_numbers
     from causalqwen.modeling.loading import load_model
 
     if not prompt.strip():
@@ -269,7 +294,7 @@ def counterfactual(
             "prompt": world.prompt,
             "text": world.text,
             "values": [number.value for number in numbers],
-            "numbers": [vars(number) for number in numbers],
+            "numbers": [number.plain for number in numbers],
             "changes": word_changes(text, world.text),
         }
         for name, world, numbers in rows

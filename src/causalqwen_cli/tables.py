@@ -35,7 +35,7 @@ def fit(
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(min=0, help="Workers of Ray that read rows into --cache (causalqwen[ray]); 0 reads them here."),
+        typer.Option(min=0, help="Workers of Ray that read rows into --cache (of the extra ray); 0 reads them here."),
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the split and the training.")] = 0,
     device: Device = "auto",

@@ -9,19 +9,20 @@ from typing import Any
 import torch
 
 from causalqwen.decoding import Individual
-from causalqwen.modeling import CausalQwenProcessor
+from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.parts import value_axes
 from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import FOLLOWER, KEY, Wish, check_params
+from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params
 
 NEEDED = {
     "skip_tokenizer_init": True,
-    "enable_prefix_caching": False,  # its key knows tokens, but not the values of numbers
-    "enforce_eager": True,  # a graph would freeze what differs from step to step
     "logits_processors": [FOLLOWER],
     "worker_extension_cls": "causalqwen_vllm.worker.NumberWorker",
 }
 """vLLM's own settings that a grafted model needs; `load` sets them, `vllm serve` does not know them."""
+PIECEWISE = {"cudagraph_mode": "PIECEWISE", "cudagraph_copy_inputs": True}
+"""Where vLLM compiles: CUDA graphs of parts of the backbone, which read copies of what is embedded; our heads stay outside."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Answer:
 def load(model: str, **engine: Any) -> Any:
     """vLLM's `LLM` on the grafted model in a folder, with the settings that the plug-in needs; `engine` are vLLM's own.
 
+    Its prefix cache is on where the context holds no value of a number, and off elsewhere. The backbone is compiled with
+    `enforce_eager=False`, on a GPU into CUDA graphs of its parts.
+
     Raises:
         ValueError: settings under which a number could be wrong, all of them named.
     """
@@ -70,6 +74,12 @@ def load(model: str, **engine: Any) -> Any:
     if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
         kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
         raise ValueError(f"a grafted model cannot be served with {', '.join(wrong)}; it needs {kept}")
+    hides = CausalQwenConfig.from_pretrained(model).context.hides
+    engine = {"enable_prefix_caching": hides, "enforce_eager": True} | engine
+    if engine["enable_prefix_caching"] and not hides:
+        raise ValueError(f"a grafted model cannot be served this way: {TOKENS_ALONE}")
+    if not engine["enforce_eager"] and isinstance(given := engine.get("compilation_config", {}), dict):
+        engine["compilation_config"] = PIECEWISE | given
     from vllm import LLM
 
     register()
@@ -97,7 +107,7 @@ def request(
             `<NUM>` that the backbone does not see.
         individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
         key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
-        settings: temperature, noise_temperature, central_mass, top_p.
+        settings: temperature, noise_temperature, central_mass, top_p, number_class.
 
     Raises:
         ValueError: whatever the plug-in would refuse, before vLLM sees it.
@@ -131,6 +141,7 @@ def generate(
     prompts: Sequence[str],
     *,
     seed: int | Sequence[int] | None = None,
+    adapter: Any = None,
     **settings: Any,
 ) -> list[Answer]:
     """What follows each prompt, as `CausalQwenForCausalLM.generate` decides it, in vLLM.
@@ -138,7 +149,11 @@ def generate(
     Args:
         llm: made by `load`.
         seed: one for all prompts, or one per prompt; drawn where None.
+        adapter: vLLM's `LoRARequest` for all prompts, or one or None per prompt; of an engine with `enable_lora=True`.
         settings: those of `request`.
+
+    Raises:
+        ValueError: whatever `request` refuses, and an adapter that vLLM cannot load or that reaches the heads.
     """
     prompts, config = list(prompts), llm.model_config.hf_config
     processor = processor_of(llm.model_config.model, config.context)
@@ -152,9 +167,20 @@ def generate(
         request(processor, prompt, seed=one, key=key, **settings)
         for prompt, one, key in zip(prompts, seeds, keys, strict=True)
     ]
-    for _, params in asked[:1]:  # all have the same individual
-        Wish.read(params.extra_args[KEY]).bind(config.causal_size)
-    outputs = llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+    for _, params in asked[:1]:  # all have the same individual and class
+        wish = Wish.read(params.extra_args[KEY])
+        wish.bind(config.causal_size)
+        value_axes(config, wish.number_class).law()
+    adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
+    if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":
+        raise ValueError(
+            "vLLM for CPU reads an adapter where a request beside others' has none: ask for such requests apart"
+        )
+    for one in {one.lora_int_id: one for one in adapters if one is not None}.values():
+        llm.llm_engine.add_lora(one)  # one that cannot be loaded would end the engine in the middle of a step
+    outputs = llm.generate(
+        [tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False, lora_request=adapters
+    )
     numbers = llm.collective_rpc("take_numbers", args=(keys,))[0]
     return [_answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]
 

@@ -3,13 +3,20 @@
 import bisect
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.models.utils import AutoWeightsLoader, init_vllm_registered_model, maybe_prefix
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.models.interfaces import SupportsLoRA
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    init_vllm_registered_model,
+    maybe_prefix,
+)
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from causalqwen.core import Chain
@@ -22,13 +29,14 @@ from causalqwen_vllm.asking import processor_of
 from causalqwen_vllm.requests import Company, Request, companies
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
-from causalqwen_vllm.wishes import FOLLOWER
+from causalqwen_vllm.wishes import FOLLOWER, TOKENS_ALONE
+from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """transformers' model types and vLLM's classes for them."""
 
 
-class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
+class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
     """`causalqwen.CausalQwenForCausalLM` over vLLM's decoder; the same checkpoint, the same decisions, the same values.
 
     Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
@@ -37,9 +45,18 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
     Where digits stand in the context (`causalqwen.modeling.context`), the tokens of a number are decided with its value. A
     `<NUM>` that the backbone does not see never enters vLLM's sequence: its first digit is decided in its stead.
 
+    The decoder's weights may be quantized, and adapted for a request, by vLLM's own means; the heads read what comes out.
+
     Raises:
         ValueError: a backbone that is not among `BACKBONES`, or an engine setting that could make a number wrong.
     """
+
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"model.": "backbone.model."})
+    """Adapters and quantization may name the layers as the backbone does that was grafted."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -56,6 +73,11 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
             hf_config=config.text_config,
             architectures=[BACKBONES[config.text_config.model_type]],
         )
+        self.backbone.embedding_modules = {}  # an adapter of the vocabulary would not reach the heads
+        if not isinstance(self.backbone.lm_head.quant_method, UnquantizedEmbeddingMethod):
+            raise ValueError(
+                "a grafted model reads the vocabulary matrix itself: leave lm_head out of what is quantized"
+            )
         with set_default_torch_dtype(torch.float32):
             for name, module in heads.make_heads(config).items():
                 self.add_module(name, module)
@@ -115,21 +137,36 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
                 of_rows = pairwise(range(count + 1) if starts is None else starts)
                 for request, (start, end) in zip(requests, of_rows, strict=True):
                     request.feed(places[start], ids[start:end])
-            is_number = input_ids == self.config.num_token_id
-            if is_number.any():
-                at_numbers = is_number.nonzero().flatten().tolist()
-                rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in at_numbers]
-                places = [
-                    (requests[row], place) for row, place in zip(rows, positions[at_numbers].tolist(), strict=True)
-                ]
-                self._write([request for request, place in places if request.lacks(place)])
-                values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
-                values[at_numbers] = values.new_tensor([request.value(place) for request, place in places])
-        if values is None:
+            if not self.config.context.hides:
+                values = self._values(requests, input_ids, positions, starts)
+        if self.config.context.hides:
+            embeddings = None  # plain tokens: the backbone embeds them itself
+        elif values is None:
             embeddings = self.embed_input_ids(input_ids.clamp(max=self.config.text_config.vocab_size - 1))
         else:
             embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
         return self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+
+    def _values(
+        self, requests: list[Request], input_ids: Tensor, positions: Tensor, starts: list[int] | None
+    ) -> Tensor | None:
+        """float64 [N], the values of the numbers among the tokens; those that lack one are decided first. None without any.
+
+        starts: where each row starts, and the last one's end, behind which CUDA graphs leave what stood there before; None
+        where each row has one token.
+        """
+        is_number = input_ids == self.config.num_token_id
+        if starts is not None:
+            is_number[starts[-1] :] = False
+        if not is_number.any():
+            return None
+        at_numbers = is_number.nonzero().flatten().tolist()
+        rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in at_numbers]
+        places = [(requests[row], place) for row, place in zip(rows, positions[at_numbers].tolist(), strict=True)]
+        self._write([request for request, place in places if request.lacks(place)])
+        values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
+        values[at_numbers] = values.new_tensor([request.value(place) for request, place in places])
+        return values
 
     def _write(self, requests: list[Request]) -> None:
         """Decide the numbers that stand where each of the requests went on last, from what they follow."""
@@ -138,9 +175,14 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
             features = torch.stack([request.pending[1] for request in chosen]).unsqueeze(1)
             at = torch.tensor([[request.pending[0] - 1] for request in chosen], device=features.device)
             loc_Y, _ = Chain(self, features, _draws(company, at)).value()
-            values = generated_values(self, loc_Y[:, -1])
-            for request, value in zip(chosen, values.tolist(), strict=True):
-                request.write(value)
+            of_class: dict[str | None, list[int]] = {}
+            for row, request in enumerate(chosen):
+                of_class.setdefault(request.wish.number_class, []).append(row)
+            for name, of_one in of_class.items():
+                self.number_class = name
+                values = generated_values(self, loc_Y[of_one, -1])
+                for row, value in zip(of_one, values.tolist(), strict=True):
+                    chosen[row].write(value)
 
     @torch.inference_mode()
     def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
@@ -150,6 +192,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
             self._write([request])
         if not request.followed:
             return {}
+        self.number_class = request.wish.number_class
         laws = predict_values(self, torch.stack(list(request.followed.values())), request.wish.individual)
         return {
             str(place): {"value": request.values[place], "loc": law.loc, "scale": law.scale} | describe(law, None)
@@ -179,8 +222,13 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
     def _announce(self, requests: list[Request], places: list[int], is_open: list[bool], scores: Tensor) -> None:
         """Where `<NUM>` is decided, decide the number and its digits; take `<NUM>` away from scores [B, V'], in place."""
         number = self.config.num_token_id
-        chosen = (scores.argmax(-1) == number).tolist()
+        own = scores[:, number].clone()
         scores[:, number] = -torch.inf
+        best = scores.amax(-1)  # a tenth of argmax's time on a CPU
+        is_chosen = own > best
+        if (own == best).any():
+            is_chosen |= (own == best) & (number < scores.argmax(-1))
+        chosen = is_chosen.tolist()
         announced = [
             (request, place)
             for request, place, is_number, may_be in zip(requests, places, chosen, is_open, strict=True)
@@ -201,7 +249,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
 
     def _write_digits(self, request: Request, number: int, place: int) -> None:
         """The digits of the number at `number` stand from `place` on."""
-        request.write_digits(place, self._writer.digits(request.ids[:number], request.value(number)))
+        request.write_digits(place, self._writer.tokens_of(request.ids[:number], request.value(number)))
 
     def _scores_of_groups(self, requests: list[Request], features: Tensor, last: Tensor) -> Tensor:
         """[B, V'], each row's under its plan."""
@@ -223,7 +271,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module):
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
         scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
         if self.config.free_token_ids:
-            scores = scores.masked_fill(~self.action.vocabulary_mask, -torch.inf)
+            scores[:, self.config.free_token_ids] = -torch.inf
         wishes = [request.wish for request in requests]
         if company is not None or all(wish.plan.temperature == 0 for wish in wishes):
             return scores
@@ -242,15 +290,14 @@ def _draws(company: Company | None, positions: Tensor) -> Draws:
 
 def refuse_settings(config: VllmConfig) -> None:
     """ValueError for engine settings under which a number could be wrong or lost."""
-    config.model_config.hf_config.require("vLLM")
-    parallel, kind = config.parallel_config, config.model_config.hf_config.text_config.model_type
+    graft, parallel, compilation = config.model_config.hf_config, config.parallel_config, config.compilation_config
+    graft.require("vLLM")
+    kind, hides = graft.text_config.model_type, graft.context.hides
     wrong = {
         f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
-        "prefix caching knows tokens but not the values of numbers: set enable_prefix_caching=False": (
-            config.cache_config.enable_prefix_caching
-        ),
+        TOKENS_ALONE: config.cache_config.enable_prefix_caching and not hides,
         "pipeline, context and data parallelism: run one engine per group of devices, of tensor_parallel_size": (
             parallel.world_size > parallel.tensor_parallel_size
             or parallel.prefill_context_parallel_size > 1
@@ -260,14 +307,16 @@ def refuse_settings(config: VllmConfig) -> None:
         "a cache taken from another engine comes without the values in it: leave kv_transfer_config unset": (
             config.kv_transfer_config is not None
         ),
-        "speculative decoding drafts numbers without values: leave speculative_config unset": (
-            config.speculative_config is not None
+        "vLLM allows no logits processor beside speculative decoding, and by one the plug-in follows requests: leave "
+        "speculative_config unset": config.speculative_config is not None,
+        "a CUDA graph of the whole model would freeze what differs from step to step: leave cudagraph_mode at 'PIECEWISE', "
+        "and VLLM_USE_BREAKABLE_CUDAGRAPH unset": (
+            compilation.cudagraph_mode.has_full_cudagraphs()
+            or (compilation.cudagraph_mode != CUDAGraphMode.NONE and envs.VLLM_USE_BREAKABLE_CUDAGRAPH)
         ),
-        "compilation and CUDA graphs would freeze what differs from step to step: set enforce_eager=True": (
-            config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        "a CUDA graph reads its input where it lay when it was captured: set cudagraph_copy_inputs=True": (
+            compilation.cudagraph_mode != CUDAGraphMode.NONE and not compilation.cudagraph_copy_inputs
         ),
-        "LoRA adapters would not reach the heads: merge the adapter first": config.lora_config is not None,
-        "quantized weights: the heads read the vocabulary matrix itself": config.quant_config is not None,
     }
     if reasons := [text for text, is_wrong in wrong.items() if is_wrong]:
         raise ValueError("a grafted model cannot be served this way: " + "; ".join(reasons))

@@ -16,8 +16,8 @@ class Request:
     features [H] that a generated number follows from. `pending`: place and features of the token that was decided last.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
-    tokens that were fed so far. With `hides` the sequence holds no `<NUM>`, and a number's place is that of its first
-    digit.
+    tokens of the prompt and those fed since; vLLM feeds nothing that its prefix cache knows. With `hides` the sequence holds
+    no `<NUM>`, and a number's place is that of its first digit.
 
     Raises:
         ValueError: more or fewer values than the prompt has numbers, one that should be hidden, an individual of another size.
@@ -39,7 +39,7 @@ class Request:
             raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
         self.wish, self.prompt_length, self.hides = wish, len(prompt), hides
         self.values = {} if hides else dict(zip(places, wish.values, strict=True))
-        self.ids: list[int] = []
+        self.ids = list(prompt)
         self.digits: dict[int, int] = {}
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None

@@ -7,13 +7,20 @@ from typing import Any
 import torch
 
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
+from causalqwen.parts.contexts import CONTEXTS
 
 KEY = "causalqwen"
 FOLLOWER = "causalqwen_vllm.table:RowFollower"
 """The logits processor by which vLLM tells the plug-in of its requests."""
+TOKENS_ALONE = (
+    "the prefix cache knows tokens, but not the values of numbers that stand in this model's context: set "
+    f"enable_prefix_caching=False, or train with {CONTEXTS['digits']}"
+)
+"""Why the prefix cache is refused."""
 
 _KNOWN = {
     "preset", "seed", "temperature", "noise_temperature", "central_mass", "top_p", "individual", "drawn", "values", "key",
+    "number_class",
 }  # fmt: skip
 _WITH_INDIVIDUAL = ("shared-individual", "persona")
 
@@ -24,7 +31,7 @@ class Wish:
 
     plan: without its seed. values: of the prompt's numbers, left to right; where vLLM gets no `<NUM>`, their count matters to
     the draws of `softmax`. key: under which its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset
-    `softmax`, whose draws are those of `causalqwen serve`.
+    `softmax`, whose draws are those of `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`.
     """
 
     plan: CausalDecoding
@@ -32,6 +39,7 @@ class Wish:
     values: tuple[float, ...] = ()
     top_p: float = 1.0
     key: str = ""
+    number_class: str | None = None
 
     @classmethod
     def read(cls, given: Any, text_temperature: float = 1.0) -> "Wish":
@@ -60,9 +68,8 @@ class Wish:
         top_p = float(given.get("top_p", 1.0))
         if not 0 < top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
             raise ValueError(f"top_p belongs to the preset 'softmax' and lies in (0, 1], got {top_p} with {preset!r}")
-        return cls(
-            plan, int(given.get("seed", 0)), tuple(map(float, given.get("values", ()))), top_p, given.get("key", "")
-        )
+        seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
+        return cls(plan, seed, values, top_p, given.get("key", ""), given.get("number_class"))
 
     @property
     def individual(self) -> Individual | None:

@@ -2,10 +2,11 @@
 
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ WIDE = {  # vLLM's attention on CPU takes heads of 32 and more
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
 }
 PROMPTS = [
     f"{start} {number} {end}"
@@ -123,6 +124,36 @@ class Engines:
         self.key, self.llm = None, None
 
 
+class Lookup(NamedTuple):
+    """A request that vLLM looked up in its prefix cache; tokens. Without a cache nothing is ever found."""
+
+    preempted: bool
+    prompt: int
+    cached: int
+
+
+class Lookups(list[Lookup]):
+    """Those of an engine, while it is open as a context."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__()
+        self._of = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+
+    def __enter__(self) -> "Lookups":
+        look_up = self._of.get_computed_blocks
+
+        def note(request: Any, *args: Any) -> Any:
+            found = look_up(request, *args)
+            self.append(Lookup(request.num_preemptions > 0, request.num_prompt_tokens, found[1]))
+            return found
+
+        self._of.get_computed_blocks = note
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        del self._of.get_computed_blocks
+
+
 @dataclass
 class Reference:
     """What `generate` writes: tokens and values behind each prompt."""
@@ -190,14 +221,15 @@ def compare(
     tokens: int = 64,
     *,
     top_p: float = 1.0,
+    asked: Mapping[str, Any] = MappingProxyType({}),
     **settings: float,
 ) -> tuple[int, int]:
-    """How many texts of vLLM and of `generate` are the same, and how many numbers those hold.
+    """How many texts of vLLM and of `generate` are the same, and how many numbers those hold. asked: of vLLM alone.
 
     AssertionError where a value differs by 1e-4 (relative, or on an axis near 0), or where texts part at no tie.
     """
     seeds = list(range(100, 100 + len(prompts)))
-    extra = {"top_p": top_p} if top_p < 1 else {}
+    extra = {**asked} | ({"top_p": top_p} if top_p < 1 else {})
     answers = causalqwen_vllm.generate(
         llm, prompts, preset=preset, seed=seeds, max_tokens=tokens, params={"ignore_eos": True}, **settings, **extra
     )

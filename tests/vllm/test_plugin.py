@@ -1,21 +1,38 @@
 """The plug-in against `generate`, in float32: the same tokens, the same values; and what it refuses."""
 
+import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import PROMPTS, RUNNER, SETTINGS, Engines, compare, make_numbers_likely, reference, write_tiny
+from reference import (
+    PROMPTS,
+    RUNNER,
+    SETTINGS,
+    Engines,
+    Lookups,
+    compare,
+    make_numbers_likely,
+    reference,
+    write_tiny,
+)
+from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
-from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
+from causalqwen import PRESETS, CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM, Individual
 from causalqwen.modeling.loading import load_model
+from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
 from causalqwen_vllm.model import refuse_settings
 from causalqwen_vllm.requests import Request
 from causalqwen_vllm.wishes import Wish
+from vllm import LLM
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
 every_runner = pytest.mark.runners
 """Run again on vLLM's other model runners."""
+NOWHERE = {"value_range": None, "value_place": None}
+"""Of a class's axis: neither bounds nor a last place."""
 PERSONA = {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}
 
 
@@ -162,6 +179,37 @@ def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
 
 
 @every_runner
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_each_request_names_the_class_of_its_numbers(context, tiny_tokenizer, tmp_path_factory, engines):
+    """Classes with axes of their own: each text is that of a model whose numbers are of its class; one without is refused."""
+    folder = tmp_path_factory.getbasetemp() / f"classes_{context}"
+    if not folder.exists():
+        write_tiny(folder, "llama", tiny_tokenizer, number_context=context, value_digits=2)
+        config = CausalQwenConfig.from_pretrained(folder)
+        config.class_values = {
+            "men": {"value_transform": {"kind": "symlog", "center": 2.0, "width": 0.5}} | NOWHERE,
+            "miles": {"value_transform": {"kind": "affine", "center": 500.0, "width": 80.0}} | NOWHERE,
+        }
+        config.save_pretrained(folder)
+    llm, model = engines(folder), load_model(folder)
+    written = []
+    for name in ("men", "miles"):
+        model.number_class, named = name, {"number_class": name}
+        same, numbers = compare(llm, model, "persona", PROMPTS[:16], 32, asked=named, **SETTINGS["persona"])
+        assert same >= 15 and numbers > 8
+        answers = ask(llm, PROMPTS[:16], **named)
+        written.append(statistics.median(number.value for answer in answers for number in answer.numbers))
+        for answer in answers:
+            for number in answer.numbers:
+                assert number.median == pytest.approx(
+                    model.value_law.transform.inverse(torch.tensor(number.loc)).item()
+                )
+    assert written[0] < 100 < written[1]
+    with pytest.raises(ValueError, match="name one of men, miles"):
+        ask(llm)
+
+
+@every_runner
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_given_individual_at_the_temperature_of_texts(drawn, folders, engines):
     """Where no temperature is asked for, whoever a seed has drawn is held at that of texts, and anybody else at 1."""
@@ -207,9 +255,10 @@ def test_each_request_has_a_plan_of_its_own(model, folders, engines):
 
 
 @every_runner
-def test_the_values_of_a_prompt_matter(folders, engines):
-    """Two prompts of the same tokens with different values: whatever came first, each is answered as when it is alone."""
-    llm = engines(folders["llama"])
+@pytest.mark.parametrize("model", ["llama", "digits"])
+def test_the_values_of_a_prompt_matter(model, folders, engines):
+    """Two prompts of the same words with different values: whatever came first, each is answered as when it is alone."""
+    llm = engines(folders[model], block_size=32)
     prompts = ["It was 3 days in the year " * 12 + "of", "It was 900 days in the year " * 12 + "of"]
     first, second = ask(llm, prompts, seed=1)
     assert first.token_ids != second.token_ids or first.values != second.values
@@ -224,24 +273,50 @@ def test_a_text_ends_at_its_end_token(folders, engines):
     assert stopped and all(answer.token_ids[-1] == 0 for answer in stopped)
 
 
+@every_runner
+@pytest.mark.parametrize("model", ["llama", "digits", "both"])
+def test_a_compiled_backbone(model, folders, engines):
+    llm = engines(folders[model], enforce_eager=False)
+    assert llm.llm_engine.vllm_config.compilation_config.mode != CompilationMode.NONE
+    same, numbers = compare(llm, load_model(folders[model]), "persona", PROMPTS[:16], **SETTINGS["persona"])
+    assert same >= 15 and numbers > 16
+
+
 # ---- what vLLM does to requests under way ----------------------------------------------------------------------------
 
 
 @every_runner
 @pytest.mark.parametrize("model", ["llama", "digits"])
 def test_preempted_requests_keep_their_values(model, folders, engines):
-    wanted = ask(engines(folders[model]))
+    """Where the context holds no values, what they wrote before is found in the prefix cache when they come back."""
+    wanted = ask(engines(folders[model], enable_prefix_caching=False))
     llm = engines(folders[model], block_size=32, num_gpu_blocks_override=24)
-    scheduler, preempted = llm.llm_engine.engine_core.engine_core.scheduler, []
-    preempt = scheduler._preempt_request
-    scheduler._preempt_request = lambda request, *args, **kwargs: (
-        preempted.append(request.request_id),
-        preempt(request, *args, **kwargs),
-    )[1]
-    found = ask(llm)
-    assert len(preempted) >= 3
+    with Lookups(llm) as lookups:
+        found = ask(llm)
+    resumed = [hit for hit in lookups if hit.preempted]
+    assert len(resumed) >= 3
+    assert any(hit.cached > hit.prompt for hit in resumed) == (model == "digits")
     assert sum(len(answer.numbers) for answer in found) > 20
     assert_same(found, wanted)
+
+
+@every_runner
+def test_a_shared_prefix_is_read_once(folders, engines):
+    """The texts behind 1,000 tokens that prompts share are those of `generate`, with a prefix cache and without."""
+    folder, shared = folders["digits"], "It was 3 days in the year 1776, and 12.5 of 900 men were there; " * 30
+    prompts = [shared + prompt for prompt in PROMPTS[:: 8 if RUNNER.startswith("second") else 1]]
+    wanted = ask(engines(folder, max_model_len=2048, enable_prefix_caching=False), prompts, max_tokens=32)
+    llm, model = engines(folder, max_model_len=2048), load_model(folder)
+    for _ in range(2):
+        with Lookups(llm) as lookups:
+            found = ask(llm, prompts, max_tokens=32)
+        assert min(hit.prompt for hit in lookups) > 1000
+        assert sum(hit.cached >= 1000 - 128 for hit in lookups) >= len(prompts) - 1  # in blocks of 128 tokens
+        assert_same(found, wanted)
+    slices = [prompts[start : start + 16] for start in range(0, len(prompts), 16)]
+    assert (
+        sum(compare(llm, model, "persona", part, 32, **SETTINGS["persona"])[0] for part in slices) >= len(prompts) - 1
+    )
 
 
 @every_runner
@@ -258,17 +333,22 @@ def test_prompts_cut_into_chunks(model, settings, folders, engines):
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [{"enable_prefix_caching": True}, {"enforce_eager": False}])
-def test_settings_that_load_refuses(wrong, folders):
-    with pytest.raises(ValueError, match=f"cannot be served with {next(iter(wrong))}="):
-        causalqwen_vllm.load(folders["llama"], **wrong)
+@pytest.mark.parametrize(
+    ("model", "wrong", "message"),
+    [
+        ("digits", {"skip_tokenizer_init": False}, "cannot be served with skip_tokenizer_init="),
+        ("llama", {"enable_prefix_caching": True}, "not the values of numbers"),
+        ("both", {"enable_prefix_caching": True}, "not the values of numbers"),
+    ],
+)
+def test_settings_that_load_refuses(model, wrong, message, folders):
+    with pytest.raises(ValueError, match=message):
+        causalqwen_vllm.load(folders[model], **wrong)
 
 
 def test_an_engine_opened_without_load_refuses_too(folders, engines):
-    from vllm import LLM
-
     engines.close()
-    with pytest.raises(ValueError, match=r"follows no requests.*prefix caching knows tokens but not the values"):
+    with pytest.raises(ValueError, match=r"follows no requests.*prefix cache knows tokens, but not the values"):
         LLM(str(folders["llama"]), dtype="float32", max_model_len=256, enforce_eager=True)
 
 
@@ -277,11 +357,10 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
     [
         ("parallel_config", "world_size", 2, "pipeline, context and data parallelism"),
         ("parallel_config", "data_parallel_size", 2, "pipeline, context and data parallelism"),
-        ("compilation_config", "cudagraph_mode", 1, "enforce_eager=True"),
-        (None, "speculative_config", object(), "drafts numbers"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "CUDA graph of the whole model"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
+        (None, "speculative_config", object(), "allows no logits processor"),
         (None, "kv_transfer_config", object(), "another engine"),
-        (None, "lora_config", object(), "merge the adapter"),
-        (None, "quant_config", object(), "vocabulary matrix itself"),
     ],
 )
 def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, folders, engines, monkeypatch):
@@ -349,6 +428,55 @@ def test_a_hidden_number_is_not_in_the_sequence():
     request.write_digits(3, [8, 9])
     assert request.digits == {3: 8, 4: 9}
     assert [request.hidden_before(place) for place in (3, 4, 5)] == [1, 2, 2]
+
+
+def test_what_the_prefix_cache_knows_is_never_fed():
+    request = Request(Wish.read({"values": [5.0]}), [1, 9, 7, 3], 400, 128, torch.device("cpu"), hides=True)
+    request.feed(2, [7, 3])
+    request.feed(4, [6])
+    assert request.ids == [1, 9, 7, 3, 6]
+
+
+@pytest.mark.parametrize("model", ["llama", "both", "digits"])
+def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monkeypatch):
+    """A CUDA graph's input is longer than the rows are; behind them stands what stood there before."""
+    from causalqwen_vllm import model as module
+
+    heads = engines(folders[model]).llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+    number = heads.config.num_token_id
+    wish = {"values": [5.0]}
+    ids = [1, 2] if heads.config.context.hides else [1, number]
+    requests = [
+        Request(Wish.read(wish), ids, number, 128, torch.device("cpu"), hides=heads.config.context.hides) for _ in "ab"
+    ]
+    monkeypatch.setattr(heads.table, "requests", requests)
+    starts = SimpleNamespace(query_start_loc=torch.tensor([0, 2, 4]))
+    monkeypatch.setattr(module, "get_forward_context", lambda: SimpleNamespace(attn_metadata={"layer": starts}))
+    seen = []
+    monkeypatch.setattr(heads.backbone, "forward", lambda ids, places, _, embeddings: seen.append(embeddings))
+    for behind in ([], [number, number, 7]):
+        tokens = torch.tensor(ids + ids + behind)
+        heads(tokens, torch.tensor([0, 1, 0, 1] + [9] * len(behind)))
+    if heads.config.context.hides:
+        assert seen == [None, None]
+    else:
+        assert torch.equal(seen[0], seen[1][:4]) and not torch.equal(seen[0][1], seen[0][0])
+
+
+def test_of_two_best_tokens_the_first_is_decided():
+    """Where `<NUM>` and a word have the same score, as where there is one argmax over both."""
+    announced = []
+    model = SimpleNamespace(
+        config=SimpleNamespace(num_token_id=2),
+        _write=lambda requests: None,
+        _write_digits=lambda request, number, place: announced.append(request.row),
+    )
+    scores = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 2, 1], [2, 0, 1, 0]])
+    requests = [SimpleNamespace(row=row, digits={}) for row in range(5)]
+    decided = (scores.argmax(-1) == 2).nonzero().flatten().tolist()
+    InVLLM._announce(model, requests, [7] * 5, [True] * 5, scores)
+    assert announced == decided == [2, 3]
+    assert scores[:, 2].isneginf().all() and scores[:, [0, 1, 3]].isfinite().all()
 
 
 def test_numbers_are_given_once(folders, engines):

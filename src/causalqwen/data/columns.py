@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from causalqwen.data.rows import arrow_for
+from causalqwen.data.rows import arrow_for, lines_of
 
 KINDS = ("number", "date", "category", "text")
 MOST_LEVELS = 24
@@ -157,7 +157,8 @@ def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Co
     is one of numbers where all cells are; a column that `reader` knows, where it knows it as one, whatever else the file holds.
 
     Raises:
-        FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column.
+        FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column;
+            RowError: a line that is no text.
         ImportError: a Parquet file where pyarrow is not installed.
     """
     path = Path(path)
@@ -167,8 +168,8 @@ def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Co
         arrow = arrow_for(path)
         try:
             table = arrow.parquet.read_table(path).to_pydict()
-        except arrow.ArrowException as error:
-            raise ColumnError(f"{path.name}: {error}") from None
+        except (arrow.ArrowException, OSError) as error:
+            raise ColumnError(f"{path.name}: {' '.join(str(error).split())}") from None
     elif path.suffix == ".jsonl":
         table = _read_objects(path)
     else:
@@ -197,11 +198,13 @@ def numbers_of(table: Columns, name: str) -> list[float]:
 
 def _read_objects(path: Path) -> Columns:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    with path.open(encoding="utf-8") as file:
+        lines = list(lines_of(file, path))
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ColumnError(f"{path.name}, row {number}: not JSON ({error})") from None
             if not isinstance(rows[-1], dict):
                 raise ColumnError(f"{path.name}, row {number}: expected an object of columns")
@@ -212,7 +215,11 @@ def _read_objects(path: Path) -> Columns:
 def _read_cells(path: Path, of_numbers: Mapping[str, bool]) -> Columns:
     """of_numbers: of columns that are known, whether they hold numbers; of others, their cells say."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = list(csv.reader(file, strict=True))
+        reader = csv.reader(lines_of(file, path), strict=True)
+        try:
+            lines = list(reader)
+        except csv.Error as error:
+            raise ColumnError(f"{path.name}, after row {reader.line_num}: {error}") from None
     head, rows = (lines[0], lines[1:]) if lines else ([], [])
     rows = [row for row in rows if row]
     for number, row in enumerate(rows, start=1):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from causalqwen.data.rows import Row, RowError
+from causalqwen.data.rows import Row, RowError, lines_of
 from causalqwen.modeling.choices import Choice
 from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.survey import Question
@@ -37,13 +37,15 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    with path.open(encoding="utf-8") as file:
+        lines = list(lines_of(file, path))
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         place = f"{path.name}, row {number}"
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RowError(f"{place}: not JSON ({error})") from None
         if not isinstance(fields, dict) or "prompt" not in fields:
             raise RowError(f'{place}, field prompt: expected an object such as {{"prompt": ...}}')

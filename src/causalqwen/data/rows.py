@@ -144,14 +144,14 @@ def _stream(path: Path, values_required: bool) -> Iterator[Row]:
 
 def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
     with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(_lines(file, path), start=1):
+        for number, line in enumerate(lines_of(file, path), start=1):
             if line.strip():
                 yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
 
 
 def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(_lines(file, path), strict=True)
+        reader = csv.DictReader(lines_of(file, path), strict=True)
         try:
             header = reader.fieldnames or ()
             if twice := [name for place, name in enumerate(header) if name in header[:place]]:
@@ -173,14 +173,16 @@ def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
             raise RowError(f"{path.name}, after row {reader.line_num}: {error}") from None
 
 
-def _lines(file: Iterator[str], path: Path) -> Iterator[str]:
-    number = 0
+def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
+    """The lines of an open text file; RowError that names the first that is no UTF-8."""
     try:
-        for line in file:
-            number += 1
-            yield line
+        yield from file
     except UnicodeDecodeError as error:
-        raise RowError(f"{path.name}, row {number + 1}: not UTF-8 text ({error.reason})") from None
+        with path.open("rb") as lines:  # a text file is decoded some lines ahead
+            number = next(
+                n for n, line in enumerate(lines, start=1) if line.decode("utf-8", "replace").encode() != line
+            )
+        raise RowError(f"{path.name}, row {number}: not UTF-8 text ({error.reason})") from None
 
 
 def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
@@ -190,8 +192,8 @@ def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
             rows = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
             for number, fields in enumerate(rows, start=1):
                 yield check_row(fields, f"{path.name}, row {number}", values_required=values_required)
-    except arrow.ArrowException as error:
-        raise RowError(f"{path.name}, after row {number}: {error}") from None
+    except (arrow.ArrowException, OSError) as error:
+        raise RowError(f"{path.name}, after row {number}: {' '.join(str(error).split())}") from None
 
 
 def arrow_for(path: Path) -> Any:
@@ -214,6 +216,8 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
         raise RowError(f"{place}: {error} is not a finite number") from None
     except ValueError:  # Python refuses integers of thousands of digits
         raise RowError(f"{place}: it holds a number that is too large for float64") from None
+    except RecursionError:
+        raise RowError(f"{place}: it is nested too deeply") from None
     return check_row(fields, place, values_required=values_required)
 
 

@@ -1,5 +1,6 @@
 """Draws and decision rules: what can happen between a distribution over individuals and a token."""
 
+from causalqwen.decoding.arithmetic import mean, mix, move, nearest
 from causalqwen.decoding.draws import BoundDecoding, Drawn, Draws, Integrated, QuantileReader
 from causalqwen.decoding.hindsight import Hindsight, SaidNumber
 from causalqwen.decoding.individual import Individual, Observed
@@ -19,4 +20,8 @@ __all__ = [
     "Population",
     "QuantileReader",
     "SaidNumber",
+    "mean",
+    "mix",
+    "move",
+    "nearest",
 ]

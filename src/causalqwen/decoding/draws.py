@@ -25,6 +25,12 @@ class QuantileReader(NamedTuple):
     def __call__(self, uniform: Tensor) -> Tensor:
         return self.unit * self.law.quantile(0.5 + self.mass * (uniform - 0.5))
 
+    def of_normal(self, g: Tensor) -> Tensor:
+        """Q(Phi(g)), g = Phi^-1(e); beyond 7.9 float64 cannot tell e from the ends of the unit interval."""
+        if self.law.alpha == 2 and self.mass == 1:
+            return self.unit * g
+        return self(torch.special.ndtr(g).clamp(1e-15, 1 - 1e-15))
+
 
 @dataclass
 class BoundDecoding:

@@ -13,10 +13,11 @@ from causalqwen.files import load_tensors, save_tensors
 
 @dataclass(frozen=True)
 class Observed:
-    """What an individual was inferred from: tokens and values observed, nats that they gained, directions they determine.
+    """What an individual was inferred from.
 
-    spread: the prior's standard deviation of Phi^-1(e1) that was taken. likelihood: the tokens'. method: how the posterior was
-    found (`model.abduct`). rhat, effective: a sampler's diagnostics, 0 without one. choices: that were made.
+    tokens, values, choices: how many were observed. gained: by how many nats they are likelier from this individual than from
+    the prior's mean. directions: how many directions of e1 they determine. spread: the standard deviation of Phi^-1(e1) of the
+    prior. likelihood, method: as `model.abduct` was asked. rhat, effective: a sampler's diagnostics, 0 without one.
     """
 
     tokens: int
@@ -39,12 +40,13 @@ class Individual:
         factor: e1, float64 [C], inside (0, 1).
         name: how it is called in listings; empty by default.
         precision: how well it is known, where it was inferred (`model.abduct`): Phi^-1(e1) ~ N(Phi^-1(factor),
-            precision^-1), float64 [C, C]. evidence: and from what.
-        draws: the posterior itself, as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
-        line: what values told where it was integrated on a line, float64 [3, n]: their residuals, sizes and noise scales
-            (`line_posterior`). With it further values are heard as if all had been heard at once.
-        drawn: from the law, by a seed: a preset by name holds it at the temperature at which it would have drawn it, and
-            anybody else at 1 (`CausalDecoding.fresh_at`).
+            precision^-1), float64 [C, C].
+        evidence: what it was inferred from.
+        draws: the posterior as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
+        line: what was learned from values by an integral on a line, float64 [3, n]: their residuals, sizes and noise scales
+            (`line_posterior`). Further values then count as if all had been observed at once.
+        drawn: whether it was drawn from the law, by a seed. A preset by name then holds it at the temperature at which the
+            preset draws individuals itself, and anybody else at 1 (`CausalDecoding.fresh_at`).
     """
 
     factor: Tensor
@@ -85,7 +87,7 @@ class Individual:
 
     @classmethod
     def from_normal(cls, normal: Tensor, name: str = "", **known: Any) -> "Individual":
-        """The one at Phi^-1(e1) = `normal`, float64 [C]; beyond 7.9 float64 cannot tell e1 from the cube's border."""
+        """The individual at Phi^-1(e1) = `normal`, float64 [C]. Beyond 7.9 float64 cannot tell e1 from the cube's border."""
         factor = torch.special.ndtr(normal.detach().cpu().double())
         return cls(factor.clamp(1e-15, 1 - 1e-15), name, **known)
 
@@ -101,17 +103,17 @@ class Individual:
 
     @property
     def is_inferred(self) -> bool:
-        """Whether it is known with a width: from observations."""
+        """Whether it was inferred from observations, and is known up to a width."""
         return self.precision is not None or self.draws is not None
 
     @property
     def knows_values(self) -> bool:
-        """Whether it says something of numbers: it is known exactly, or was inferred from numbers alone (theory 3.14)."""
+        """Whether its numbers follow from it: it is known exactly, or was inferred from numbers alone (theory 3.14)."""
         return not self.is_inferred or {one.likelihood for one in self.evidence} == {"values"}
 
     def likely(self, count: int, seed: int = 0) -> Tensor:
-        """Phi^-1(e1) of individuals that it may be, float64 [m, C]: the posterior's draws where there are some, else `count`
-        draws of its Gaussian. ValueError where it was not inferred."""
+        """Phi^-1(e1) of the individuals that this may be, float64 [m, C]: the draws that are kept, or `count` draws of the
+        posterior's Gaussian. ValueError where it was not inferred."""
         if self.draws is not None:
             return self.draws.double()
         if self.precision is None:
@@ -140,9 +142,12 @@ class Individual:
     def load(cls, path: str | os.PathLike) -> "Individual":
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
-        evidence = tuple(Observed(**e) for e in about.get("evidence", []))
         drawn = about.get("drawn", tensors.keys() == {"factor"})  # older files do not say
-        return cls(name=about.get("name", ""), evidence=evidence, drawn=drawn, **tensors)
+        try:
+            evidence = tuple(Observed(**e) for e in about.get("evidence", []))
+            return cls(name=about.get("name", ""), evidence=evidence, drawn=drawn, **tensors)
+        except (TypeError, ValueError) as error:  # of a later version
+            raise ValueError(f"{path} holds no individual that can be read here: {error}") from None
 
     def __str__(self) -> str:
         head = f"Individual({self.name or 'unnamed'}, {len(self.factor)} coordinates"
@@ -157,6 +162,10 @@ class Individual:
             f"{head}, inferred from {' and '.join(seen)}: {gained:.1f} nats gained on them "
             f"({gained / max(tokens + values + choices, 1):.3f} each), {last.directions:.0f} directions determined"
         )
+        if last.directions < 0.5:
+            told += ": hardly told apart from nobody in particular"
         if last.method == "sample":
             told += f"; {len(self.draws)} draws, R-hat {last.rhat:.2f}, {last.effective:.0f} effective"
+        if not self.knows_values:
+            told += "; between words and numbers nothing was learned, so that their numbers are nobody's in particular"
         return told + ")"

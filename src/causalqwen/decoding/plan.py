@@ -55,8 +55,8 @@ class CausalDecoding:
             text), or an `Individual` (or one per row), which is then held for the whole text.
         noise: "marginal", "token", "sequence", "off" (no noise at all), or a `Hindsight` (or one per row): the noise under
             which an observed text came about, token by token behind the prompt, and fresh noise after its end.
-        temperature: T >= 0, multiplies whatever is drawn; 1 is the law. Below 1 less of what varies is drawn, and more is left
-            to each token's own noise; above 1 words vary more than the law says, values as it says (theory 3.9).
+        temperature: T >= 0, multiplies what is drawn. At 1 draws follow the law. Below 1 less is drawn, and more is left to
+            each token's own noise. Above 1 words vary more than the law says; values vary as it says (theory 3.9).
         noise_temperature: T' >= 0, multiplies what is drawn of the noise instead.
         central_mass: p in (0, 1]: e1 and e2 are uniform on the central p of the unit interval, and Q is the family's
             plain quantile function (p = 1 is the specification). None: as calibrated for the model, see
@@ -105,8 +105,8 @@ class CausalDecoding:
         return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
 
     def fresh_at(self, temperature: float) -> "CausalDecoding":
-        """The plan with what is drawn anew at every token at a temperature, and what is held for the text at `HELD` of it, but
-        not below 1; given individuals who were inferred, not drawn from the law, at 1, where they were heard.
+        """This plan at another temperature for what is drawn anew at every token, and at `HELD` of it, but not below 1, for
+        what is held for the text. Given individuals who were inferred stay at 1, the temperature at which they were inferred.
 
         `model.config.text_temperature` makes texts as diverse as softmax sampling does.
         """

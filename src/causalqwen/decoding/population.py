@@ -38,7 +38,7 @@ def seed_of(*key: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """n people.
+    """n people who can be asked (`model.survey`).
 
     Args:
         names: of each, no two alike.
@@ -46,6 +46,8 @@ class Population:
         facts: what is known of each besides ("age", "sex"), a list of n by name; None where it is not known.
         evidence: what each was inferred from, n; nothing by default.
         made_up: whether each was drawn from the law (`Individual.drawn`), n; nobody by default.
+        numbers: where words were heard too, what each may be as far as numbers tell, [n, m, C]: all that is used where a
+            number is asked: between words and numbers nothing was learned. None: as `draws`.
     """
 
     names: Sequence[str]
@@ -53,12 +55,17 @@ class Population:
     facts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     evidence: Sequence[tuple[Observed, ...]] = ()
     made_up: Sequence[bool] = ()
+    numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", self.evidence or [()] * len(self.names))
         object.__setattr__(self, "made_up", self.made_up or [False] * len(self.names))
         if self.draws.dim() != 3 or len(self.draws) != len(self.names) or not len(self.names):
             raise ValueError(f"{len(self.names)} people have draws of the shape {tuple(self.draws.shape)}")
+        if self.numbers is not None and self.numbers.shape != self.draws.shape:
+            raise ValueError(
+                f"numbers tell of the shape {tuple(self.numbers.shape)}, draws are {tuple(self.draws.shape)}"
+            )
         if len(set(self.names)) < len(self.names):
             twice = next(name for place, name in enumerate(self.names) if name in self.names[:place])
             raise ValueError(f"two people are called {twice!r}")
@@ -69,23 +76,34 @@ class Population:
 
     @classmethod
     def of(
-        cls, people: Mapping[str, Individual], facts: Mapping[str, Mapping[str, Any]] | None = None, seed: int = 0
+        cls,
+        people: Mapping[str, Individual],
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        numbers: Mapping[str, Individual] | None = None,
     ) -> "Population":
-        """Individuals by their names. facts: of each, by the same names. Of whoever was inferred, `KEPT` draws are kept,
-        by seed and name."""
+        """Individuals by their names. facts: of each, by the same names. numbers: who some of them are as their numbers alone
+        tell. Of whoever was inferred, `KEPT` draws are kept, by seed and name."""
         if not people:
             raise ValueError("a population needs one person at least")
-        inferred = any(one.is_inferred for one in people.values())
-        rows = []
-        for name, one in people.items():
-            likely = one.likely(KEPT, seed_of(seed, name)) if one.is_inferred else one.normal.unsqueeze(0)
-            spread = torch.linspace(0, len(likely) - 1, KEPT if inferred else 1, dtype=torch.float64).round().long()
-            rows.append(likely[spread].float())
+        numbers = numbers or {}
+        inferred = any(one.is_inferred for one in (*people.values(), *numbers.values()))
+
+        def rows(told: Mapping[str, Individual]) -> Tensor:
+            made = []
+            for name, one in told.items():
+                likely = one.likely(KEPT, seed_of(seed, name)) if one.is_inferred else one.normal.unsqueeze(0)
+                spread = torch.linspace(0, len(likely) - 1, KEPT if inferred else 1, dtype=torch.float64).round().long()
+                made.append(likely[spread].float())
+            return torch.stack(made)
+
         facts = facts or {}
         columns = dict.fromkeys(fact for name in people for fact in facts.get(name, {}))
         told = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
-        evidence, made_up = zip(*((one.evidence, one.drawn) for one in people.values()), strict=True)
-        return cls(list(people), torch.stack(rows), told, evidence, made_up)
+        evidence = [one.evidence + (numbers[name].evidence if name in numbers else ()) for name, one in people.items()]
+        of_numbers = rows({name: numbers.get(name, one) for name, one in people.items()}) if numbers else None
+        made_up = [one.drawn for one in people.values()]
+        return cls(list(people), rows(people), told, evidence, made_up, of_numbers)
 
     @classmethod
     def drawn(cls, count: int, causal_size: int, seed: int = 0) -> "Population":
@@ -96,14 +114,15 @@ class Population:
 
     @property
     def is_inferred(self) -> list[bool]:
-        """Of whom there are several draws, or evidence."""
+        """Whether each person was inferred: there are several draws of them, or evidence."""
         differ = (self.draws != self.draws[:, :1]).flatten(1).any(1).tolist()
         return [bool(seen) or several for seen, several in zip(self.evidence, differ, strict=True)]
 
     @property
     def knows_values(self) -> list[bool]:
-        """See `Individual.knows_values`."""
-        of_values = ({one.likelihood for one in seen} == {"values"} for seen in self.evidence)
+        """See `Individual.knows_values`; where `numbers` are apart, of whom some were heard."""
+        kinds = ({one.likelihood for one in seen} for seen in self.evidence)
+        of_values = (heard == {"values"} or (self.numbers is not None and "values" in heard) for heard in kinds)
         return [not inferred or told for inferred, told in zip(self.is_inferred, of_values, strict=True)]
 
     def __len__(self) -> int:
@@ -125,7 +144,10 @@ class Population:
         chosen = range(len(self))[places] if isinstance(places, slice) else places
         facts = {fact: [known[place] for place in chosen] for fact, known in self.facts.items()}
         names, evidence = [self.names[place] for place in chosen], [self.evidence[place] for place in chosen]
-        return Population(names, self.draws[list(chosen)], facts, evidence, [self.made_up[place] for place in chosen])
+        numbers = None if self.numbers is None else self.numbers[list(chosen)]
+        return Population(
+            names, self.draws[list(chosen)], facts, evidence, [self.made_up[place] for place in chosen], numbers
+        )
 
     def where(self, *conditions: str) -> "Population":
         """Those of whom every condition holds, such as "age > 60" or "sex == woman".
@@ -158,7 +180,8 @@ class Population:
             "evidence": evidence,
             "made_up": list(self.made_up),
         }
-        save_tensors(path, "population", about, {"draws": self.draws})
+        tensors = {"draws": self.draws} | ({} if self.numbers is None else {"numbers": self.numbers})
+        save_tensors(path, "population", about, tensors)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Population":
@@ -166,7 +189,8 @@ class Population:
         about, tensors = load_tensors(path, "population")
         try:
             evidence = [tuple(Observed(**one) for one in of_person) for of_person in about["evidence"]]
-            return cls(about["names"], tensors["draws"], about["facts"], evidence, about["made_up"])
+            of_numbers = tensors.get("numbers")
+            return cls(about["names"], tensors["draws"], about["facts"], evidence, about["made_up"], of_numbers)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no whole population: {error}") from None
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.distributions.stable import FAMILIES, StableFamily, widen
+from causalqwen.distributions.stable import FAMILIES, StableFamily, standardized, widen
 
 _END, _NODES, _TERMS = 40.0, 2000, 8
 """Where the series takes over; nodes of the grid, even in asinh x; terms of the series."""
@@ -121,7 +121,7 @@ class Between(StableFamily):
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
-        z = (x.double() - loc.double()) / scale.double()
+        z = standardized(x.double(), loc.double(), scale.double())
         tail = self._log_s(torch.where(z < 0, -z, z))  # |z|, with a slope at 0
         return torch.where(z < 0, tail, torch.log1p(-tail.exp())).to(x.dtype)
 

@@ -43,6 +43,14 @@ def log1p_square(gap: Tensor, scale: Tensor) -> Tensor:
     return torch.where(far, 2 * log_ratio, torch.log1p(z * z))
 
 
+def standardized(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    """(x - loc)/scale, held where its square is still a number, without a gradient beyond: there every law is 0 or 1 to the
+    last bit, and infinity times 0 would be no gradient."""
+    gap, most = x - loc, torch.finfo(x.dtype).max ** 0.5 / 2
+    over = gap.abs() > most * scale
+    return torch.where(over, most * torch.sign(gap), torch.where(over, 0.0, gap) / torch.where(over, 1.0, scale))
+
+
 # (1 - Phi(x))/phi(x), x >= 0, is sum_j MILLS_j t^j, t = 1/(1 + x/4), j from 1, within 4e-8 (float32 makes it 4e-7): our
 # own fit of the least largest relative error, made with mpmath; `tests/test_kernels.py` holds it to that.
 MILLS = (
@@ -69,15 +77,15 @@ class StableFamily(ABC):
         """Scale of a sum of independent variables: (sum_i scale_i^a)^(1/a) (theory 1.2)."""
         if self.alpha == 1.0:
             return sum(scales[1:], scales[0])
-        return self._root(sum((s**self.alpha for s in scales[1:]), scales[0] ** self.alpha))
+        return self.root(sum((s**self.alpha for s in scales[1:]), scales[0] ** self.alpha))
 
     def linear_scale(self, scale: Tensor, weight: Tensor) -> Tensor:
         """Scale of W X: (|W|^a scale^a)^(1/a). scale [..., C], weight [K, C] -> [..., K] (theory 1.2)."""
         if self.alpha == 1.0:
             return F.linear(scale, weight.abs())
-        return self._root(F.linear(scale**self.alpha, weight.abs() ** self.alpha))
+        return self.root(F.linear(scale**self.alpha, weight.abs() ** self.alpha))
 
-    def _root(self, power: Tensor) -> Tensor:
+    def root(self, power: Tensor) -> Tensor:
         """power^(1/a); kept off 0, where its gradient is infinite (a row of the vocabulary matrix may be 0)."""
         return power.clamp(min=1e-30) ** (1 / self.alpha)
 
@@ -212,9 +220,14 @@ class Cauchy(StableFamily):
     information = 0.5
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """log(atan2(scale, loc - x) / pi): the angle is exact in both tails and nothing is divided (theory 3.6)."""
-        x, loc, scale = widen(x, loc, scale)
-        return torch.log(torch.atan2(scale, loc - x) / math.pi)
+        """log(atan2(scale, loc - x) / pi): the angle is exact in both tails and nothing is divided (theory 3.6), but where the
+        angle, scale/(loc - x), is too small for a number."""
+        x, loc, scale = torch.broadcast_tensors(*widen(x, loc, scale))
+        gap = loc - x
+        angle = torch.atan2(scale, gap)
+        far = angle < 1e10 * torch.finfo(x.dtype).tiny
+        beyond = torch.where(far, scale, 1.0).log() - torch.where(far, gap, 1.0).log() - math.log(math.pi)
+        return torch.where(far, beyond, torch.log(torch.where(far, 1.0, angle) / math.pi))
 
     def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log1p(-p), p = atan2(1, x)/pi; 1/(pi (1 + x^2) (1 - p))."""
@@ -227,14 +240,16 @@ class Cauchy(StableFamily):
         return -torch.log(math.pi * scale) - log1p_square(x - loc, scale)
 
     def _log_between(self, low: Tensor, high: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """The angle between the two ends, seen from the pole: nothing is subtracted that nearly agrees."""
+        """The angle between the two ends, seen from the pole: nothing is subtracted that nearly agrees. In float64, where no
+        product of two float32 is too large."""
+        dtype, (low, high, loc, scale) = low.dtype, (t.double() for t in (low, high, loc, scale))
         a, b, apart = (low - loc) / scale, (high - loc) / scale, (high - low) / scale
         far = a * b > 1e16  # there both sides of the angle are divided by a b, which a float may not hold
         near_a, near_b = torch.where(far, 1.0, a), torch.where(far, 1.0, b)
         far_a, far_b = torch.where(far, a, 1.0), torch.where(far, b, 1.0)
         opposite = torch.where(far, apart / far_a / far_b, apart)
         adjacent = torch.where(far, 1 + 1 / far_a / far_b, 1 + near_a * near_b)
-        return torch.log(torch.atan2(opposite, adjacent) / math.pi)
+        return torch.log(torch.atan2(opposite, adjacent) / math.pi).to(dtype)
 
     def quantile(self, p: Tensor) -> Tensor:
         """tan(pi (p - 1/2)); outside the quartiles a cotangent of the nearer tail, so that no digit of a small tail is lost."""
@@ -246,8 +261,9 @@ class Cauchy(StableFamily):
     def kl(self, loc: Tensor, scale: Tensor, loc_base: Tensor, scale_base: Tensor) -> Tensor:
         """log(((g1 + g2)^2 + (x1 - x2)^2) / (4 g1 g2)); symmetric (Chyzak and Nielsen 2019, theory 3.10)."""
         loc, scale, loc_base, scale_base = widen(loc, scale, loc_base, scale_base)
+        dtype, (loc, scale, loc_base, scale_base) = loc.dtype, (t.double() for t in (loc, scale, loc_base, scale_base))
         gap = ((scale - scale_base) ** 2 + (loc - loc_base) ** 2) / (4 * scale * scale_base)
-        return torch.log1p(gap)
+        return torch.log1p(gap).to(dtype)
 
     def crps(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """scale/pi (2 z atan z - ln(1 + z^2) + 2 ln 2), z = (x - loc)/scale (theory 3.11)."""
@@ -268,8 +284,7 @@ class Gaussian(StableFamily):
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """log Phi((x - loc)/scale), exact in the lower tail."""
-        x, loc, scale = widen(x, loc, scale)
-        return log_ndtr((x - loc) / scale)
+        return log_ndtr(standardized(*widen(x, loc, scale)))
 
     def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log1p(-p) and phi/(1 - p), p = phi(x) Mills(x)."""
@@ -281,7 +296,7 @@ class Gaussian(StableFamily):
     def _log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Below 0, F(x) = phi(x) Mills(-x)."""
         if x.dtype == torch.float64:
-            return super()._log_cdf_and_hazard(x)
+            return log_ndtr(x), _Hazard.apply(x)
         log_cdf, hazard = self._upper_log_cdf_and_hazard(x.abs())
         mills = _mills_ratio(x.clamp(max=0).neg_())
         below = mills.log() - 0.5 * math.log(2 * math.pi) - 0.5 * x**2
@@ -290,19 +305,30 @@ class Gaussian(StableFamily):
     def cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """erfc((loc - x)/(scale sqrt 2))/2: exact in the lower tail, where torch's own ndtr is 0 too early."""
         x, loc, scale = widen(x, loc, scale)
-        return torch.special.erfc((loc - x) / (scale * math.sqrt(2))) / 2
+        far = (x - loc).abs() > 40 * scale  # 0 and 1 there
+        gap, width = torch.where(far, 0.0, loc - x), torch.where(far, 1.0, scale)
+        return torch.where(far, (x > loc).to(gap), torch.special.erfc(gap / (width * math.sqrt(2))) / 2)
 
     def log_prob(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
-        return -torch.log(scale) - 0.5 * math.log(2 * math.pi) - 0.5 * ((x - loc) / scale) ** 2
+        return -torch.log(scale) - 0.5 * math.log(2 * math.pi) - 0.5 * standardized(x, loc, scale) ** 2
 
     def _log_between(self, low: Tensor, high: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """log(Phi(b) - Phi(a)), mirrored where that lies in the upper tail."""
-        a, b = (low - loc) / scale, (high - loc) / scale
+        """log(Phi(b) - Phi(a)), mirrored where that lies in the upper tail; in float64. Below 0, log Phi is a parabola and the
+        logarithm of Mills' ratio, of which the first is a product of b - a. Where b - a is so small that the density hardly
+        changes, that times its middle."""
+        dtype, (low, high, loc, scale) = low.dtype, (t.double() for t in (low, high, loc, scale))
+        a, b, apart = standardized(low, loc, scale), standardized(high, loc, scale), (high - low) / scale
         mirrored = a + b > 0
         a, b = torch.where(mirrored, -b, a), torch.where(mirrored, -a, b)
-        log_a, log_b = log_ndtr(a), log_ndtr(b)
-        return log_b + torch.log(-torch.expm1(log_a - log_b))
+        log_a, log_b, below = log_ndtr(a), log_ndtr(b), b < 0
+        by_mills = torch.special.erfcx(torch.where(below, a, -1.0) * -math.sqrt(0.5)).log()
+        by_mills = by_mills - torch.special.erfcx(torch.where(below, b, -1.0) * -math.sqrt(0.5)).log()
+        difference = torch.where(below, apart * (a + b) / 2 + by_mills, log_a - log_b)
+        narrow = apart * (1 + a.abs()) < 1e-5
+        by_density = -((a + b) ** 2) / 8 - 0.5 * math.log(2 * math.pi) + torch.where(narrow, apart, 1.0).log()
+        wide = log_b + torch.log(-torch.expm1(torch.where(narrow, -1.0, difference)))
+        return torch.where(narrow, by_density, wide).to(dtype)
 
     def quantile(self, p: Tensor) -> Tensor:
         (p,) = widen(p)
@@ -311,8 +337,9 @@ class Gaussian(StableFamily):
     def kl(self, loc: Tensor, scale: Tensor, loc_base: Tensor, scale_base: Tensor) -> Tensor:
         """log(g2/g1) + (g1^2 + (x1 - x2)^2) / (2 g2^2) - 1/2."""
         loc, scale, loc_base, scale_base = widen(loc, scale, loc_base, scale_base)
+        dtype, (loc, scale, loc_base, scale_base) = loc.dtype, (t.double() for t in (loc, scale, loc_base, scale_base))
         ratio = (scale / scale_base) ** 2
-        return 0.5 * (ratio - 1 - torch.log(ratio) + ((loc - loc_base) / scale_base) ** 2)
+        return (0.5 * (ratio - 1 - torch.log(ratio) + ((loc - loc_base) / scale_base) ** 2)).to(dtype)
 
     def crps(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """scale (z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)), z = (x - loc)/scale (Gneiting and Raftery 2007)."""

@@ -91,7 +91,7 @@ def run_demo(
         table_note="Errors and CRPS in kelvin, lower is better; CRPS from 199 quantiles with one clip for all; log score "
         "is the mean log density, higher is better. Intervals of the model are recalibrated on validation rows, as those "
         f"of the rivals are; raw, they cover {_percent(metrics['coverage_raw'])}.",
-        examples=example_rows(result["prompts"], result["values"]),
+        examples=example_rows(model, result["prompts"], result["values"]),
         examples_note="Twelve held-out compounds, taken at random.",
         calibration_note="A Cauchy law has heavy tails: raw, its 50% interval covers too little and its 90% one too much.",
         curves=training_curves(read_records(folder / METRICS)),

@@ -1,48 +1,12 @@
 """Pictures as SVG text."""
 
-import io
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from causalqwen.extras import extra
-
-with extra("plots", "a picture"):
-    import matplotlib
-
-    if "matplotlib.pyplot" not in sys.modules:  # a notebook that has chosen a backend keeps it
-        matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_MAIN, _SECOND, _THIRD, _GREY = "#1f5fa8", "#c2571a", "#3c8d5a", "#8a8f98"
-
-plt.rcParams.update(
-    {
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.color": "#e6e8eb",
-        "axes.edgecolor": _GREY,
-        "figure.dpi": 96,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "causalqwen",
-    }
-)
-
-
-def as_svg(figure: Figure) -> str:
-    """The figure as an <svg> element; the figure is closed."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, _THIRD, Axes, as_svg, matplotlib, plt
 
 
 def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, level: float, seed: int = 0) -> str:
@@ -151,11 +115,11 @@ def language(metrics: dict[str, Any]) -> str:
     return as_svg(figure)
 
 
-def speed(found: dict[str, Any]) -> str:
+def speed(results: dict[str, Any]) -> str:
     """What `benchmark_speed` measured: time and memory of the loss as it grows, and generation against the backbone's."""
-    growth = found.get("growth", {})
+    growth = results.get("growth", {})
     axes_of = [axis for axis in ("tokens", "vocabulary", "hidden") if axis in growth]
-    rows = 1 + bool(found.get("generate"))
+    rows = 1 + bool(results.get("generate"))
     figure = plt.figure(figsize=(12.0, 3.8 * rows))
     colours = dict(
         zip(
@@ -178,12 +142,12 @@ def speed(found: dict[str, Any]) -> str:
         panel.set(xlabel="tokens", xscale="log", yscale="log", title="memory beside the inputs, MiB")
     if axes_of:
         figure.axes[0].legend(frameon=False, fontsize=7)
-    if found.get("generate"):
+    if results.get("generate"):
         grid = figure.add_gridspec(rows, 4)
         panel = figure.add_subplot(grid[-1, :3])
-        names = list(found["generate"][0]["speed_ratio"])
-        width = 0.8 / len(found["generate"])
-        for place, row in enumerate(found["generate"]):
+        names = list(results["generate"][0]["speed_ratio"])
+        width = 0.8 / len(results["generate"])
+        for place, row in enumerate(results["generate"]):
             left = np.arange(len(names)) + place * width
             panel.bar(
                 left, [row["speed_ratio"][name] for name in names], width, label=f"{row['model']}, batch {row['batch']}"
@@ -193,7 +157,7 @@ def speed(found: dict[str, Any]) -> str:
         panel.set(ylabel="tokens/s over the backbone's greedy generate")
         panel.legend(frameon=False, fontsize=7, ncol=2, loc="lower right")
         panel = figure.add_subplot(grid[-1, 3])
-        first = [row for row in found["generate"] if row["model"] == found["generate"][0]["model"]]
+        first = [row for row in results["generate"] if row["model"] == results["generate"][0]["model"]]
         for name in names:
             points = [(row["batch"], row["tokens_per_second"][name]) for row in first]
             panel.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
@@ -203,9 +167,9 @@ def speed(found: dict[str, Any]) -> str:
     return as_svg(figure)
 
 
-def numbers(found: dict[str, Any]) -> str:
-    """What `benchmark numbers` found: CRPS over the constant's, with bootstrap intervals, and coverage."""
-    tables = {name: table["methods"] for name, table in found["tables"].items()}
+def numbers(results: dict[str, Any]) -> str:
+    """What `benchmark numbers` gave: CRPS over the constant's, with bootstrap intervals, and coverage."""
+    tables = {name: table["methods"] for name, table in results["tables"].items()}
     names = list(dict.fromkeys(name for rows in tables.values() for name in reversed(rows) if name != "constant"))
     figure, axes = plt.subplots(
         2, len(tables), figsize=(3.0 * len(tables) + 1.2, 0.6 * len(names) + 2.4), squeeze=False, sharey=True

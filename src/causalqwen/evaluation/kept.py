@@ -3,6 +3,8 @@
 import csv
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,47 +13,48 @@ from tqdm.auto import tqdm
 
 from causalqwen.data import RowError
 from causalqwen.data.rows import arrow_for
-from causalqwen.files import write_text, writing
-from causalqwen.modeling.survey import batches
+from causalqwen.files import batches, put, write_text, writing
 
 
-def write_kept(
-    output: Path,
-    options: dict[str, Any],
-    source: Iterator[Any],
-    answer: Callable[[list[Any]], list[dict[str, Any]]],
-    belongs: Callable[[dict[str, Any], Any], bool],
-    *,
-    batch_size: int,
-    resume: bool,
-    total: int | None,
-    doing: str,
-) -> int:
-    """What `answer` says of each item of `source`, to a file (`.parquet`, `.csv`, else JSON lines). Returns the rows.
+@dataclass(frozen=True)
+class Answers:
+    """A row for each item of `source`: what `answer` says of a batch of them.
+
+    options: what rows depend on beside the items; kept beside them. belongs: whether a row that was kept is that of an item.
+    total: how many items there are, for the progress bar, which names what is `doing`.
+    """
+
+    options: dict[str, Any]
+    source: Iterator[Any]
+    answer: Callable[[list[Any]], list[dict[str, Any]]]
+    belongs: Callable[[dict[str, Any], Any], bool]
+    batch_size: int
+    total: int | None
+    doing: str
+
+
+def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
+    """Answers to a file (`.parquet`, `.csv`, else JSON lines). Returns the rows.
 
     Rows are kept in `output`.part.jsonl, a batch at a time. With `resume`, rows that are kept there are held against the items.
-
-    Args:
-        options: what rows depend on beside the items; kept beside them.
-        belongs: whether a row that was kept is that of an item.
 
     Raises:
         ValueError: an unfinished run beside `output` (without `resume`), or one of other options or items; whatever `answer`
             raises: the rows before stay kept, if there are any.
     """
     part, note = (output.with_name(f"{output.name}.part.{kind}") for kind in ("jsonl", "json"))
-    told = json.dumps(options)
+    told = json.dumps(answers.options)
     if part.exists() and not resume:
         raise ValueError(f"{part} holds an unfinished run; resume it, or remove that file")
-    if part.exists() and note.read_text(encoding="utf-8") != told:
+    if part.exists() and note.read_bytes() != told.encode():
         raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(note, told)
-    count = _take_up(part, source, belongs, batch_size) if part.exists() else 0
+    count = _take_up(part, answers) if part.exists() else 0
     try:
-        with part.open("a", encoding="utf-8") as file, tqdm(total=total, initial=count, desc=doing, unit="row") as bar:
-            for batch in batches(source, batch_size):
-                rows = answer(batch)
+        with part.open("a", encoding="utf-8") as file, _bar(answers, count) as bar:
+            for batch in batches(answers.source, answers.batch_size):
+                rows = answers.answer(batch)
                 file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
                 file.flush()
                 count += len(batch)
@@ -63,24 +66,27 @@ def write_kept(
         part.unlink()
         note.unlink()
         raise
-    if output.suffix in _WRITERS:
-        _WRITERS[output.suffix](part, output)
-        part.unlink()
-    else:
-        part.replace(output)
+    _WRITERS.get(output.suffix, put)(part, output)
+    part.unlink(missing_ok=True)
     note.unlink()
     return count
 
 
-def _take_up(part: Path, source: Iterator[Any], belongs: Callable[[dict[str, Any], Any], bool], batch_size: int) -> int:
+def _bar(answers: Answers, count: int) -> tqdm:
+    return tqdm(total=answers.total, initial=count, desc=answers.doing, unit="row")
+
+
+def _take_up(part: Path, answers: Answers) -> int:
     """How many rows of `part` stand, in whole batches; what lies behind them is cut off, and `source` moves to the next one."""
     with part.open("rb+") as file:
         complete = sum(line.endswith(b"\n") for line in file)
-        whole = complete - complete % batch_size
+        whole = complete - complete % answers.batch_size
         file.seek(0)
         for number, line in enumerate(tqdm(islice(file, whole), desc="rows kept", total=whole, leave=False), start=1):
-            item = next(source, None)
-            if item is None or not belongs(json.loads(line), item):
+            item, kept = next(answers.source, None), None
+            with suppress(ValueError):  # a damaged line
+                kept = json.loads(line)
+            if item is None or not isinstance(kept, dict) or not answers.belongs(kept, item):
                 raise ValueError(
                     f"row {number} of {part} is not that of the rows to write; it cannot be resumed with these"
                 )

@@ -1,6 +1,5 @@
 """Predictions for rows of any number: file to file, taken up again where it was stopped, or table by table in workers."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import torch
 
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
 from causalqwen.data.rows import arrow_for, checked_rows
-from causalqwen.evaluation.kept import write_kept
+from causalqwen.evaluation.kept import Answers, write_kept
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays
 from causalqwen.modeling.prediction import describe
 from causalqwen.modeling.survey import batches
@@ -123,17 +122,16 @@ def predict_file(
     """
     output = Path(output)
     check_output(output)
-    return write_kept(
-        output,
+    answers = Answers(
         {"model": fingerprint(model), "raw": raw, "batch_size": batch_size},
         stream_rows(source),
         lambda rows: _predict_batch(model, rows, raw),
         lambda kept, row: kept.get(row.kind) == row.fields[row.kind],
         batch_size=batch_size,
-        resume=resume,
         total=total,
         doing="predicting",
     )
+    return write_kept(output, answers, resume=resume)
 
 
 def check_output(output: Path) -> None:
@@ -142,16 +140,6 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output}: predictions are nested; name it .jsonl or .parquet")
     if output.suffix == ".parquet":
         arrow_for(output)
-
-
-def fingerprint(model: CausalQwenForCausalLM) -> str:
-    """SHA-256 of the settings and of up to 64 entries of every weight: tells one trained model from another."""
-    digest = hashlib.sha256(model.config.to_json_string().encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        few = flat[:: max(1, len(flat) // 64)][:64]
-        digest.update(f"{name}{tuple(tensor.shape)}{few.tolist()}".encode())
-    return digest.hexdigest()
 
 
 class TablePredictor:

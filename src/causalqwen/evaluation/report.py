@@ -1,15 +1,16 @@
 """The report: one self-contained HTML page."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import torch
 
 from causalqwen.evaluation import figures
-from causalqwen.files import write_text
+from causalqwen.evaluation.page import number_row, write_page
+from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ClassLaws, ValueLaw
 
 NAMES = {
@@ -77,14 +78,18 @@ def value_figures(law: ValueLaw | ClassLaws, values: dict[str, torch.Tensor], un
 
 
 def example_rows(
-    prompts: list[str], values: dict[str, torch.Tensor], count: int = 12, seed: int = 0
-) -> list[dict[str, str]]:
-    """Held-out numbers taken at random, so that the page shows ordinary ones."""
-    columns = values["interval"].tolist()
-    chosen = np.random.default_rng(seed).permutation(len(prompts))[:count]
+    model: CausalQwenForCausalLM,
+    prompts: Sequence[str],
+    values: dict[str, torch.Tensor],
+    count: int = 12,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Held-out numbers taken at random, so that the page shows ordinary ones, each with its law."""
+    chosen = np.random.default_rng(seed).permutation(len(prompts))[:count].tolist()
+    laws = model.predict_number([prompts[place] for place in chosen])
     return [
-        {"prompt": prompts[i]} | dict(zip(("value", "median", "low", "high"), (f"{x:.4g}" for x in row), strict=True))
-        for i, row in ((i, (values["value"][i].item(), *columns[i])) for i in chosen)
+        number_row(f"{prompts[place]} …", values["value"][place].item(), law)
+        for place, law in zip(chosen, laws, strict=True)
     ]
 
 
@@ -93,12 +98,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write_page(path: Path, template: str, **content: Any) -> None:
-    """Render a template of this folder, every text escaped; the page appears by rename."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    write_text(path, jinja2.Environment(loader=loader, autoescape=True).get_template(template).render(**content))
 
 
 def write_report(path: Path, **content: Any) -> None:

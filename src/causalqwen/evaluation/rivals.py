@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from causalqwen.evaluation.evaluate import NumberTable
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.extras import extra
 from causalqwen.losses import quantile_crps
 from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform

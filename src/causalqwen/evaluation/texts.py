@@ -26,6 +26,8 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
 """What is compared: transformers' two usual samplers, and three presets, each over its own dial. times: the model's own
 temperature for texts, for what is drawn anew at every token."""
 
+_PERMUTATIONS = 2000  # of individuals, under which nobody differs
+
 
 def text_curves(
     model: CausalQwenForCausalLM,
@@ -33,7 +35,6 @@ def text_curves(
     *,
     new_tokens: int = 40,
     seed: int = 0,
-    sweep: dict[str, list[dict[str, Any]]] = SWEEP,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Texts from each sampler and setting: fluency (`perplexity`, the backbone's) against diversity.
@@ -42,7 +43,7 @@ def text_curves(
     text against the others (lower is more diverse). The same prompts and seeds for all.
     """
     points = []
-    for name, settings in sweep.items():
+    for name, settings in SWEEP.items():
         for setting in settings:
             texts = continue_texts(model, prompts, name, setting, new_tokens=new_tokens, seed=seed)
             point = {"sampler": name, **setting, **score_texts(model, prompts, texts)}
@@ -163,7 +164,6 @@ def individual_resemblance(
     individuals: int = 16,
     new_tokens: int = 40,
     seed: int = 0,
-    permutations: int = 2000,
 ) -> dict[str, float]:
     """Do texts of one individual, on different prompts, resemble each other more than those of different individuals?
 
@@ -203,11 +203,11 @@ def individual_resemblance(
 
     generator = np.random.default_rng(seed)
     difference = gap(np.tile(np.arange(individuals), (len(prompts), 1)))
-    null = [gap(np.stack([generator.permutation(individuals) for _ in prompts])) for _ in range(permutations)]
+    null = [gap(np.stack([generator.permutation(individuals) for _ in prompts])) for _ in range(_PERMUTATIONS)]
     return {
         "difference": difference,
         "null_std": float(np.std(null)),
-        "p_value": (1 + sum(value >= difference for value in null)) / (1 + permutations),
+        "p_value": (1 + sum(value >= difference for value in null)) / (1 + _PERMUTATIONS),
     }
 
 

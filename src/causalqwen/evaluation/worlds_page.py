@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from causalqwen.decoding import Individual
-from causalqwen.evaluation import pictures
-from causalqwen.evaluation.report import write_page
-from causalqwen.evaluation.worlds import WorldNumber, segments
+from causalqwen.evaluation.page import number_row, write_page
+from causalqwen.evaluation.worlds import segments
 from causalqwen.modeling import Intervention, Observation, World
+from causalqwen.modeling.changes import WorldNumber
 
 HOW = {
     "abduct": "The noise that explains the observed text is kept: the world that was gives it back.",
@@ -42,14 +42,18 @@ def write_worlds(
         {"name": name, "about": _about(who), "cells": [_cell(observed.text, cell) for cell in of_person]}
         for (name, who), of_person in zip(people, worlds, strict=True)
     ]
-    chart = pictures.values_in_worlds(
-        [name for name, _ in people],
-        labels,
-        [[[numbers for _, numbers in _distinct(cell)] for cell in of_person] for of_person in worlds],
-    )
+    numbers = [
+        (index, number_row(f"{name} · {label} · {index + 1}", number.value, number.law, times))
+        for (name, _), of_person in zip(people, worlds, strict=True)
+        for label, cell in zip(labels, of_person, strict=True)
+        for times, (_, of_text) in zip(_times(cell), _distinct(cell), strict=True)
+        for index, number in enumerate(of_text)
+    ]
+    numbers.sort(key=lambda row: row[0])  # the first values of all texts first
     write_page(
         path, "worlds.html", title="What they would have said", width="84rem", how=HOW[noise], kept=noise == "abduct",
-        prompt=observed.prompt, text=observed.text, columns=columns, rows=rows, chart=chart,
+        prompt=observed.prompt, text=observed.text, columns=columns, rows=rows,
+        numbers=[row for _, row in numbers] if any("median" in row for _, row in numbers) else [],
     )  # fmt: skip
 
 
@@ -79,9 +83,14 @@ def _distinct(cell: Sequence[Told]) -> list[Told]:
     return list(by_text.values())
 
 
-def _cell(text: str, cell: Sequence[Told]) -> list[dict]:
+def _times(cell: Sequence[Told]) -> list[str]:
+    """In how many of its worlds a cell has each of its texts; nothing where it has one world."""
     times = Counter(world.text for world, _ in cell)
+    return [f"{times[world.text]} of {len(cell)} worlds" if len(cell) > 1 else "" for world, _ in _distinct(cell)]
+
+
+def _cell(text: str, cell: Sequence[Told]) -> list[dict]:
     return [
-        {"pieces": segments(text, world.text, numbers), "times": times[world.text], "of": len(cell)}
-        for world, numbers in _distinct(cell)
+        {"pieces": segments(text, world.text, numbers), "times": times}
+        for times, (world, numbers) in zip(_times(cell), _distinct(cell), strict=True)
     ]

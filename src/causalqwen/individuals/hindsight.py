@@ -11,6 +11,7 @@ is the token's own noise: a residual, added to its score.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,10 @@ from torch.nn import functional as F
 
 from causalqwen.decoding import QuantileReader
 
+_PROJECTIONS, _SHRINKS = 60, 20  # at most: onto half-spaces, and of a bracket of angles
+_POSITIONS_AT_ONCE = 64  # of which scores are held
+STEPS = 20
+"""Of the sampler behind its first point, which lies on the border of its region: a few leave it there (experiments 8)."""
 MARGIN = 0.02
 """Nats by which an observed token leads; scores of one position differ by 3e-5 between batch shapes in float32."""
 
@@ -73,29 +78,34 @@ def lead_of(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return own.squeeze(-1) - best.values, best.indices
 
 
+def pauses(positions: int, steps: int) -> int:
+    """How often `abduct_noise` pauses at most."""
+    return math.ceil(positions / _POSITIONS_AT_ONCE) * (1 + steps)
+
+
 @torch.no_grad()
 def abduct_noise(
     scorer: Scorer,
     targets: Tensor,
     start: Tensor,
     *,
-    projections: int = 60,
-    steps: int = 20,
+    steps: int = STEPS,
     generator: torch.Generator,
-    positions_at_once: int = 64,
+    pause: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
     """Noise h [N, C] (float64) under which `targets` [N] lead, and residuals [N] where none was found (0 elsewhere).
 
-    start: [N, C], draws of the prior. projections: half-spaces at most. steps: of elliptical slice sampling; the first point
-    lies on the border of its region, and a few steps leave it there (experiments 8).
+    start: [N, C], draws of the prior. steps: of elliptical slice sampling. pause: called before each of them.
     """
     noise, missing = [], []
-    for part in torch.arange(len(targets), device=targets.device).split(positions_at_once):
-        h, residual = _project(scorer[part], targets[part], start[part].double(), projections)
+    for part in torch.arange(len(targets), device=targets.device).split(_POSITIONS_AT_ONCE):
+        pause()
+        h, residual = _project(scorer[part], targets[part], start[part].double())
         inside = (residual == 0).nonzero().squeeze(-1)
         if len(inside) and steps:
             of_inside, of_targets = scorer[part[inside]], targets[part[inside]]
-            walked = _walk(of_inside, of_targets, h[inside], steps, generator).clamp(-7, 7)  # where Phi is exact
+            walked = _walk(of_inside, of_targets, h[inside], steps, generator, pause)
+            walked = walked.clamp(-7, 7)  # where Phi is exact
             leads = of_inside.leads(walked, of_targets)[0] >= MARGIN / 2
             h[inside[leads]] = walked[leads]
         noise.append(h)
@@ -103,14 +113,14 @@ def abduct_noise(
     return torch.cat(noise), torch.cat(missing)
 
 
-def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tuple[Tensor, Tensor]:
+def _project(scorer: Scorer, targets: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """Move each h onto the half-spaces that it violates, one after the other, the shortest way in q; and what is missing."""
     reader, h = scorer.reader, h.clone()
     limit = reader.law.quantile(torch.tensor(0.5 + reader.mass / 2 - 1e-9, dtype=torch.float64)).item()
     nearest = torch.full((len(h),), torch.inf, dtype=torch.float64, device=h.device)
     kept = h.clone()
     rows = torch.arange(len(h), device=h.device)
-    for _ in range(projections):
+    for _ in range(_PROJECTIONS):
         lead, rival = scorer[rows].leads(h[rows], targets[rows])
         short = MARGIN - lead.double()
         closer = short < nearest[rows]
@@ -132,7 +142,12 @@ def _project(scorer: Scorer, targets: Tensor, h: Tensor, projections: int) -> tu
 
 
 def _walk(
-    scorer: Scorer, targets: Tensor, h: Tensor, steps: int, generator: torch.Generator, shrinks: int = 20
+    scorer: Scorer,
+    targets: Tensor,
+    h: Tensor,
+    steps: int,
+    generator: torch.Generator,
+    pause: Callable[[], None],
 ) -> Tensor:
     """Draws of N(0, I) restricted to the region, from h [N, C] inside it: elliptical slice sampling.
 
@@ -147,12 +162,13 @@ def _walk(
         return torch.rand(count, 1, generator=generator, dtype=torch.float64).to(h.device)
 
     for _ in range(steps):
+        pause()
         other = torch.randn(h.shape, generator=generator, dtype=torch.float64).to(h.device)
         added = scorer.added(other) if scorer.is_linear else None
         angle = 2 * math.pi * uniform(len(h))
         low, high, taken = angle - 2 * math.pi, angle.clone(), torch.zeros_like(angle)
         open_ = torch.arange(len(h), device=h.device)
-        for _ in range(shrinks):
+        for _ in range(_SHRINKS):
             cos, sin = angle[open_].cos(), angle[open_].sin()
             if turning is not None and added is not None:
                 scores = still[open_] + turning[open_] * cos.float() + added[open_] * sin.float()

@@ -11,6 +11,8 @@ from tqdm.auto import tqdm
 from causalqwen.individuals.evidence import Evidence
 from causalqwen.individuals.posterior import Posterior
 
+_CHAINS, _WARMUP = 2, 50
+
 
 @dataclass(frozen=True)
 class Diagnostics:
@@ -24,44 +26,42 @@ class Diagnostics:
 
 def sample_posterior(
     evidence: Sequence[Evidence],
-    found: Posterior,
+    gaussian: Posterior,
     *,
     draws: int = 200,
-    warmup: int = 50,
-    chains: int = 2,
     seed: int = 0,
 ) -> tuple[Tensor, Diagnostics]:
-    """Draws g float64 [chains * draws, C] of the posterior whose mode and width are `found`.
+    """Draws g float64 [2 draws, C], of two chains, of the posterior whose mode and width are those of `gaussian`.
 
     Elliptical slice sampling on ellipses of the Gaussian that was found (Nishihara, Murray and Adams 2014): what decides is how
     far the posterior differs from it, so that nearly every first proposal is taken where it hardly does.
     """
     generator = torch.Generator().manual_seed(seed)
-    prior = found.prior_precision
-    upper = torch.linalg.cholesky(found.precision).mT
+    prior = gaussian.prior_precision
+    upper = torch.linalg.cholesky(gaussian.precision).mT
     used = 0
 
     def away() -> Tensor:
-        normal = torch.randn(len(found.mode), 1, generator=generator, dtype=torch.float64).to(upper.device)
+        normal = torch.randn(len(gaussian.mode), 1, generator=generator, dtype=torch.float64).to(upper.device)
         return torch.linalg.solve_triangular(upper, normal, upper=True).squeeze(-1)
 
     def ratio(x: Tensor) -> float:
         """log posterior less the log of the Gaussian that was found, at mode + x."""
         nonlocal used
         used += 1
-        g = found.mode + x
-        from_prior = g - found.prior_mean
+        g = gaussian.mode + x
+        from_prior = g - gaussian.prior_mean
         total = sum(part.evaluate(g)[0] for part in evidence if len(part))
-        return total - 0.5 * (from_prior @ prior @ from_prior).item() + 0.5 * (x @ found.precision @ x).item()
+        return total - 0.5 * (from_prior @ prior @ from_prior).item() + 0.5 * (x @ gaussian.precision @ x).item()
 
-    kept = torch.empty(chains, draws, len(found.mode), dtype=torch.float64)
-    for chain in range(chains):
+    kept = torch.empty(_CHAINS, draws, len(gaussian.mode), dtype=torch.float64)
+    for chain in range(_CHAINS):
         x = away()
         level = ratio(x)
-        for step in tqdm(range(warmup + draws), desc=f"sampling, chain {chain + 1} of {chains}", leave=False):
+        for step in tqdm(range(_WARMUP + draws), desc=f"sampling, chain {chain + 1} of {_CHAINS}", leave=False):
             x, level = _turn(x, level, away(), ratio, generator)
-            if step >= warmup:
-                kept[chain, step - warmup] = (found.mode + x).cpu()
+            if step >= _WARMUP:
+                kept[chain, step - _WARMUP] = (gaussian.mode + x).cpu()
     return kept.flatten(0, 1), Diagnostics(split_rhat(kept).max().item(), effective_draws(kept).min().item(), used)
 
 

@@ -12,6 +12,7 @@ that nothing of tokens x vocabulary is ever there.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,16 @@ from causalqwen.distributions import SCALE_FLOOR, StableFamily
 
 BLOCK = 2**22  # scores, and powers of scales, at a time
 TILE = 2**18  # of them in float32: few enough for a core's cache
+
+
+class Scored(NamedTuple):
+    """What the scores of N positions are made of; shapes as in `linear_ovr_loss`, thresholds [], [V] or [N, 1]."""
+
+    loc: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    thresholds: Tensor
 
 
 @dataclass
@@ -60,28 +71,24 @@ Stage = Callable[[Block, OvrTask, Tensor, Tensor | None, bool, bool], Tensor | N
 
 
 def one_pass(
-    loc: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    thresholds: Tensor,
+    scored: Scored,
     task: OvrTask,
     wanted: tuple[bool, ...],
     row_weights: Tensor | None = None,
     stage: Stage | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Losses [N] and the gradients of their sum (weighted by `row_weights`) for the wanted of the first five arguments.
+    """Losses [N] and the gradients of their sum (weighted by `row_weights`) for the wanted of the five tensors.
 
-    Shapes as in `linear_ovr_loss`; thresholds [], [V] or [N, 1]. stage: `tiled_stage`, or another of its form.
+    stage: `tiled_stage`, or another of its form.
     """
-    inputs = (loc, scale, weight, bias, thresholds)
+    loc, scale, weight, bias, thresholds = scored
     wide = torch.promote_types(
         torch.float32, torch.promote_types(loc.dtype, torch.promote_types(scale.dtype, weight.dtype))
     )
     positions, law, own = len(loc), task.law, scale.dim() == 2
     losses = torch.zeros(positions, dtype=wide, device=loc.device)
-    gradients: list[Tensor | None] = [None] * len(inputs)
-    for place, (tensor, want) in enumerate(zip(inputs, wanted, strict=True)):
+    gradients: list[Tensor | None] = [None] * len(scored)
+    for place, (tensor, want) in enumerate(zip(scored, wanted, strict=True)):
         if want:  # each block's rows of dW are final: no wider accumulator, no zeros
             gradients[place] = torch.empty_like(weight) if place == 2 else torch.zeros_like(tensor, dtype=wide)
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
@@ -122,7 +129,7 @@ def one_pass(
                 gradients[2][part].addcmul_(slopes, of_powers.T @ powers)
     if own and gradients[1] is not None and law.alpha != 1:
         gradients[1] *= law.alpha * scale.to(wide) ** (law.alpha - 1)
-    return losses, [None if g is None else g.to(t.dtype) for g, t in zip(gradients, inputs, strict=True)]
+    return losses, [None if g is None else g.to(t.dtype) for g, t in zip(gradients, scored, strict=True)]
 
 
 def _column_weights(task: OvrTask, part: slice, wide: torch.dtype) -> Tensor | None:

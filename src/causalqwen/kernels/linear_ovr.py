@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
-from causalqwen.kernels.chunked import OvrTask, Stage, one_pass, tiled_stage
+from causalqwen.kernels.chunked import OvrTask, Scored, Stage, one_pass, tiled_stage
 from causalqwen.kernels.negatives import Negatives
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET, check_targets, graded_scale, ovr_loss
 
@@ -108,16 +108,16 @@ def linear_ovr_loss(
             thresholds = thresholds[valid] if thresholds.dim() == 2 else thresholds
         task = OvrTask(targets, law, slope, vocabulary_mask, chunk_size)
         share = {"none": None, "sum": 1.0, "mean": 1.0 / max(len(targets), 1)}[reduction]
-        tensors = (loc, scale, weight, bias, thresholds)
+        scored = Scored(loc, scale, weight, bias, thresholds)
         if negatives is None:
-            losses = _LinearOvr.apply(*tensors, task, impl, share)
+            losses = _LinearOvr.apply(*scored, task, impl, share)
         else:
-            losses = _sampled_loss(*tensors, task, negatives, impl, share)
+            losses = _sampled_loss(scored, task, negatives, impl, share)
         if also_right is not None:
             check_targets(also_right, weight.shape[0], vocabulary_mask)
             places, columns = (also_right != NO_TARGET).nonzero(as_tuple=True)
             named = also_right[places, columns]
-            log_p, log_not_p = _of_pairs(*tensors, task, places, named, weight[named])
+            log_p, log_not_p = _of_pairs(scored, task, places, named, weight[named])
             if negatives is not None:  # as often as the sample has counted them among the wrong ones
                 counted = log_not_p.new_zeros(len(weight))
                 counted[negatives.ids.to(counted.device)] = negatives.weights.to(counted)
@@ -126,18 +126,9 @@ def linear_ovr_loss(
     return losses.new_zeros(valid.shape).masked_scatter(valid, losses) if share is None else losses
 
 
-def _sampled_loss(
-    loc: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    thresholds: Tensor,
-    task: OvrTask,
-    negatives: Negatives,
-    impl: str,
-    share: float | None,
-) -> Tensor:
+def _sampled_loss(scored: Scored, task: OvrTask, negatives: Negatives, impl: str, share: float | None) -> Tensor:
     """-log P_y exactly, and the wrong tokens of the sample by their weights."""
+    loc, scale, weight, bias, thresholds = scored
     ids = negatives.ids.to(weight.device)
     place = torch.full((len(weight) + 1,), NO_TARGET, device=weight.device)  # one more: NO_TARGET is the last
     place[ids] = torch.arange(len(ids), device=weight.device)
@@ -151,22 +142,13 @@ def _sampled_loss(
     )  # one gradient as large as W
     losses = _LinearOvr.apply(loc, scale, sampled, *some, wrong, impl, share)
 
-    passed, _ = _of_pairs(loc, scale, weight, bias, thresholds, task, right, targets, of_targets)
+    passed, _ = _of_pairs(scored, task, right, targets, of_targets)
     return _added(losses, right, -passed, share)
 
 
-def _of_pairs(
-    loc: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    thresholds: Tensor,
-    task: OvrTask,
-    places: Tensor,
-    tokens: Tensor,
-    rows: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _of_pairs(scored: Scored, task: OvrTask, places: Tensor, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """log P and log(1 - P) [n] of single tokens at single positions, int64 [n] each; rows: W[tokens]."""
+    loc, scale, _, bias, thresholds = scored
     rows = upcast(rows)
     at = (upcast(loc[places]) * rows).sum(-1) + (0.0 if bias is None else bias[tokens])
     own = scale[places]
@@ -213,13 +195,13 @@ class _LinearOvr(torch.autograd.Function):
     def forward(ctx: Any, loc, scale, weight, bias, thresholds, task, impl, share):
         ctx.task, ctx.stage = task, _stage_of(impl, loc)
         ctx.wanted = ctx.needs_input_grad[:5]
-        tensors = (loc, scale, weight, bias, thresholds)
+        scored = Scored(loc, scale, weight, bias, thresholds)
         ctx.share = share
         shared = ctx.wanted[2] or ctx.wanted[3] or (ctx.wanted[4] and thresholds.dim() < 2)
         wanted = (False,) * 5 if share is None and shared else ctx.wanted
         weights = None if share is None or share == 1.0 else torch.full((len(loc),), share, device=loc.device)
-        losses, gradients = one_pass(*tensors, task, wanted, row_weights=weights, stage=ctx.stage)
-        ctx.save_for_backward(*tensors)
+        losses, gradients = one_pass(scored, task, wanted, weights, ctx.stage)
+        ctx.save_for_backward(*scored)
         ctx.gradients = gradients if wanted == ctx.wanted else None
         return losses if share is None else losses.sum() * share
 
@@ -228,9 +210,9 @@ class _LinearOvr(torch.autograd.Function):
         # Handed over, not kept: autograd would copy what somebody else still holds, and dW is as large as W.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            loc, scale, weight, bias, thresholds = ctx.saved_tensors
-            weights = gradient if ctx.share is None else (gradient * ctx.share).expand(len(loc))
-            gradients = one_pass(loc, scale, weight, bias, thresholds, ctx.task, ctx.wanted, weights, ctx.stage)[1]
+            scored = Scored(*ctx.saved_tensors)
+            weights = gradient if ctx.share is None else (gradient * ctx.share).expand(len(scored.loc))
+            gradients = one_pass(scored, ctx.task, ctx.wanted, weights, ctx.stage)[1]
         elif ctx.share is None:
             gradients = [g if g is None else g * gradient.view(-1, *[1] * (g.dim() - 1)).to(g.dtype) for g in gradients]
         elif gradient.device.type != "cpu" or gradient != 1:

@@ -30,7 +30,7 @@ def graded_scale(loc: Tensor, scale: Tensor, thresholds: Tensor, slope: Tensor |
     if slope == 0.0:
         return scale
     loc, scale, thresholds = widen(loc, scale, thresholds)
-    return (scale**law.alpha + slope * (thresholds - loc).clamp(min=0)) ** (1 / law.alpha)
+    return law.root(scale**law.alpha + slope * (thresholds - loc).clamp(min=0))
 
 
 def ovr_log_probs(

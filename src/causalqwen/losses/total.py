@@ -12,14 +12,15 @@ from causalqwen.losses.ovr import IGNORE_INDEX
 class LossMasks:
     """Targets of a batch after the shift of a causal language model; all of shape [B, S-1].
 
-    cls_mask: the next token counts in L_cls. num_mask: it is moreover `<NUM>` with a finite value. also_right: int64
-    [B, S-1, R], further right tokens. num_items, num_numbers: what the two losses are divided by, counted over the whole
+    cls_mask: the next token counts in L_cls. is_number: it is moreover `<NUM>`. num_mask: with a finite value. also_right:
+    int64 [B, S-1, R], further right tokens. num_items, num_numbers: what the two losses are divided by, counted over the whole
     accumulated batch; this batch's own where None.
     """
 
     targets: Tensor
     values: Tensor
     cls_mask: Tensor
+    is_number: Tensor
     num_mask: Tensor
     also_right: Tensor | None = None
     num_items: Tensor | int | None = None
@@ -42,13 +43,14 @@ def shift_targets(
     if attention_mask is not None:
         real = attention_mask[:, -labels.shape[1] :].bool()
         cls_mask = cls_mask & real[:, 1:] & real[:, :-1]
+    is_number = cls_mask & (targets == num_token_id)
     if numeric_labels is None:
         values = torch.zeros_like(targets, dtype=torch.float64)
         num_mask = torch.zeros_like(cls_mask)
     else:
         values = numeric_labels[:, 1:]
-        num_mask = cls_mask & (targets == num_token_id) & torch.isfinite(values)
-    return LossMasks(targets.masked_fill(~cls_mask, IGNORE_INDEX), values, cls_mask, num_mask)
+        num_mask = is_number & torch.isfinite(values)
+    return LossMasks(targets.masked_fill(~cls_mask, IGNORE_INDEX), values, cls_mask, is_number, num_mask)
 
 
 def gate(num_prob: Tensor, alpha: float, *, detach: bool = True) -> Tensor:
@@ -80,10 +82,8 @@ class LossParts:
 def total_loss(
     masks: LossMasks,
     rest_loss: Tensor,
-    log_num: Tensor,
-    log_not_num: Tensor,
+    log_p_num: tuple[Tensor, Tensor],
     nll: Tensor,
-    num_token_id: int,
     *,
     alpha: float = 1.0,
     detach_gate: bool = True,
@@ -93,11 +93,11 @@ def total_loss(
 
     Args:
         rest_loss: [B, S-1], what every token but `<NUM>` adds to L_cls.
-        log_num, log_not_num: [B, S-1], log P_NUM and log(1 - P_NUM), for `<NUM>`'s own term and for the gate.
+        log_p_num: log P_NUM and log(1 - P_NUM), [B, S-1] each, for `<NUM>`'s own term and for the gate.
         nll: [n], the value's negative log-likelihood where `masks.num_mask` holds, in that order.
     """
-    is_num = masks.targets == num_token_id
-    cls = (rest_loss - torch.where(is_num, log_num, log_not_num)).masked_fill(~masks.cls_mask, 0.0).sum()
+    log_num, log_not_num = log_p_num
+    cls = (rest_loss - torch.where(masks.is_number, log_num, log_not_num)).masked_fill(~masks.cls_mask, 0.0).sum()
     cls = mean_over_batch(cls, masks.num_items, masks.cls_mask.sum())
     weights = gate(log_num[masks.num_mask].exp(), alpha, detach=detach_gate)
     reg = mean_over_batch((weights * nll).sum(), masks.num_numbers, masks.num_mask.sum()).to(cls.dtype)

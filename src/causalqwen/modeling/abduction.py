@@ -96,7 +96,7 @@ class AbductionNetwork(nn.Module):
     def asked(self) -> DomainNetwork | None:
         """The network of the domain that is asked; None for the base."""
         network: Any = None if self.domain is None else self.domains[self.domain]
-        return network  # type: ignore[no-any-return]
+        return network
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of W_loc, scale_U [..., C] in float32 at least, positive."""

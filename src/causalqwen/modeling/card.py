@@ -16,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, HfApi, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, HfApi, ModelCardData, parse_eval_result_entries
 from transformers.utils import cached_file
 
 from causalqwen.files import writing
@@ -133,7 +134,7 @@ class Beside:
     def of(cls, model: Any) -> "Beside":
         """Of a model: what its last training says, or else what lay where it was loaded from.
 
-        ValueError for a `training.json` that is damaged.
+        ValueError for a `training.json` that is damaged, and for results that the hub would not take.
         """
         if model.trained_on is not None or model.loaded_from is None:
             return cls(model.trained_on)
@@ -141,7 +142,7 @@ class Beside:
         trained_on = None if facts is None else _checked(facts, f"{TRAINED} of {model.loaded_from['source']}")
         results = Path(model.loaded_from["source"], EVAL_RESULTS).glob("*.yaml")
         edited = None if card is None or is_own(card) else card
-        return cls(trained_on, edited, {file.name: file.read_bytes() for file in results})
+        return cls(trained_on, edited, {file.name: _checked_results(file) for file in results})
 
     def write(self, folder: Path, config: CausalQwenConfig) -> None:
         """Into a folder with the weights. A card that is there, and is somebody's, stays."""
@@ -160,6 +161,19 @@ def _file_of(name: str, source: str, **where: Any) -> bytes | None:
     quiet = dict.fromkeys((f"_raise_exceptions_for_{what}" for what in ("missing_entries", "connection_errors")), False)
     found = cached_file(source, name, **where, **quiet)
     return None if found is None else Path(found).read_bytes()
+
+
+def _checked_results(file: Path) -> bytes:
+    """A file of benchmark scores. ValueError unless the hub knows its format."""
+    content = file.read_bytes()
+    try:
+        parse_eval_result_entries(yaml.safe_load(content))
+    except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(
+            f"{file} holds no scores as the hub takes them ({' '.join(str(error).split())}): expected a list of "
+            "{dataset: {id: ..., task_id: ...}, value: ...}"
+        ) from None
+    return content
 
 
 def _checked(content: bytes, place: str) -> dict[str, Any]:

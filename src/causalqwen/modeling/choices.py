@@ -87,7 +87,7 @@ def predict_choice(
     predictions = []
     for prompt in prompts:
         branches, reader = read_options(model, prompt, options)
-        q = reader(torch.special.ndtr(g.to(model.device)))
+        q = reader.of_normal(g.to(model.device))
         p = branches.log_probs(q).exp().mean(0)
         predictions.append(ChoicePrediction(tuple(options), tuple(p.tolist())))
     return predictions

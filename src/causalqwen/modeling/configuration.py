@@ -312,6 +312,8 @@ class CausalQwenConfig(PreTrainedConfig):
                 raise ValueError(
                     f"{name}: no file can hold it ({error}); give plain numbers, lists and texts"
                 ) from None
+        if self.context_length is not None and self.context_length < 1:
+            raise ValueError(f"max_position_embeddings: a context holds a token at least, got {self.context_length}")
         rows = self.text_config.vocab_size
         if self.num_token_id > rows:
             raise ValueError(f"num_token_id {self.num_token_id} lies outside the {rows} rows of the vocabulary matrix")

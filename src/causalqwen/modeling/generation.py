@@ -50,6 +50,11 @@ class CausalGenerationMixin(GenerationMixin):
         GenerationMode.ASSISTED_GENERATION,
     )
 
+    @property
+    def _theirs(self) -> Any:
+        """transformers' own loops and hooks: they are typed for a `self` of another class, and for tensors of one dtype."""
+        return super()
+
     @torch.no_grad()
     def generate(
         self,
@@ -106,7 +111,7 @@ class CausalGenerationMixin(GenerationMixin):
         if hasattr(kwargs.get("streamer"), "begin"):
             kwargs["streamer"].begin(kwargs.get("numeric_values"))
         if causal_decoding is None:
-            result = super().generate(inputs, generation_config, *args, **kwargs)
+            result = self._theirs.generate(inputs, generation_config, *args, **kwargs)
             self._tell_of_lost_values(result, 0 if ids is None else ids.shape[-1])
             return result
 
@@ -133,13 +138,13 @@ class CausalGenerationMixin(GenerationMixin):
             generation_config = copy.deepcopy(generation_config)
             generation_config.update(**settings)
         if causal_decoding.decision != "softmax" or causal_decoding.seed is None:
-            return super().generate(inputs, generation_config, *args, **kwargs)
+            return self._theirs.generate(inputs, generation_config, *args, **kwargs)
         if not isinstance(causal_decoding.seed, int):
             raise ValueError("decision='softmax' draws from torch's own generator: give one seed, not one per row")
         device = self.action.b_noise.device
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
             torch.manual_seed(causal_decoding.seed)
-            return super().generate(inputs, generation_config, *args, **kwargs)
+            return self._theirs.generate(inputs, generation_config, *args, **kwargs)
 
     def _tell_of_lost_values(self, result: Any, length: int) -> None:
         """A warning where ids alone are handed over, of numbers that no tokens write."""
@@ -203,7 +208,7 @@ class CausalGenerationMixin(GenerationMixin):
             settled = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
             if settled is not None:
                 numeric_values[:, value_log.last] = settled
-        model_inputs = super().prepare_inputs_for_generation(
+        model_inputs = self._theirs.prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
             past_key_values=past_key_values,
@@ -221,12 +226,12 @@ class CausalGenerationMixin(GenerationMixin):
             model_inputs["scores_only"] = True
         return model_inputs
 
-    def _update_model_kwargs_for_generation(
+    def _update_model_kwargs_for_generation(  # type: ignore[override] # outputs of ours, the rest by keyword
         self, outputs: CausalQwenOutput, model_kwargs: dict[str, Any], **kwargs: Any
     ) -> dict[str, Any]:
         """Make room for the value that the next token has if it is `<NUM>`; the token itself is chosen after this."""
         log, values = model_kwargs.get("value_log"), model_kwargs.get("numeric_values")
-        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        model_kwargs = self._theirs._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         if log is not None:
             new = kwargs.get("num_new_tokens", 1)  # more than one: drafts that were right, and the token after them
             drafted = log.positions.shape[1] - values.shape[1]
@@ -239,17 +244,19 @@ class CausalGenerationMixin(GenerationMixin):
             log.values = model_kwargs["numeric_values"] = torch.cat([values, room], dim=1)
         return model_kwargs
 
-    def _get_logits_processor(self, generation_config: GenerationConfig, **kwargs: Any) -> LogitsProcessorList:
+    def _get_logits_processor(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> LogitsProcessorList:
         """transformers' processors; none of its samplers' under a causal plan, and no row that no token uses."""
         if (kwargs.get("model_kwargs") or {}).get("causal_decoding") is not None:
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False
-        processors = super()._get_logits_processor(generation_config=generation_config, **kwargs)
+        processors = self._theirs._get_logits_processor(generation_config, *args, **kwargs)
         if self.config.free_token_ids:
             processors.insert(0, MaskFreeRows(self.action.vocabulary_mask))
         return processors
 
-    def _sample(
+    def _sample(  # type: ignore[override] # called by keyword
         self,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
@@ -277,7 +284,7 @@ class CausalGenerationMixin(GenerationMixin):
             if plan is None:
                 race = RaceSampler()
                 logits_processor = LogitsProcessorList([*logits_processor, race])
-        result = super()._sample(
+        result = self._theirs._sample(
             input_ids,
             logits_processor,
             stopping_criteria,
@@ -288,12 +295,12 @@ class CausalGenerationMixin(GenerationMixin):
         if isinstance(result, Tensor):
             return result
         if race is not None and result.scores is not None:
-            result.scores = tuple(race.scores[: len(result.scores)])  # type: ignore[assignment]
+            result.scores = tuple(race.scores[: len(result.scores)])
         return GenerateCausalOutput(
             **result, numeric_values=_values_of(self.config, result.sequences, prompt_values, log)
         )
 
-    def _assisted_decoding(
+    def _assisted_decoding(  # type: ignore[override] # called by keyword
         self,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
@@ -320,7 +327,7 @@ class CausalGenerationMixin(GenerationMixin):
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
-        result = super()._assisted_decoding(
+        result = self._theirs._assisted_decoding(
             input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
         )
         if not wants_dict:
@@ -330,9 +337,9 @@ class CausalGenerationMixin(GenerationMixin):
         )
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        return NumberFreeDrafts(super()._get_candidate_generator(*args, **kwargs), self.config.num_token_id)
+        return NumberFreeDrafts(self._theirs._get_candidate_generator(*args, **kwargs), self.config.num_token_id)
 
-    def _beam_search(
+    def _beam_search(  # type: ignore[override] # called by keyword
         self,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
@@ -346,7 +353,7 @@ class CausalGenerationMixin(GenerationMixin):
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.return_dict_in_generate = True
-        result = super()._beam_search(
+        result = self._theirs._beam_search(
             input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
         )
         if not wants_dict:
@@ -398,7 +405,7 @@ def _values_of(config: CausalQwenConfig, sequences: Tensor, prompt_values: Tenso
 
 
 def _start_values(
-    model: "CausalQwenForCausalLM",
+    model: Any,
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     model_kwargs: dict[str, Any],
@@ -406,7 +413,7 @@ def _start_values(
     *,
     at_once: bool | None = None,
 ) -> tuple[ValueLog, LogitsProcessorList]:
-    """Give the loop its values and an empty log of those it predicts, and what writes their digits."""
+    """Give the loop of a model its values and an empty log of those it predicts, and what writes their digits."""
     if model.config.context.hides:
         model_kwargs["attention_mask"], _ = without(
             input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
@@ -436,17 +443,17 @@ def _start_values(
     writer = None
     if model.config.context.writes:
 
-        def digits(row: int, before: Sequence[int], value: float) -> list[int]:
+        def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
             """As they are set, or as they were said, or the shortest."""
-            told = [one.digits[row, len(before)] for one in forced if (row, len(before)) in one.digits]
+            told = [one.written_by[row, len(before)] for one in forced if (row, len(before)) in one.written_by]
             if bound is not None and bound.hindsight is not None:
                 answer = before[log.start :]
                 index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
                 said = bound.hindsight[row].numbers.get(index)
                 told += [said.tokens] if said is not None and said.value == value else []
-            return (*told, model.processor.digits(before, value))[0]
+            return (*told, model.processor.tokens_of(before, value))[0]
 
-        writer = WriteDigits(model.config.num_token_id, log, digits)
+        writer = WriteDigits(model.config.num_token_id, log, tokens_of)
         logits_processor = LogitsProcessorList([*logits_processor, writer])
     for processor in forced:
         processor.log, processor.writer = log, writer

@@ -117,14 +117,14 @@ def from_backbone(
     grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
     if grafted.context.writes and "value_digits" not in config:
         grafted.value_digits = 4
-    for name, value in config.items():  # what is asked for, and would do nothing
-        if value != STARTS[start].get(name, getattr(CausalQwenConfig, name)) and f"the setting {name}" in NEEDS:
-            grafted.require(f"the setting {name}")
+    for field, value in config.items():  # what is asked for, and would do nothing
+        if value != STARTS[start].get(field, getattr(CausalQwenConfig, field)) and f"the setting {field}" in NEEDS:
+            grafted.require(f"the setting {field}")
     with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
     grafted._attn_implementation = attention  # a new configuration resets that of its parts
     grafted.dtype = backbone.dtype
     grafted.name_or_path = name
-    model: Any = cls(grafted, backbone=backbone)  # type: ignore[call-arg]
+    model: Any = cls(grafted, backbone=backbone)
     model.abduction.loc_net.to(backbone.dtype)
     if narrow is not None:
         narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))

@@ -60,19 +60,20 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     made["abduction"] = abduction
     made["value_branch"] = None
     if config.value_branch:
-        made["value_branch"] = ValueBranch(
+        made["value_branch"] = branch = ValueBranch(
             config.hidden_size,
             size,
             config.value_branch_hidden_size,
             members=config.value_branch_members,
             layers=config.value_branch_layers,
             dropout=config.value_branch_dropout,
-            direct=config.value_branch_direct,
             columns=config.value_columns,
         )
+        if config.value_branch_direct:
+            branch.let_lean()
         if config.value_crossing:
             size_of_x = config.hidden_size + config.value_columns
-            made["value_branch"].crossing = Crossing(size_of_x, size, config.value_crossing)
+            branch.crossing = Crossing(size_of_x, size, config.value_crossing)
     made["action"] = ActionNetwork(
         size, None, ActionSettings.of(config), matrix_rows=config.text_config.vocab_size, hidden_size=config.hidden_size
     )
@@ -251,7 +252,7 @@ def heads(
         masks.values[masks.num_mask],
         candidates=None if candidates is None else candidates[:, :-1][masks.num_mask],
     )
-    parts = losses(model, masks, rest_loss, log_num[:, :-1], log_not_num[:, :-1], of_values)
+    parts = losses(model, masks, rest_loss, (log_num[:, :-1], log_not_num[:, :-1]), of_values)
     result.loss, result.loss_cls, result.loss_reg = parts.total, parts.cls, parts.reg
     return result
 
@@ -260,8 +261,7 @@ def losses(
     model: "CausalQwenForCausalLM",
     masks: LossMasks,
     rest_loss: Tensor,
-    log_num: Tensor,
-    log_not_num: Tensor,
+    log_p_num: tuple[Tensor, Tensor],
     of_values: Tensor,
 ) -> LossParts:
     """`total_loss` under this model's settings; of_values [n] where `masks.num_mask` holds."""
@@ -269,14 +269,16 @@ def losses(
     return total_loss(
         masks,
         rest_loss,
-        log_num,
-        log_not_num,
+        log_p_num,
         of_values,
-        config.num_token_id,
         alpha=config.gate_alpha,
         detach_gate=config.gate_detach,
         value_weight=config.value_loss_weight,
     )
+
+
+_MANY = 1024
+"""Values of a batch from which on contexts that are alike are read once, where people share them."""
 
 
 def value_losses(
@@ -294,7 +296,11 @@ def value_losses(
     have axes of their own; not beside a group either.
     """
     law = model.value_axes.coded(classes) if len(values) else ValueLaw()  # nothing to lose, under any law
-    return Chain(model, features).value_losses(values, law, group, candidates)
+    places = None
+    if group is not None and len(features) > _MANY:
+        distinct, places = features.unique(dim=0, return_inverse=True)
+        features, places = (distinct, places) if len(distinct) < len(features) // 2 else (features, None)
+    return Chain(model, features).value_losses(values, law, group, candidates, places)
 
 
 def number_candidates(

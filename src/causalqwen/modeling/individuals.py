@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,6 @@ def abduct(
     likelihood: str = "softmax",
     method: str = "auto",
     name: str = "",
-    chunk: int = 512,
     evaluations: int = 3,
     draws: int = 200,
     seed: int = 0,
@@ -80,7 +79,7 @@ def abduct(
     that are computed once (theory 3.12).
 
     Args:
-        observations: texts, alone or behind prompts, and choices. Long texts are read `chunk` tokens at a time.
+        observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
             people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
@@ -99,7 +98,7 @@ def abduct(
             beside a prior that has a width; a method that is unknown, or does not fit.
     """
     way = _Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
-    (heard,) = _hear(model, [observations], chunk)
+    (heard,) = _hear(model, [observations])
     return way.infer(model, *heard, name)
 
 
@@ -111,21 +110,28 @@ def abduct_people(
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     prior: Individual | None = None,
     likelihood: str = "softmax",
-    chunk: int = 512,
 ) -> Population:
-    """Several people by their names, each inferred as by `abduct`, as a population that can be asked (`survey`).
+    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`).
 
-    facts: what else is known of each. What several of them were asked is read once.
+    facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words are
+    heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
     """
     way = _Abduction(prior, None, likelihood, "auto", 3, 200, 0).checked(model)
-    heard = zip(observations, _hear(model, observations.values(), chunk), strict=True)
-    people = {}
+    by_numbers = None
+    if likelihood != "values" and reads_numbers(model):
+        known = prior if prior is not None and prior.knows_values else None
+        by_numbers = _Abduction(known, None, "values", "auto", 3, 200, 0).checked(model)
+    heard = zip(observations, _hear(model, observations.values()), strict=True)
+    people, numbers = {}, {}
+
+    def kept(one: Individual) -> Individual:  # a width is C x C
+        return replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, one.name)))
+
     for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
-        one = way.infer(model, read, choices, name)
-        people[name] = replace(
-            one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, name))
-        )  # a width is C x C
-    return Population.of(people, facts)
+        people[name] = kept(way.infer(model, read, choices, name))
+        if by_numbers is not None and len(value_evidence(model, read)):
+            numbers[name] = kept(by_numbers.infer(model, read, choices, name))
+    return Population.of(people, facts, numbers=numbers)
 
 
 @dataclass(frozen=True)
@@ -164,8 +170,9 @@ class _Abduction:
             prior.check_size(model.config.causal_size)
         if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
             raise ValueError(
-                f"{prior} was inferred from numbers by method 'quadrature', which keeps no width that words or another method "
-                "could add to: give it numbers, with likelihood 'values'; or infer it by method 'mode'"
+                f"{prior} is known by draws and no width (method 'quadrature', a population, a mixture), to which words or "
+                "another method could not add: infer it by method 'mode'; to one of 'quadrature' give numbers, with "
+                "likelihood 'values'"
             )
         if of_values and not reads_numbers(model):
             raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
@@ -206,16 +213,14 @@ class _Abduction:
         return Individual.from_normal(posterior.mode, label, precision=known, evidence=evidence, draws=made)
 
 
-def _hear(
-    model: "CausalQwenForCausalLM", people: Iterable[Observations], chunk: int
-) -> list[tuple[Reading, list[Choice]]]:
+def _hear(model: "CausalQwenForCausalLM", people: Iterable[Observations]) -> list[tuple[Reading, list[Choice]]]:
     """What each of several people said, and the choices that each made. Contexts that they share are read once."""
     contexts, ends, choices = [], [0], []
     for said in people:
         given = [said] if isinstance(said, str | Observation | Choice) else list(said)
         choices.append([one for one in given if isinstance(one, Choice)])
         texts = [one for one in given if not isinstance(one, Choice)]
-        contexts += contexts_of(model, texts, chunk)
+        contexts += contexts_of(model, texts)
         ends.append(len(contexts))
         if ends[-1] == ends[-2] and not choices[-1]:
             raise ValueError("the observations hold no token that something comes before: nothing can be learned")
@@ -232,12 +237,11 @@ def abduct_population(
     *,
     likelihood: str = "softmax",
     name: str = "",
-    chunk: int = 512,
 ) -> Individual:
-    """Who people are before they say anything: the law of e1 learned from the words of several of them, by their names.
+    """What a person is like before they say anything: the law of e1, learned from the words of several people by their names.
 
-    What they share is its mean, how much they differ its width (`likeliest_population`). Given to `abduct` as a prior,
-    it says what a new person of their kind is like until they are heard; `draw(seed)` makes one up.
+    Its mean is what these people share, and its width is how much they differ (`likeliest_population`). As a prior of `abduct`
+    it stands for a new person of their kind; `draw(seed)` makes such a person up.
 
     Raises ValueError for fewer than two people, or one who said no words.
     """
@@ -247,7 +251,7 @@ def abduct_population(
     gradients: list[Tensor] = []
     informations: list[Tensor] = []
     for who, said in tqdm(observations.items(), desc="hearing people", leave=False):
-        words = token_evidence(model, read_contexts(model, contexts_of(model, said, chunk)), likelihood)
+        words = token_evidence(model, read_contexts(model, contexts_of(model, said)), likelihood)
         if not len(words):
             raise ValueError(f"no words of {who} to learn from")
         _, gradient, information = words.evaluate(nobody, True)
@@ -282,14 +286,14 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
 
 
 @torch.no_grad()
-def shares(model: "CausalQwenForCausalLM", observation: str | Observation, chunk: int = 512) -> list[Share]:
+def shares(model: "CausalQwenForCausalLM", observation: str | Observation) -> list[Share]:
     """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
 
     At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at a
     number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
     """
     observation = Observation(observation) if isinstance(observation, str) else observation
-    read = read_contexts(model, contexts_of(model, observation, chunk))
+    read = read_contexts(model, contexts_of(model, observation))
     parts = zip(Chain(model, read.features).parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
     share = torch.cat([share_of_who(model, part, targets) for part, targets in parts])
     texts = [
@@ -327,11 +331,13 @@ def abduct_noise(
     temperature: float = 1.0,
     noise_temperature: float | None = None,
     seed: int = 0,
-    steps: int = 20,
+    steps: int = hindsight.STEPS,
+    pause: Callable[[], None] = lambda: None,
 ) -> Hindsight:
-    """The noise under which `individual` (nobody in particular by default) wrote the text: a draw given what was said.
+    """The noise under which `individual` (nobody in particular by default) wrote the text: a draw of it, given the text.
 
-    temperature, noise_temperature: of the plan that will meet the noise again. steps: of the sampler, after a first point.
+    temperature, noise_temperature: of the plan that the noise will be given to. steps: of the sampler, behind its first point.
+    pause: called before each of them, seconds apart on a long text.
     """
     individual = individual or Individual.nobody(model.config.causal_size)
     if not observation.prompt:
@@ -354,7 +360,7 @@ def abduct_noise(
     draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
     generator = torch.Generator().manual_seed(seed)
     start = torch.special.ndtri(draws[chosen])
-    h, residual = hindsight.abduct_noise(scorer, read.targets, start, steps=steps, generator=generator)
+    h, residual = hindsight.abduct_noise(scorer, read.targets, start, steps=steps, generator=generator, pause=pause)
     draws[chosen] = torch.special.ndtr(h)
     residuals = torch.zeros(len(tokens))
     residuals[chosen.cpu()] = residual.float().cpu()

@@ -1,23 +1,30 @@
 """Loading a grafted model with one clear message for whatever is wrong."""
 
 import copy
+import hashlib
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.models.auto import CONFIG_MAPPING
+from transformers.trainer_pt_utils import safe_globals
 
+from causalqwen.files import SUMS, check_sums
 from causalqwen.modeling import remote_code
 from causalqwen.modeling.card import EVAL_RESULTS
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
 
+HALF = "calibrated"
+"""Folder in a model, with files that are to be put in place: a calibration was stopped in doing so."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OURS = (
     *(
@@ -28,10 +35,11 @@ _OURS = (
         "README.md",
         "metrics.jsonl",
     ),
-    *("model.safetensors.index.json", "estimator.json", "training.json", "choice.json"),
+    *("model.safetensors.index.json", "estimator.json", "training.json", "choice.json", SUMS),
 )
 _WEIGHTS = re.compile(r"(model|model-\d{5}-of-\d{5}|estimator)\.safetensors")
 _VOCABULARIES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
+_OF_WORK = re.compile(r"work/.*(\.(json|jsonl|safetensors|npy|pt|pth)|/events\.out\.tfevents\.[^/]*)")
 _LAYER = re.compile(r"backbone\.[a-z_.]*\.(\d+)\.")
 
 
@@ -56,6 +64,8 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
             f"{folder} holds a {kind or 'nameless'} model, not a grafted one; graft it with "
             f"`causalqwen graft --backbone {folder} --output ...`"
         )
+    if (folder / HALF).is_dir():
+        raise ValueError(f"{folder} is half calibrated: finish it with `causalqwen calibrate --model {folder}`")
     config = _read_config(path)
     with _telling(folder / "generation_config.json"):
         _check_generation(folder / "generation_config.json", config)
@@ -86,20 +96,25 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
 def check_files(folder: str | Path) -> None:
     """ValueError unless a folder holds what a saved model is made of and nothing else: weights that are safetensors, settings
     that are JSON, a tokenizer, a model card, metrics. No code, nor any named, but the one file of `remote_code`, byte for
-    byte. A training run's `work` is not looked into."""
+    byte. What was saved with checksums must still be it. In a training run's `work`: arrays and optimizers' states that are
+    numbers alone."""
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("config.json", "estimator.json")):
         raise ValueError(f"{folder} holds no model (no config.json, no estimator.json)")
     known = {*_OURS, *_TOKENIZER, *_VOCABULARIES}
     for path in sorted(folder.rglob("*")):
-        if path.relative_to(folder).parts[0] == "work" or (path.is_dir() and not path.is_symlink()):
+        if path.is_dir() and not path.is_symlink():
             continue
         if path.name == remote_code.FILE and not path.is_symlink() and path.read_bytes() == remote_code.TEXT.encode():
             continue
+        in_work = _OF_WORK.fullmatch(path.relative_to(folder).as_posix())
         of_results = path.suffix == ".yaml" and path.parent.name == EVAL_RESULTS
-        if path.is_symlink() or not (path.name in known or of_results or _WEIGHTS.fullmatch(path.name)):
+        if path.is_symlink() or not (in_work or path.name in known or of_results or _WEIGHTS.fullmatch(path.name)):
             what = f"weights in safetensors, {', '.join(_OURS)}, a tokenizer"
             raise ValueError(f"{path} is no file of a saved model, which are: {what}")
+        if path.suffix in (".npy", ".pt", ".pth"):
+            _check_kept(path)
+            continue
         settings = _read_json(path) if path.suffix == ".json" else {}
         if settings.get("auto_map") not in (None, remote_code.NAMED.get(path.name)):
             raise ValueError(f"{path} names code to run when it is loaded: auto_map is {settings['auto_map']!r}")
@@ -109,13 +124,26 @@ def check_files(folder: str | Path) -> None:
                     pass
             except SafetensorError as error:
                 raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    check_sums(folder)
+
+
+def _check_kept(path: Path) -> None:
+    """ValueError where what training kept, to be taken up, holds more than numbers."""
+    try:
+        if path.suffix == ".npy":
+            np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            with safe_globals():  # as transformers' Trainer reads it again
+                torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except (ValueError, RuntimeError, OSError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged, or holds something other than numbers") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """What a file of a model says. ValueError where it is no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: it is not a JSON object")
@@ -252,3 +280,13 @@ def _read_processor(folder: Path, model: CausalQwenForCausalLM) -> None:
         )
     if not isinstance(tokenizer.pad_token_id, int):
         raise ValueError(f"{folder / 'tokenizer_config.json'} is damaged: it names no token for pad_token")
+
+
+def fingerprint(model: CausalQwenForCausalLM) -> str:
+    """SHA-256 of the settings and of up to 64 entries of every weight: tells one trained model from another."""
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        few = flat[:: max(1, len(flat) // 64)][:64]
+        digest.update(f"{name}{tuple(tensor.shape)}{few.tolist()}".encode())
+    return digest.hexdigest()

@@ -132,13 +132,13 @@ class WriteDigits(LogitsProcessor):
     How much of a number is written is told by the text: beams may change places, and drafts be dropped.
 
     Args:
-        log: of the loop's values. digits: the tokens that write a value behind the ids of a row.
+        log: of the loop's values. tokens_of: what writes a value behind the ids of a row.
     """
 
     def __init__(
-        self, num_token_id: int, log: ValueLog, digits: Callable[[int, Sequence[int], float], list[int]]
+        self, num_token_id: int, log: ValueLog, tokens_of: Callable[[int, Sequence[int], float], list[int]]
     ) -> None:
-        self.num_token_id, self.log, self.digits = num_token_id, log, digits
+        self.num_token_id, self.log, self.tokens_of = num_token_id, log, tokens_of
         self._known: dict[tuple[int, tuple[int, ...], float], list[int]] = {}
         self._longest = 0
 
@@ -149,7 +149,7 @@ class WriteDigits(LogitsProcessor):
         """The digits that must come next, of the rows that are within a number."""
         start, end = self.log.start - 1, self.log.values.shape[1]  # behind the end are drafts, which hold no number
         numbers = (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
-        digits = {}
+        due = {}
         for row, place in dict(numbers).items():  # the last of each row
             place += start
             written = input_ids.shape[1] - place - 1
@@ -158,25 +158,25 @@ class WriteDigits(LogitsProcessor):
             values = self.log[place] if place == self.log.last else self.log.values[:, place]
             key = row, tuple(input_ids[row, :place].tolist()), values[row].item()
             if key not in self._known:
-                self._known[key] = self.digits(*key)
+                self._known[key] = self.tokens_of(*key)
                 self._longest = max(self._longest, len(self._known[key]))
             if written < len(self._known[key]):
-                digits[row] = self._known[key][written]
-        return digits
+                due[row] = self._known[key][written]
+        return due
 
 
 @dataclass(frozen=True)
 class ForcedToken:
     """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
 
-    value: of a `<NUM>`. digits: what writes it where digits stand in the context; None for the shortest form. text: the number
-    as it is written.
+    value: of a `<NUM>`. written_by: its tokens where digits stand in the context; None for the shortest form. text: as
+    it is written in a text.
     """
 
     after: int
     token: int
     value: float | None = None
-    digits: list[int] | None = None
+    written_by: list[int] | None = None
     text: NumberText | None = None
 
 
@@ -184,7 +184,7 @@ class ForceTokens(LogitsProcessor):
     """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written.
 
     `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row, but
-    for digits. digits, texts: of the numbers among them, by row and place in the text.
+    for digits. written_by, texts: of the numbers among them, by row and place in the text.
     """
 
     log: ValueLog
@@ -193,7 +193,7 @@ class ForceTokens(LogitsProcessor):
     def __init__(self, tokens: Sequence[ForcedToken]) -> None:
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
-        self.digits: dict[tuple[int, int], list[int]] = {}
+        self.written_by: dict[tuple[int, int], list[int]] = {}
         self.texts: dict[tuple[int, int], NumberText] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -217,8 +217,8 @@ class ForceTokens(LogitsProcessor):
         """The next token of a row stands at `place` of the text."""
         forced = self._left(row)[0]
         self.places[row].append(place - self.log.start)
-        if forced.digits is not None:
-            self.digits[row, place] = forced.digits
+        if forced.written_by is not None:
+            self.written_by[row, place] = forced.written_by
         if forced.text is not None:
             self.texts[row, place] = forced.text
         return forced
@@ -231,7 +231,7 @@ class ForceTokens(LogitsProcessor):
             if self.writer is None or self.writer.num_token_id not in ids[start:]:
                 return
             place = max(place for place in range(start, len(ids)) if ids[place] == self.writer.num_token_id)
-            rest = self.writer.digits(row, ids[:place], values[place])[len(ids) - place - 1 :]
+            rest = self.writer.tokens_of(row, ids[:place], values[place])[len(ids) - place - 1 :]
             ids.extend(rest)
             values.extend([0.0] * len(rest))
 

@@ -13,6 +13,7 @@ from transformers.utils import can_return_tuple, logging
 
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
+from causalqwen.files import write_sums, writing_tensors
 from causalqwen.losses import shift_targets
 from causalqwen.modeling import card, choices, grafting, individuals, prediction, reading, survey, worlds
 from causalqwen.modeling import heads as laws
@@ -137,7 +138,8 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         return loaded
 
     def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
-        """transformers' `save_pretrained` (safetensors); beside the weights the processor and a card (`modeling.card`).
+        """transformers' `save_pretrained` (safetensors); beside the weights the processor, a card (`modeling.card`) and
+        checksums (`files.SUMS`), which `causalqwen doctor --scan` holds the files against.
 
         Args:
             remote_code: also a file of one import, by which transformers finds this library with `trust_remote_code=True` where
@@ -145,6 +147,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
 
         Raises:
             ValueError: a configuration that was set to what there is not; `push_to_hub`, which is a method of its own.
+            OSError: a full disk.
         """
         laws.check_made(self)
         if kwargs.get("push_to_hub"):
@@ -152,7 +155,8 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
             _ = self.processor  # before anything is written: it may lie where the model is saved to
         beside = card.Beside.of(self)
-        super().save_pretrained(save_directory, **kwargs)
+        with writing_tensors(save_directory):
+            super().save_pretrained(save_directory, **kwargs)
         if kwargs.get("is_main_process", True):
             folder = Path(save_directory)
             if self._processor is not None:
@@ -160,6 +164,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             if remote_code:
                 remote_code_file.write(folder)
             beside.write(folder, self.config)
+            write_sums(folder)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override] # those of `card.upload`
         """Upload weights, processor and card to a repository of the hub: see `card.upload`."""

@@ -35,13 +35,14 @@ _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian
 class NumberPrediction:
     """One number's distribution, in the data's units: t(Y) ~ S(loc, scale), t the value transform.
 
-    loc, scale: on the axis of the transform. num_prob: P_NUM, how sure the model is that a number comes here.
+    loc, scale: on the axis of the transform. num_prob: P_NUM, how sure the model is that a number comes here; None where
+    nothing else can come: a regressor's rows.
     law: the transform, the family and the recalibration, that of the number's class where one was named.
     """
 
     loc: float
     scale: float
-    num_prob: float
+    num_prob: float | None
     law: ValueLaw
 
     def _parameters(self) -> tuple[Tensor, Tensor]:
@@ -53,7 +54,7 @@ class NumberPrediction:
         return self.law.quantile(*self._parameters(), 0.5).item()
 
     def quantile(self, p: float, *, raw: bool = False) -> float:
-        """Quantile at p in (0, 1); recalibrated on validation rows where there were some, unless `raw`."""
+        """Quantile at p in (0, 1), recalibrated where the model was trained with validation rows; `raw`: the law's own."""
         return self.law.quantile(*self._parameters(), p, raw=raw).item()
 
     def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
@@ -66,7 +67,7 @@ class NumberPrediction:
         return self.law.cdf(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
 
     def probabilities(self) -> dict[float, float]:
-        """P(Y = v) under the model's own law of every value v there can be, where these are finitely many; they sum to 1.
+        """P(Y = v) of every possible value v under the model's own law, where there are finitely many; they sum to 1.
 
         ValueError where values are not known to lie on a bounded grid (`TrainSettings.support`).
         """
@@ -80,7 +81,7 @@ class NumberPrediction:
         return {value: after - before for value, before, after in zip(values, below, below[1:], strict=False)}
 
     def log_prob(self, value: float) -> float:
-        """Log density at `value`, per unit, under the model's own law; of a value with a probability of its own, its log."""
+        """Log density at `value`, per unit, under the model's own law; log P(Y = value) where that is not 0."""
         return self.law.log_prob(*self._parameters(), _observed(value)).item()
 
     def crps(self, value: float) -> float:
@@ -90,13 +91,21 @@ class NumberPrediction:
     def curve(self, points: int = 400, value: float | None = None) -> list[tuple[float, float, float]]:
         """Where the law is drawn: (y, density per unit, P(Y <= y)) at evenly spaced y, under the model's own law.
 
-        They reach from the quantile at 2% to that at 98%, or to `value`, and 5% further. A y with a probability of its own has
-        that for a density.
+        They reach from the quantile at 2% to that at 98%, or to `value`, and 5% further. On a grid, a y has the probability
+        of its nearest value for a density. A bound that values do not pass has a probability, and no density: it is in
+        P(Y <= y) alone.
         """
+        support = self.law.transform.support
         ends = [self.quantile(p) for p in (0.02, 0.98)] + ([] if value is None else [value])
         margin = 0.05 * (max(ends) - min(ends) or abs(ends[0]) or 1.0)
         places = torch.linspace(min(ends) - margin, max(ends) + margin, points, dtype=torch.float64).tolist()
-        return [(at, math.exp(self.log_prob(at)), self.cdf(at)) for at in places]
+        low, high = (math.inf * sign if end is None else end for sign, end in ((-1, support.low), (1, support.high)))
+
+        def density(at: float) -> float:
+            inside = low < at < high or (support.step is not None and low <= at <= high)
+            return math.exp(self.log_prob(at)) if inside else 0.0
+
+        return [(at, density(at), self.cdf(at)) for at in places]
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
@@ -113,17 +122,18 @@ class NumberPrediction:
         return f"{told} ({100 * level:.4g}%: {low_text}{'-' if low >= 0 else ' to '}{high_text})"
 
     def __str__(self) -> str:
-        return f"{self.format(0.9)[:-1]}; P_NUM {self.num_prob:.3g})"
+        told = self.format(0.9)
+        return told if self.num_prob is None else f"{told[:-1]}; P_NUM {self.num_prob:.3g})"
 
     def plot(self, value: float | None = None, axes: Any = None, unit: str = "") -> Any:
-        """Density, intervals, and the truth where it is known, as matplotlib draws them: see `evaluation.plots`."""
-        from causalqwen.evaluation.plots import plot_prediction  # whoever predicts need not load matplotlib
+        """Density, intervals, and the truth where it is known, as matplotlib draws them: see `modeling.plots`."""
+        from causalqwen.modeling.plots import plot_prediction  # whoever predicts need not load matplotlib
 
         return plot_prediction(self, value, axes, unit)
 
     def _repr_html_(self) -> str | None:
         try:
-            from causalqwen.evaluation.plots import as_html
+            from causalqwen.modeling.plots import as_html
         except ImportError:  # a notebook without matplotlib shows what `str` says
             return None
         return as_html(self)
@@ -228,15 +238,45 @@ def _observed(value: float) -> Tensor:
 def describe(
     prediction: NumberPrediction, value: float | None, *, raw: bool = False, levels: Sequence[float] = LEVELS
 ) -> dict[str, Any]:
-    """One prediction as plain data: median, intervals by level, num_prob; crps and log_prob where the value is known."""
+    """One prediction as plain data: median, intervals by level, num_prob where there is one; crps and log_prob where the value
+    is known."""
     described: dict[str, Any] = {
         "median": prediction.median,
         "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in levels},
-        "num_prob": prediction.num_prob,
     }
+    if prediction.num_prob is not None:
+        described["num_prob"] = prediction.num_prob
     if value is not None:
         described |= {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
     return described
+
+
+def told(
+    prediction: NumberPrediction,
+    value: float | None = None,
+    levels: Sequence[float] = LEVELS,
+    points: int | None = None,
+    beside: float | None = None,
+) -> dict[str, Any]:
+    """A law as plain data, None for what is infinite.
+
+    value: the true one, which it is scored on. points: of its curve, None for none. beside: another value that is drawn.
+    """
+    entry = describe(prediction, value, levels=levels)
+    if value is not None:
+        entry["pit"] = prediction.cdf(value)
+    if points is not None:
+        columns = zip(*prediction.curve(points, value if beside is None else beside), strict=True)
+        entry["curve"] = dict(zip(("value", "density", "cdf"), map(list, columns), strict=True))
+    return _finite(entry)
+
+
+def _finite(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _finite(one) for key, one in plain.items()}
+    if isinstance(plain, list):
+        return [_finite(one) for one in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def generated_values(model: Any, loc_Y: Tensor) -> Tensor:
@@ -264,16 +304,17 @@ def predict_number(
         prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
             dropped, because `<NUM>` brings its own.
         batch_size: prompts per forward pass.
-        individual: who it is about; nobody in particular by default. What is not known about them, where they were
-            inferred, is integrated out. Who was inferred from words is nobody in particular here: how far their numbers
-            follow from their words was never learned (`likelihood="values"` infers from numbers).
-        classes: of which class each number is, or all are: its intervals are then recalibrated for that class, and it is
-            read on that class's axis, where classes have axes of their own. None for `number_class`, or else the model's
-            own recalibration. What is predicted about an individual is never recalibrated, and is of `number_class`.
+        individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
+            inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because training
+            never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
+        classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
+            have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
+            too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
+            `number_class`.
 
     Returns:
-        one `NumberPrediction` per prompt, in their order; of a model that copies, a `CopiedNumberPrediction` where numbers
-        stand in the prompt.
+        one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
+        holds numbers.
 
     Raises:
         ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are known,
@@ -353,7 +394,7 @@ def _of_individual(chain: Chain, individual: Individual, prob: list[float], law:
     """Predictions about an individual at positions [n]."""
     law = replace(law, interval_levels=None)
     loadings, left = (t.double().cpu() for t in chain.value_loadings())
-    centre = chain.action.value(*chain.read_by_values())[0].double().cpu()
+    centre = chain.value()[0].double().cpu()
     if individual.draws is None and (individual.precision is None or law.stable.alpha == 2):
         known = law.stable.quantile(individual.factor)
         loc, spread = centre + loadings @ known, left

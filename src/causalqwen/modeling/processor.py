@@ -84,6 +84,8 @@ class CausalQwenProcessor(ProcessorMixin):
 
     @context.setter
     def context(self, context: Context) -> None:
+        if not isinstance(context, Context):
+            raise ValueError(f"a processor's context is one of parts.contexts.CONTEXTS, not {context!r}")
         self.number_context = context.name
 
     @property
@@ -152,7 +154,7 @@ class CausalQwenProcessor(ProcessorMixin):
             `input_ids`, `attention_mask`, `numeric_values` (float64, 0 off `<NUM>`), all of one shape.
 
         Raises:
-            ValueError: a number that float64 cannot hold (with the text's index), anything that is not text.
+            ValueError: a number that float64 cannot hold (with the text's index), what is no text, lone surrogates too.
         """
         if images is not None or videos is not None or audio is not None:
             raise ValueError("this model reads text and numbers only")
@@ -184,6 +186,10 @@ class CausalQwenProcessor(ProcessorMixin):
     def _spans(self, text: str) -> list[tuple[int, int, float]]:
         """Start, end and value of each number of a text, with the space that it absorbs."""
         numbers = find_numbers(text, self.number_rules)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"character {error.start} is half of a surrogate pair, which is no text") from None
         if SLOT in text:
             raise ValueError(
                 "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
@@ -327,12 +333,12 @@ class CausalQwenProcessor(ProcessorMixin):
         return text
 
     def _without_cut(self, ids: list[int], values: Sequence[float]) -> list[int]:
-        """Ids without the first of the digits that `digits` writes, where a text that was generated breaks off in them: its
+        """Ids without the first of the digits that `tokens_of` gives, where a text that was generated breaks off in them: its
         last `<NUM>`, which has the whole value, then stands for them."""
         last = max((place for place, token in enumerate(ids) if token == self.num_token_id), default=len(ids))
         special = set(self.tokenizer.all_special_ids)
         begun = list(itertools.takewhile(lambda token: token not in special, ids[last + 1 :]))
-        whole = self.digits(ids[:last], values[last]) if begun else []
+        whole = self.tokens_of(ids[:last], values[last]) if begun else []
         is_cut = len(begun) < len(whole) and begun == whole[: len(begun)]
         return ids[: last + 1] + ids[last + 1 + len(begun) :] if is_cut else ids
 
@@ -353,7 +359,7 @@ class CausalQwenProcessor(ProcessorMixin):
             kept.append(token)
         return kept[::-1], alone[::-1]
 
-    def digits(self, before: Sequence[int], value: float) -> list[int]:
+    def tokens_of(self, before: Sequence[int], value: float) -> list[int]:
         """The tokens that write `value` behind the ids `before`, its space among them."""
         text = self.decode(list(before[-_CONTEXT:]))
         marked = SLOT + self._spaced_number(text, value)
@@ -393,7 +399,9 @@ class CausalQwenProcessor(ProcessorMixin):
         text, start, first = "", 0, 0
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
         for i, (place, written) in enumerate(zip(places, texts, strict=True)):
-            end = place + 1 + sum(1 for _ in itertools.takewhile(bool, digits[place + 1 :]))
+            end = place + 1
+            while end < len(digits) and digits[end]:
+                end += 1
             changed, may_be_cut = values[place] != written.value, place + 1 < end == len(ids)
             if not changed and not may_be_cut:
                 continue

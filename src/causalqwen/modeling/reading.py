@@ -86,8 +86,12 @@ def reads_numbers(model: "CausalQwenForCausalLM") -> bool:
     return model.config.value_range is not None
 
 
-def contexts_of(model: "CausalQwenForCausalLM", observations: Any, chunk: int) -> list[tuple[EncodedText, int]]:
-    """Everything observed, each context with the index of the first token that speaks for somebody."""
+CHUNK = 512
+"""Tokens of a long text that are read at a time."""
+
+
+def contexts_of(model: "CausalQwenForCausalLM", observations: Any, chunk: int = CHUNK) -> list[tuple[EncodedText, int]]:
+    """Everything observed, `chunk` tokens at a time, each context with the index of the first token that speaks for them."""
     given = [observations] if isinstance(observations, str | Observation) else list(observations)
     limit = model.config.context_length or chunk
     contexts = []

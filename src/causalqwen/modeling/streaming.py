@@ -8,7 +8,7 @@ from transformers import TextIteratorStreamer, TextStreamer
 from causalqwen.modeling.processor import CausalQwenProcessor
 
 
-class _NumberStreaming:
+class _NumberStreaming(TextStreamer):
     """Gives a text streamer of transformers the values behind `<NUM>`.
 
     `generate` calls `begin` with the prompt's values, then `follow` with the log of its values, which has that of a
@@ -38,12 +38,12 @@ class _NumberStreaming:
         return self.processor.decode(token_ids, numeric_values=self._seen[-len(token_ids) :], **kwargs)
 
 
-class NumberTextStreamer(_NumberStreaming, TextStreamer):
+class NumberTextStreamer(_NumberStreaming):
     """transformers' `TextStreamer` (prints words as they are finished), for a `CausalQwenProcessor`."""
 
     def __init__(self, processor: CausalQwenProcessor, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
         self.processor = processor
-        super().__init__(self, skip_prompt, **decode_kwargs)
+        super().__init__(self, skip_prompt, **decode_kwargs)  # type: ignore[arg-type] # all it asks of one is `decode`
 
 
 class NumberTextIteratorStreamer(_NumberStreaming, TextIteratorStreamer):
@@ -57,4 +57,4 @@ class NumberTextIteratorStreamer(_NumberStreaming, TextIteratorStreamer):
         **decode_kwargs: Any,
     ) -> None:
         self.processor = processor
-        super().__init__(self, skip_prompt, timeout, **decode_kwargs)
+        super().__init__(self, skip_prompt, timeout, **decode_kwargs)  # type: ignore[arg-type] # and here

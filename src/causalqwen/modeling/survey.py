@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from causalqwen.decoding import CausalDecoding, Individual, Population, Quantile
 from causalqwen.decoding.population import seed_of
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, check_seed, uniform_draws
 from causalqwen.extras import extra
+from causalqwen.files import batches
 from causalqwen.individuals import Branches
 from causalqwen.modeling.choices import check_options, last_features, read_options
 from causalqwen.modeling.prediction import mixed_quantiles
@@ -43,10 +44,10 @@ class Question:
 
     Args:
         prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked.
-        options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), of which the
-            value head says how likely each is. None where any number may follow.
-        name: of its column; the prompt by default.
-        max_new_tokens: the answer is a text of so many tokens at most.
+        options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), whose
+            probabilities are the value head's. None where the answer is any number.
+        name: of the column of answers; the prompt by default.
+        max_new_tokens: given where the answer is a text, which has so many tokens at most.
     """
 
     prompt: str
@@ -97,13 +98,6 @@ class Question:
         return "words" if self.values is None else "values"
 
 
-def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of `size` of them, the last one maybe shorter."""
-    rows = iter(rows)
-    while batch := list(islice(rows, size)):
-        yield batch
-
-
 class Asked(Protocol):
     """A question as the model read it; reader: how it reads e1."""
 
@@ -147,11 +141,8 @@ class AskedNumber:
         text = EncodedText.of(ids, values, [False] * len(ids))
         chain = Chain(model, last_features(model, text))
         loadings, noise = (column[0].double().cpu() for column in chain.value_loadings())
-        centre = chain.action.value(*chain.read_by_values())[0].item()
         loc, scale = (column.item() for column in chain.value())
-        return cls(
-            centre, loadings, noise.item(), (loc, scale), model.value_law, QuantileReader(model.action.value_law)
-        )
+        return cls(loc, loadings, noise.item(), (loc, scale), model.value_law, QuantileReader(model.action.value_law))
 
     def laws(self, q: Tensor, knows: Tensor) -> tuple[Tensor, Tensor]:
         """loc [n, m] and scale [n, 1] on the axis."""
@@ -248,14 +239,14 @@ _READ: dict[str, Callable[["CausalQwenForCausalLM", Question, str], Asked]] = {
 
 
 class Survey:
-    """A population that is asked: rows of answers, each the same whoever else is asked, and in whatever order.
+    """A population that is asked: rows of answers. An answer does not depend on who else is asked, nor on the order.
 
-    Who somebody is whose posterior has several draws is keyed by (seed, name, draw); the noise of an answer by (seed, name,
-    draw, question's name).
+    Which of somebody's draws speaks follows from (seed, name, draw), and the noise of an answer from (seed, name, draw, name of
+    the question).
 
     Args:
-        questions: of names that differ from each other and from those of the facts.
-        draws: answers of each person to each question; 0 for what is expected of them, everything integrated out.
+        questions: their names differ from each other and from those of the facts.
+        draws: how often each person answers each question; 0 for medians and probabilities, with everything integrated out.
         seed: of all draws.
 
     Raises:
@@ -316,12 +307,18 @@ class Survey:
         """Columns of answers of `_ROWS` rows at most."""
         rows, people = _ROWS["drawn" if self.draws else "integrated"], [person for person, _ in items]
         keys = [(self.seed, self.population.names[person], draw) for person, draw in items]
-        g = self.population.draws[people]
+        which: Tensor | None = None
         if self.draws:
-            which = (_uniform(keys, INDIVIDUAL_STREAM, WHOLE_TEXT) * g.shape[1]).long()
-            g = g[torch.arange(len(items)), which].unsqueeze(1)
-        g, known = g.double(), self.knows[people]
+            which = (_uniform(keys, INDIVIDUAL_STREAM, WHOLE_TEXT) * self.population.draws.shape[1]).long()
+
+        def picked(draws: Tensor) -> Tensor:
+            rows = draws[people] if which is None else draws[people, which].unsqueeze(1)
+            return rows.double()
+
+        g, known = picked(self.population.draws), self.knows[people]
+        g_of_numbers = g if self.population.numbers is None else picked(self.population.numbers)
         read: list[tuple[QuantileReader, Tensor]] = []
+        read_of_numbers = read if g_of_numbers is g else []
         columns: dict[str, list[Any]] = {}
         for question in self.questions:
             answers: list[Any] = [None] * len(items)
@@ -335,7 +332,9 @@ class Survey:
                 else:
                     asked = self._read(question.name, prompt)
                     full = places + places[-1:] * (rows - len(places))
-                    q = _q_of(asked.reader, g, read)[full]
+                    of_words = question.kind == "words"
+                    q = _q_of(asked.reader, g, read) if of_words else _q_of(asked.reader, g_of_numbers, read_of_numbers)
+                    q = q[full]
                     if self.draws:
                         told = asked.answers(q, known[full], _uniform([noise[at] for at in full], NOISE_STREAM, 0))
                     else:
@@ -383,8 +382,7 @@ def _q_of(reader: QuantileReader, g: Tensor, known: list[tuple[QuantileReader, T
     else:
         plain, flat = reader._replace(unit=1.0), g.flatten()
         filled = torch.nn.functional.pad(flat, (0, -len(flat) % _PIECE))
-        uniform = (torch.special.ndtr(piece).clamp(1e-15, 1 - 1e-15) for piece in filled.split(_PIECE))
-        q = unit * torch.cat([plain(piece) for piece in uniform])[: len(flat)].view_as(g)
+        q = unit * torch.cat([plain.of_normal(piece) for piece in filled.split(_PIECE)])[: len(flat)].view_as(g)
     known.append((reader, q))
     return q
 
@@ -411,11 +409,11 @@ def survey(
     draws: int = 1,
     seed: int = 0,
 ) -> Any:
-    """What everybody answers, people x questions, as a pandas.DataFrame with an index of person (and draw).
+    """Ask everybody every question: a pandas.DataFrame of people x questions, with an index of person (and draw).
 
-    An answer is a number, an option or a text. With `draws` 0 nothing is drawn: the median of a number, and of options a
-    dictionary of their probabilities, who somebody is and the noise integrated out. A prompt is read once, whoever is asked.
-    Answers do not depend on the order of people and questions, nor on who else is asked what. See `Survey`.
+    An answer is a number, an option or a text. With `draws` 0 nothing is drawn: who somebody is and the noise are integrated
+    out, so that a number is its median, and options are a dictionary of their probabilities. A prompt is read once for all
+    people. Answers depend neither on the order of people and questions, nor on who else is asked what. See `Survey`.
 
     Raises:
         ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that has

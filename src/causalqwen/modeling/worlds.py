@@ -16,6 +16,7 @@ from transformers import LogitsProcessorList
 
 from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual, SaidNumber
+from causalqwen.individuals.hindsight import STEPS
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.individuals import abduct, abduct_noise
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
@@ -79,11 +80,13 @@ def interventional_samples(
     seed: int = 0,
     temperature: float | None = None,
     noise_temperature: float | None = None,
+    streamer: Any = None,
 ) -> list[list[World]]:
     """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
 
     temperature, noise_temperature: of a plan (`CausalDecoding`); both None for who at 1, noise at
         `config.text_temperature`.
+    streamer: of transformers; it sees each token of each text as it comes.
 
     Returns: `num_samples` worlds per prompt; sample j uses seed + j.
     """
@@ -94,7 +97,8 @@ def interventional_samples(
         seed=seed,
         **_temperatures(model, temperature, noise_temperature),
     )
-    return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, Intervention()) for prompt in prompts]
+    world = Intervention()
+    return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, world, streamer) for prompt in prompts]
 
 
 def counterfactual_samples(
@@ -109,7 +113,8 @@ def counterfactual_samples(
     seed: int = 0,
     temperature: float | None = None,
     noise_temperature: float | None = None,
-    steps: int = 20,
+    steps: int = STEPS,
+    streamer: Any = None,
 ) -> list[list[World]]:
     """What the individual behind an observed text would have written in other worlds.
 
@@ -117,11 +122,12 @@ def counterfactual_samples(
         interventions: the worlds; `Intervention()` is the one that was.
         noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
             explains the text stays too, so that the world that was gives the observed text back, exactly.
-        individual: who it was; None to abduct them from the observed text.
+        individual: who wrote the text; None to infer them from it.
         num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
         max_new_tokens: as many as the observed text has, by default.
-        temperature, noise_temperature: of a plan (`CausalDecoding`); both None for 1 of who, and `config.text_temperature` of
-            noise, which then need not be so far out to explain a text that is no argmax.
+        temperature, noise_temperature: as in a plan (`CausalDecoding`). Where both are None the individual has 1 and the noise
+            `config.text_temperature`: at 1 the noise would have to be extreme to explain a text that is no argmax.
+        streamer: as of `interventional_samples`; one that has `pause()` is called between the steps that find the noise.
 
     Returns: `num_samples` worlds per intervention.
     """
@@ -136,14 +142,15 @@ def counterfactual_samples(
     length = max_new_tokens or len(encode_text(model, observed.text).ids)
     samples: list[list[World]] = [[] for _ in worlds]
     temperatures = _temperatures(model, temperature, noise_temperature)
+    search = {"steps": steps} | ({"pause": streamer.pause} if hasattr(streamer, "pause") else {})
     for sample in range(num_samples):
         plan = CausalDecoding(individual=individual, noise="token", seed=seed + sample, **temperatures)
         if noise == "abduct":
-            kept = abduct_noise(model, observed, individual, seed=seed + sample, steps=steps, **temperatures)
+            kept = abduct_noise(model, observed, individual, seed=seed + sample, **search, **temperatures)
             plan = replace(plan, noise=kept)
         for place, world in enumerate(worlds):
             prompt, speaker = world.prompt_from(observed.prompt), world.model or model
-            samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world)
+            samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world, streamer)
     return samples
 
 
@@ -168,10 +175,10 @@ def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM
 def value_predictions(
     model: "CausalQwenForCausalLM", world: World, individual: Individual
 ) -> dict[int, NumberPrediction]:
-    """The law of each value that stands in a world and was not forced there, by the index of its token.
+    """The law of each value of a world, but of those that were forced, by the index of its token.
 
-    It is what `individual` says at that place of that world under fresh noise, what is not known about them integrated
-    out: `predict_number(..., individual=)` after the world's prompt and all that comes before the value.
+    It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
+    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value.
     """
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
@@ -191,6 +198,7 @@ def continue_prompt(
     num_samples: int,
     max_new_tokens: int,
     world: Intervention,
+    streamer: Any = None,
 ) -> list[World]:
     """Texts behind a prompt in a world."""
     ids, values, _ = encode_text(model, prompt, prompt=True)
@@ -222,6 +230,7 @@ def continue_prompt(
         max_new_tokens=max_new_tokens,
         num_return_sequences=num_samples,
         logits_processor=LogitsProcessorList([forced]),
+        streamer=streamer,
         pad_token_id=model.processor.tokenizer.pad_token_id or 0,
     )
     rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
@@ -267,7 +276,7 @@ def _world(
     kept = [place for place in forced.places[row] if place < len(ids) - start]
     if forced.writer is not None:
         for place in places:
-            whole = forced.writer.digits(row, ids[: start + place].tolist(), values[start + place].item())
+            whole = forced.writer.tokens_of(row, ids[: start + place].tolist(), values[start + place].item())
             written = range(place + 1, place + 1 + len(whole))
             digits += written
             kept += written if place in kept else ()

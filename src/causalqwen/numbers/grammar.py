@@ -45,7 +45,7 @@ class _Scanner:
 
     def __init__(self, rules: NumberRules) -> None:
         self.kinds = frozenset(rules.kinds)
-        self.digits = str.maketrans(dict.fromkeys(rules.groups or "") | {rules.decimal: "."})
+        self.plain = str.maketrans(dict.fromkeys(rules.groups or "") | {rules.decimal: "."})
         on = {"", "number", *rules.protected, *rules.kinds} | ({"words"} if "chinese" in self.kinds else set())
         rows = [(name, pattern) for name, pattern in table(rules) if name in on]
         named = [f"(?P<{name}>{pattern})" if name in KINDS else pattern for name, pattern in rows]
@@ -59,11 +59,11 @@ class _Scanner:
         if form == "fraction":
             return fraction_value(written)
         if form == "english":
-            return english_value(_BEFORE_WORDS.sub(lambda digits: digits[0].translate(self.digits), written, count=1))
+            return english_value(_BEFORE_WORDS.sub(lambda digits: digits[0].translate(self.plain), written, count=1))
         if form == "scientific":
             times, power = _POWER_OF_TEN.fullmatch(re.sub("[{}]", "", written.translate(_RAISED))).groups()
-            return float(f"{(times if times.strip('+-') else times + '1').translate(self.digits)}e{power}")
-        digits = written if written.isdigit() else written.translate(self.digits)
+            return float(f"{(times if times.strip('+-') else times + '1').translate(self.plain)}e{power}")
+        digits = written if written.isdigit() else written.translate(self.plain)
         return chinese_value(digits) if form == "chinese" else float(digits)
 
     def kind_of(self, form: str, written: str, unit: str) -> str:

@@ -225,10 +225,10 @@ class ValueLaw(_Calibrated):
         low, high = self.transform.cell(value)
         if not self.transform.has_atoms:
             return self.stable.log_prob(low, loc, scale)
-        density = self.stable.log_prob(torch.where(high > low, 0.0, low), loc, scale)
-        return torch.where(
-            high > low, self.stable.log_interval(low, torch.where(high > low, high, low + 1), loc, scale), density
-        )
+        atom = high > low
+        density = self.stable.log_prob(torch.where(atom, 0.0, low), loc, scale)
+        low, high = torch.where(atom, low, -1.0), torch.where(atom, high, 1.0)
+        return torch.where(atom, self.stable.log_interval(low, high, loc, scale), density)
 
     def axis_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point (theory 3.11); its dtype is

@@ -110,8 +110,9 @@ class Support:
         return torch.where(inside & (self.held(values) == values), values, nearest)
 
     def floor(self, values: Tensor) -> Tensor:
-        """The greatest value of the grid up to each, but for rounding errors."""
-        return self._on_grid(values, lambda places: torch.floor(places + 1e-9))
+        """The greatest value of the grid up to each, but for rounding errors, and as a value of it is written."""
+        near = 1e-9 + 1e-11 * values.abs() / (self.step or 1.0)
+        return self._on_grid(values, lambda places: torch.floor(places + near))
 
     def cell(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What becomes each value, float64 -> from where, up to where, and whether it is the least or the greatest there is: to

@@ -7,14 +7,13 @@ one it is. The same table says which names a configuration may have.
 from typing import Any
 
 from causalqwen.parts.appended_row import AppendedRow
-from causalqwen.parts.class_axes import ClassAxes
+from causalqwen.parts.class_axes import value_axes
 from causalqwen.parts.common_scale import CommonScale
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.parts.documents_scale import DocumentsScale
 from causalqwen.parts.equal_scale import EqualScale
 from causalqwen.parts.free_row import FreeRow
 from causalqwen.parts.no_number import NoNumber
-from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.predicted_threshold import PredictedThreshold
 from causalqwen.parts.solved_threshold import SolvedThreshold
 
@@ -29,11 +28,6 @@ PARTS: dict[str, dict[str, Any]] = {
 def number_row(num_token_id: int | None, rows: int) -> Any:
     """The part for where `<NUM>` stands: nowhere, behind the rows of the matrix, or on one of them."""
     return NoNumber() if num_token_id is None else AppendedRow() if num_token_id == rows else FreeRow()
-
-
-def value_axes(config: Any, own: str | None = None) -> OneAxis:
-    """The part for the classes of numbers: one axis for all, or one for each. own: the class of those that name none."""
-    return ClassAxes(config, own) if config.class_values else OneAxis(config, own)
 
 
 __all__ = ["PARTS", "number_row", "value_axes"]

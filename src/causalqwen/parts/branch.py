@@ -18,8 +18,8 @@ class ValueBranch(nn.Module):
     because a few coordinates of a language model's features are tens of times larger than the others. With `members`, r is the
     mean of so many perceptrons, which differ in their hidden layers' start.
 
-    With `columns`, z is followed by the numbers of a table's row, [..., H + columns], and r reads them too. With them, or with
-    `direct`, x moves the value straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H + columns], zero
+    With `columns`, z is followed by the numbers of a table's row, [..., H + columns], and r reads them too. With them, or after
+    `let_lean`, x moves the value straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H + columns], zero
     at the start, from where the training begins at a regression. Where columns are not given, they stand at their means.
     """
 
@@ -36,7 +36,6 @@ class ValueBranch(nn.Module):
         layers: int = 1,
         dropout: float = 0.0,
         columns: int = 0,
-        direct: bool = False,
     ) -> None:
         super().__init__()
         self.columns, size = columns, hidden_size + columns
@@ -57,7 +56,7 @@ class ValueBranch(nn.Module):
         self.crossing: Crossing | None = None
         self.register_buffer("feature_mean", torch.zeros(size))
         self.register_buffer("feature_std", torch.ones(size))
-        if columns or direct:
+        if columns:
             self.let_lean()
 
     def let_lean(self) -> None:

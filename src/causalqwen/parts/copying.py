@@ -113,6 +113,11 @@ class CopyLaw:
     candidates: Tensor
     log_weights: Tensor
 
+    @property
+    def transform(self) -> Any:
+        """The axis of a new number's value."""
+        return self.of_new.transform  # type: ignore[union-attr] # laws of classes have each their own
+
     def _weights(self) -> Tensor:
         return self.log_weights.double().exp()
 

@@ -7,6 +7,9 @@ law of Y in each context alone is the same for every r. Only values of one indiv
 the documents' form.
 """
 
+import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +29,14 @@ _MIDDLE = 0.05  # of r, over all rows, that says which of two sides is +1
 _LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
 _TOLD = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
+_ENOUGH = 100  # products of two values of one person for each pair of contexts: then the pair can speak for itself
+_MANY, _MOST = 64, 1024  # directions where contexts are many; contexts whose pairs are looked at one by one
+_SHRUNK = tuple(10.0 ** (power / 2) for power in range(9))  # products of 0 that are added to those of each pair
+_FOLDS = 4  # of people, one of them held out, and of contexts, each of them hidden in turn
+_HELD = 1000  # of those people, at most
+_PRIOR = 10.0  # values that the mean of all counts for, in a context's own variance
+_TURNS = 200  # of the directions, until r is within bounds
+_MOST_WHO = 0.95  # of a context's standard deviation
 
 
 class Crossing(nn.Module):
@@ -59,22 +70,32 @@ class Crossing(nn.Module):
         return scale * r, left ** (1 / a)
 
     @torch.no_grad()
-    def lean(self, standardized: Tensor, residuals: Tensor, people: Tensor) -> tuple[Tensor, float]:
+    def lean(
+        self, standardized: Tensor, residuals: Tensor, people: Tensor, row: Tensor | None = None
+    ) -> tuple[Tensor, float]:
         """Start at the directions in which values of one person go together: from r = 1 for all, where two contexts say the
         opposite, gradients lead to r = 0 and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
-        a constant; the positive eigenvalues of B share the K directions among them.
+        a constant; the positive eigenvalues of B share the K directions among them. Where contexts are more than these
+        components tell apart, and people enough, each pair of contexts speaks for itself instead (`_lean_on_pairs`).
 
         Args:
             standardized: x [n, H]. residuals [n]: of the values, on their axis. people: int64 [n], whose each is.
+            row: W_reg [C]; all alike by default.
 
         Returns: the standard deviation of what is who at each value, float64 [n], and that of the noise.
         """
         x, e = standardized.double(), residuals.double()
-        low, high = torch.quantile(e, torch.tensor([0.25, 0.75], dtype=e.dtype, device=e.device))
+        low, high = torch.quantile(e[:: 1 + len(e) // 1_000_000], e.new_tensor([0.25, 0.75]))
         e, limit = e - e.median(), _CLIPPED * (high - low) / 1.349
         e = e.clamp(-limit, limit) if limit > 0 else e
+        contexts, places = x.unique(dim=0, return_inverse=True)
+        if self.turn.out_features > 1 and _COMPONENTS + 1 < len(contexts) <= _MOST:
+            pairs = _Pairs.of(e, people, places)
+            if pairs.counts.sum() >= _ENOUGH * len(contexts) ** 2:
+                size, left = self._lean_on_pairs(contexts, pairs, row)
+                return size[places], left
         mean, whole = x.mean(0), e.square().mean()
         _, widths, axes = torch.linalg.svd(x - mean, full_matrices=False)
         least = max(_LEAST * float(widths[0]), _SAME * len(x) ** 0.5)
@@ -101,6 +122,113 @@ class Crossing(nn.Module):
         self.turn.weight.copy_(weight.T)
         self.turn.bias.copy_(slopes[0] - mean @ weight)
         return size, (whole - size.square().mean()).clamp(min=_LEAST_NOISE * whole).sqrt().item()
+
+    def _lean_on_pairs(self, x: Tensor, pairs: "_Pairs", row: Tensor | None) -> tuple[Tensor, float]:
+        """`lean` by the covariance of each pair of contexts x [P, H], in up to `_MANY` directions.
+
+        The part of the scale that a direction's coordinates have is the same in all contexts, and an eigenvector moves some of
+        them much and others not at all. Directions are therefore turned until no |r| above 1 is asked for: from Hadamard's
+        matrix, which spreads each eigenvector over all of them, by turns to the nearest r within bounds and to the nearest
+        rotation. What a context has of its own is noise there, by |r| < 1.
+        """
+        count = 2 ** int(math.log2(min(_MANY, self.causal_size)))
+        self.turn = nn.Linear(x.shape[1], count).to(self.turn.weight).requires_grad_(False)
+        told = pairs.directions(pairs.likeliest(x, count), count)
+        noise = (pairs.variance - told.square().sum(1)).min() / 4
+        size = (pairs.variance - noise).sqrt()
+        weights = x.new_ones(self.causal_size) if row is None else row.double().square()
+        parts = x.new_zeros(count).index_add(0, torch.arange(self.causal_size, device=x.device) % count, weights)
+        part = (parts / parts.mean()).sqrt()
+        asked = told / size.unsqueeze(-1) * count**0.5
+        turned = x.new_ones(1, 1)
+        while len(turned) < count:
+            turned = torch.cat([torch.cat([turned, turned], 1), torch.cat([turned, -turned], 1)]) / 2**0.5
+        turned = turned[: told.shape[1]]
+        for _ in range(_TURNS):
+            within = (asked @ turned).clamp(-part, part)
+            left, _, right = torch.linalg.svd(asked.T @ within, full_matrices=False)
+            turned = left @ right
+        wanted = ((asked @ turned) / part).clamp(-1, 1)
+        mean, middle = x.mean(0), wanted.mean(0)
+        slopes = torch.linalg.pinv(x - mean, rtol=1e-7) @ (wanted - middle)
+        self.turn.weight.copy_(slopes.T)
+        self.turn.bias.copy_(middle - mean @ slopes)
+        return size, noise.sqrt().item()
+
+
+@dataclass
+class _Pairs:
+    """What pairs of values of one person say of pairs of contexts.
+
+    totals, known, squares: of each person in each context, the sum of the values, how many there are, and the sum of their
+    squares, float64 [people, P].
+    """
+
+    totals: Tensor
+    known: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, e: Tensor, people: Tensor, places: Tensor) -> "_Pairs":
+        """Of residuals e [n], whose each is, and in which context."""
+        shape = int(people.max()) + 1, int(places.max()) + 1
+        cells, size = people * shape[1] + places, shape[0] * shape[1]
+        columns = (e, torch.ones_like(e), e.square())
+        return cls(*(torch.bincount(cells, column, size).view(shape) for column in columns))
+
+    def part(self, people: Tensor) -> "_Pairs":
+        """Of some of the people."""
+        return _Pairs(self.totals[people], self.known[people], self.squares[people])
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Products of two values, [P, P]."""
+        return self.known.T @ self.known - self.known.sum(0).diag()
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Of the values of each context, [P]."""
+        squares, known = self.squares.sum(0), self.known.sum(0)
+        return (squares + _PRIOR * squares.sum() / known.sum()) / (known + _PRIOR)
+
+    def directions(self, shrunk: float, count: int) -> Tensor:
+        """What each of the leading directions adds to each context's values, [P, up to count]; every correlation as if so many
+        products of 0 stood beside those that were seen."""
+        scale = self.variance.sqrt()
+        sums = self.totals.T @ self.totals - self.squares.sum(0).diag()
+        correlations = sums / (self.counts + shrunk) / scale / scale.unsqueeze(-1)
+        correlations.fill_diagonal_(0.0)
+        correlations.diagonal().copy_(correlations.abs().amax(1))
+        values, vectors = torch.linalg.eigh(correlations)
+        told = vectors[:, -count:] * values[-count:].clamp(min=0).sqrt()
+        size = told.square().sum(1, keepdim=True).sqrt()
+        return told * (_MOST_WHO / size.clamp(min=_MOST_WHO)) * scale.unsqueeze(-1)
+
+    def likeliest(self, x: Tensor, count: int) -> float:
+        """The one of `_SHRUNK` that tells most of what people who are held out say in contexts unlike those where they are
+        heard: the contexts are parted along the leading component of x [P, H]."""
+        _, _, axes = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+        block = (x @ axes[0]).argsort().argsort() * _FOLDS // len(x)
+        held = torch.arange(len(self.known), device=x.device) % _FOLDS == 0
+        taught, others = self.part(~held), self.part(held.nonzero().flatten()[:_HELD])
+        return max(_SHRUNK, key=lambda shrunk: others.told(taught.directions(shrunk, count), taught.variance, block))
+
+    def told(self, directions: Tensor, variance: Tensor, block: Tensor) -> float:
+        """Sum of log p of each person's mean value in each context, given those in contexts of the other blocks."""
+        left, total = variance - directions.square().sum(1), 0.0
+        outer = (directions.unsqueeze(2) * directions.unsqueeze(1)).flatten(1)
+        for hidden in range(_FOLDS):
+            seen = (block != hidden) / left
+            informed = ((self.known * seen) @ outer).view(-1, directions.shape[1], directions.shape[1])
+            informed.diagonal(dim1=1, dim2=2).add_(1.0)
+            factor = torch.linalg.cholesky(informed)
+            mean = torch.cholesky_solve(((self.totals * seen) @ directions).unsqueeze(-1), factor).squeeze(-1)
+            spread = torch.linalg.solve_triangular(factor, directions.T.expand(len(factor), -1, -1), upper=False)
+            variances = spread.square().sum(1) + left / self.known.clamp(min=1)
+            errors = self.totals / self.known.clamp(min=1) - mean @ directions.T
+            asked = (self.known > 0) & (block == hidden)
+            total -= 0.5 * (errors.square() / variances + variances.log())[asked].sum().item()
+        return total
 
 
 class _Held(torch.autograd.Function):

@@ -137,7 +137,7 @@ def ask(model: "CausalQwenForCausalLM", name: str, **settings: Any) -> DomainNet
         return add_domain(model, name, **settings)
     set_domain(model, name)
     network: Any = model.abduction.domains[name]
-    return network  # type: ignore[no-any-return]
+    return network
 
 
 def set_domain(model: "CausalQwenForCausalLM", name: str | None) -> None:
@@ -164,7 +164,7 @@ def load_domain(model: "CausalQwenForCausalLM", path: str | os.PathLike) -> str:
     about, state = load_tensors(path, "domain")
     try:  # before anything of this model changes
         make_domain(model.config, about["settings"]).load_state_dict(state)
-    except RuntimeError as error:
+    except (RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} does not fit this model: {error}") from None
     add_domain(model, about["name"], **about["settings"]).load_state_dict(state)
     return about["name"]

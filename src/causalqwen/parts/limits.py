@@ -37,7 +37,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
     "the number that an individual says": {"copy_numbers": False},
     "the server": {"copy_numbers": False},
-    "vLLM": {"copy_numbers": False, "class_values": {}, "number_embedding": ("added", "multiplied")},
+    "a prompt of token ids": {"number_context": "digits"},
+    "the likelihood of a prompt": {"number_context": "digits"},
+    "vLLM": {"copy_numbers": False, "number_embedding": ("added", "multiplied")},
     "calibration": {"score_scale": ("common", "equal")},
     "the likelihood 'ovr' of words": {"score_scale": ("common", "equal")},
 }

@@ -1,20 +1,14 @@
 """An OpenAI-compatible server for one machine; needs the extra `causalqwen[serve]`."""
 
-import socket
-
 from causalqwen.extras import extra
 
 with extra("serve", "serving"):
     import prometheus_client  # noqa: F401
-    import uvicorn
-    from fastapi import FastAPI
+    import uvicorn  # noqa: F401
 
 from causalqwen.serving.app import create_app
+from causalqwen.serving.keys import read_keys
+from causalqwen.serving.listening import run
 from causalqwen.serving.settings import ServerSettings, load_individuals
 
-__all__ = ["ServerSettings", "create_app", "load_individuals", "run"]
-
-
-def run(app: FastAPI, listener: socket.socket) -> None:
-    """Serve on a listening socket until SIGINT or SIGTERM; answers under way get 30 seconds to end."""
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=30)).run(sockets=[listener])
+__all__ = ["ServerSettings", "create_app", "load_individuals", "read_keys", "run"]

@@ -17,19 +17,32 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.alternatives import alternatives
+from causalqwen.modeling.likelihoods import Likelihood, likelihoods
 from causalqwen.modeling.loop import ValueLog
-from causalqwen.serving.numbers import told
+from causalqwen.modeling.prediction import told
+from causalqwen.serving.logprobs import Told
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
+from causalqwen.serving.tasks import Task
 from causalqwen.serving.text import GrowingText
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt as the model reads it. echo: its text, where that is given back. starts: of each token of that text, where its
+    log-probabilities are asked for."""
+
+    ids: list[int]
+    values: list[float]
+    echo: str = ""
+    starts: list[int] | None = None
 
 
 @dataclass
 class Row:
-    """One text to write: a prompt's ids and values, its seed, and what was written so far."""
+    """One text to write: behind what, its seed, and what was written so far."""
 
-    ids: list[int]
-    values: list[float]
+    prompt: Prompt
     seed: int
     text: GrowingText
     written: int = 0
@@ -38,13 +51,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a step added to a row: text, numbers in it, why it ended, where it did, and its token, where that was asked for."""
+    """What a step added to a row: text, numbers in it, why it ended, where it did, and, where that was asked for, its token and
+    how likely tokens were."""
 
     row: int
     text: str
     numbers: list[dict[str, Any]]
     finish: str | None
     tokens: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[Told] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -62,13 +77,14 @@ class Job:
     top_p: float = 1.0
     alternatives: int | None = None
     points: int | None = None
+    logprobs: int | None = None
     cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
 
     @property
     def width(self) -> int:
         """Tokens of the longest prompt."""
-        return max(len(row.ids) for row in self.rows)
+        return max(len(row.prompt.ids) for row in self.rows)
 
     @property
     def law(self) -> tuple:
@@ -98,11 +114,11 @@ class Batcher:
         self.model, self.max_rows, self.window, self.max_waiting = model, max_rows, window, max_waiting
         self.context = model.config.context_length or math.inf
         self.observe: Callable[[int], None] = lambda rows: None
-        self._waiting: list[Job] = []
+        self._waiting: list[Any] = []  # jobs and tasks
         self._asides: deque[tuple[Callable[[], Any], Future]] = deque()
-        self._running: list[Job] = []
+        self._running: list[Any] = []
         self._changed = threading.Condition()
-        self._closed = False
+        self._refuses = self._closed = False
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
 
     @property
@@ -116,8 +132,18 @@ class Batcher:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken now."""
+        return self._thread.is_alive() and not self._refuses and self.waiting < self.max_waiting
+
+    def refuse(self) -> None:
+        """Take nothing more; what is held goes on."""
+        self._refuses = True
+
     def close(self) -> None:
         """Refuse what waits, end what runs at its next token, and wait for the thread."""
+        self.refuse()
         with self._changed:
             self._closed = True
             for job in [*self._waiting, *self._running]:
@@ -131,8 +157,8 @@ class Batcher:
             self._changed.notify()
         self._thread.join()
 
-    def submit(self, job: Job) -> None:
-        """Queue a job. ApiError 429 where the queue is full."""
+    def submit(self, job: Job | Task) -> None:
+        """Queue a job, or a task. ApiError 429 where the queue is full."""
         with self._changed:
             self._check_room()
             self._waiting.append(job)
@@ -162,12 +188,12 @@ class Batcher:
             future.set_exception(error)
 
     def _check_room(self) -> None:
-        if self._closed:
+        if self._refuses:
             raise ApiError(503, "the server is shutting down")
         if self.waiting >= self.max_waiting:
             raise ApiError(429, f"{self.max_waiting} requests are waiting already", code="rate_limit_exceeded")
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job | Task) -> None:
         """Give its place back: out of the queue, or out of its batch at the next token."""
         with self._changed:
             job.cancelled = True
@@ -179,9 +205,12 @@ class Batcher:
             self.step_aside()
             if not batch:
                 continue
-            self.observe(sum(len(job.rows) for job in batch))
             try:
-                self._generate(batch)
+                if isinstance(batch[0], Task):
+                    batch[0].run(self.step_aside)
+                else:
+                    self.observe(sum(len(job.rows) for job in batch))
+                    self._generate(batch)
             except Exception:  # the next batch may fare better
                 logging.getLogger(__name__).exception("a batch failed")
                 for job in batch:
@@ -189,7 +218,7 @@ class Batcher:
             with self._changed:
                 self._running = []
 
-    def _next(self) -> list[Job] | None:
+    def _next(self) -> list[Any] | None:
         """The oldest job and those that fit it, when its window is over or the batch is full; an empty list where short work
         waits, None when closed."""
         with self._changed:
@@ -211,10 +240,37 @@ class Batcher:
                 self._changed.wait(left)
             return None
 
+    def _echo(self, job: Job) -> None:
+        """Give prompts back that are to stand before their texts; those of no text end there."""
+        likely: dict[Prompt, list[Told]] = {}
+        for place, row in enumerate(job.rows):
+            prompt = row.prompt
+            if prompt not in likely and not job.cancelled:
+                likely[prompt] = [] if prompt.starts is None else self._likelihoods(prompt, prompt.starts, job.logprobs)
+                self.step_aside()
+            row.finish = None if job.max_tokens else "length"
+            if prompt.echo or row.finish:
+                job.deliver(Piece(place, prompt.echo, [], row.finish, logprobs=likely.get(prompt, [])))
+
+    def _likelihoods(self, prompt: Prompt, starts: list[int], count: int) -> list[Told]:
+        """Of each token of a prompt; nothing stands before the first. Each is read alone: no padding moves a digit."""
+        seen = [token for token in prompt.ids if token != self.model.config.num_token_id]
+        ids = torch.tensor([seen], device=self.model.device)
+        with torch.no_grad():
+            features = self.model.features(ids, use_cache=False).last_hidden_state[0]
+        found = likelihoods(self.model, features[:-1], ids[0, 1:], count)
+        return list(zip(seen, starts, [None, *found], strict=True))
+
     def _generate(self, batch: list[Job]) -> None:
+        for job in batch:
+            self._echo(job)
+        batch = [job for job in batch if job.max_tokens and not job.cancelled]
+        if not batch:
+            return
         model, rows = self.model, [row for job in batch for row in job.rows]
         owners = [job for job in batch for _ in job.rows]
-        width = max(len(row.ids) for row in rows)
+        prompts = [row.prompt for row in rows]
+        width = max(len(prompt.ids) for prompt in prompts)
         pad = model.processor.tokenizer.pad_token_id
 
         def padded(columns: list[list], fill: float, dtype: torch.dtype) -> Tensor:
@@ -226,7 +282,7 @@ class Batcher:
         choice: dict[str, Any] = {"do_sample": False}
         if batch[0].plan.decision == "softmax":
             nucleus = [job.plan.temperature for job in owners], [job.top_p for job in owners]
-            sampler = RowSampler(seeds, *nucleus, [len(row.ids) for row in rows], width, model.device)
+            sampler = RowSampler(seeds, *nucleus, [len(prompt.ids) for prompt in prompts], width, model.device)
             choice["logits_processor"] = LogitsProcessorList([sampler])
         else:
             plan = replace(batch[0].plan, seed=seeds)
@@ -234,9 +290,9 @@ class Batcher:
                 plan = replace(plan, individual=[job.individual for job in owners])
             choice = {"causal_decoding": plan}
         model.generate(
-            padded([row.ids for row in rows], pad, torch.int64),
-            attention_mask=padded([[1] * len(row.ids) for row in rows], 0, torch.int64),
-            numeric_values=padded([row.values for row in rows], 0.0, torch.float64),
+            padded([prompt.ids for prompt in prompts], pad, torch.int64),
+            attention_mask=padded([[1] * len(prompt.ids) for prompt in prompts], 0, torch.int64),
+            numeric_values=padded([prompt.values for prompt in prompts], 0.0, torch.float64),
             max_new_tokens=max(job.max_tokens for job in batch),
             pad_token_id=pad,
             stopping_criteria=StoppingCriteriaList([watch]),
@@ -257,6 +313,7 @@ class _Watch(StoppingCriteria):
         end = model.generation_config.eos_token_id
         self.ends = set(end) if isinstance(end, list) else {end}
         self.log: ValueLog
+        self._announced: dict[int, Tensor] = {}  # what hidden `<NUM>`s that were written just now followed from, by row
 
     def follow(self, log: ValueLog) -> None:
         self.log = log
@@ -269,10 +326,10 @@ class _Watch(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         tokens = input_ids[:, -1].tolist()
-        places = self._places(tokens)
+        places, likely = self._places(tokens), self._likelihoods(tokens)
         for index, (job, place, row) in enumerate(self.rows):
             if row.finish is None and not job.cancelled:
-                job.deliver(self._step(index, job, place, row, tokens[index], places.get(index)))
+                job.deliver(self._step(index, job, place, row, tokens[index], places.get(index), likely.get(index)))
         self.between()
         done = [job.cancelled or row.finish is not None for job, _, row in self.rows]
         return torch.tensor(done, device=input_ids.device)
@@ -288,9 +345,32 @@ class _Watch(StoppingCriteria):
             places[index] = asdict(made)
         return places
 
-    def _step(self, index: int, job: Job, place: int, row: Row, token: int, could_be: dict[str, Any] | None) -> Piece:
+    def _likelihoods(self, tokens: list[int]) -> dict[int, tuple[Likelihood, ...]]:
+        """How likely each row's token was, by the row's index, where that was asked for. The first digit of a number follows
+        from what its `<NUM>` did, where the backbone does not see that."""
+        before, self._announced, found = self._announced, {}, {}
+        for index, (job, _, row) in enumerate(self.rows):
+            if job.logprobs is None or row.finish is not None or job.cancelled:
+                continue
+            features, token = before.get(index, self.log.follows[index]), tokens[index]
+            if token == self.model.config.num_token_id and self.model.config.context.hides:
+                self._announced[index] = features
+            told = torch.tensor([token], device=features.device)
+            (found[index],) = likelihoods(self.model, features, told, job.logprobs)
+        return found
+
+    def _step(
+        self,
+        index: int,
+        job: Job,
+        place: int,
+        row: Row,
+        token: int,
+        could_be: dict[str, Any] | None,
+        likely: tuple[Likelihood, ...] | None,
+    ) -> Piece:
         row.written += 1
-        numbers, text, start = [], row.text, len(row.text.text)
+        numbers, text, start, begun = [], row.text, len(row.text.text), row.text.end
         if token in self.ends:
             row.finish = "stop"
         else:
@@ -307,7 +387,8 @@ class _Watch(StoppingCriteria):
             row.finish = "length"
         numbers = [number for number in numbers if number["span"][1] <= len(text.text)]
         tokens = [] if could_be is None else [{"span": [min(start, len(text.text)), len(text.text)]} | could_be]
-        return Piece(place, piece, numbers, row.finish, tokens)
+        told = [] if likely is None else [(token, len(row.prompt.echo) + min(begun, len(text.text)), likely)]
+        return Piece(place, piece, numbers, row.finish, tokens, told)
 
     def _law(self, index: int, job: Job, value: float) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""

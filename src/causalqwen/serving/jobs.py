@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from causalqwen.decoding import CausalDecoding
-from causalqwen.modeling import CausalQwenProcessor
-from causalqwen.serving.batching import Job, Piece, Row
+from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.serving.batching import Job, Piece, Prompt, Row
 from causalqwen.serving.requests import TextRequest, one_of
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 from causalqwen.serving.text import GrowingText
@@ -74,6 +74,7 @@ def job_of(
     asked: TextRequest,
     settings: ServerSettings,
     processor: CausalQwenProcessor,
+    config: CausalQwenConfig,
     context: float,
     deliver: Callable[[Piece | ApiError], None],
 ) -> Job:
@@ -81,28 +82,66 @@ def job_of(
     plan, field = plan_of(asked, settings), "messages" if asked.is_chat else "prompt"
     seed = one_of("seed", asked.seed, asked.causal.seed)
     seed = secrets.randbits(31) if seed is None else seed
-    length, texts = asked.length(), asked.texts(processor)
+    length, prompts = asked.length(), asked.prompts(processor)
     if (length or 0) > settings.max_tokens:
         raise ApiError(400, f"max_tokens is {length}, this server writes {settings.max_tokens}", param="max_tokens")
-    if len(texts) * asked.n > settings.max_rows:
-        message = f"{len(texts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
+    if len(prompts) * asked.n > settings.max_rows:
+        message = f"{len(prompts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
         raise ApiError(400, message, param="n")
-    try:
-        encoded = processor(texts, prompt=not asked.is_chat)
-    except ValueError as error:
-        raise ApiError(400, str(error), param=field) from None
-    if not all(encoded["input_ids"]):
-        raise ApiError(400, "the prompt is empty", param=field)
-    width = max(len(ids) for ids in encoded["input_ids"])
-    if width + (length or 1) > context:
-        message = f"{width} tokens of prompt and {length or 1} of text are more than the context of {context}"
+    read = []
+    for place, prompt in enumerate(prompts):
+        try:
+            read.append(_read(prompt, asked, processor, config))
+        except ValueError as error:
+            where = f"prompt {place}: " if len(prompts) > 1 else ""
+            raise ApiError(400, f"{where}{error}", param=field) from None
+    width, least = max(len(prompt.ids) for prompt in read), 1 if length is None else length
+    if width + least > context:
+        message = f"{width} tokens of prompt and {least} of text are more than the context of {context}"
         raise ApiError(400, message, param=field, code="context_length_exceeded")
     rows = [
-        Row(ids, list(values), seed + copy, GrowingText(processor, ids, values, asked.stops))
-        for ids, values in zip(encoded["input_ids"], encoded["numeric_values"], strict=True)
+        Row(prompt, seed + copy, GrowingText(processor, prompt.ids, prompt.values, asked.stops))
+        for prompt in read
         for copy in range(asked.n)
     ]
-    length = length or int(min(settings.max_tokens, context - width))
-    individual = individual_of(asked.causal.individual, settings, "causal.individual")
-    top_p = 1.0 if asked.top_p is None else asked.top_p
-    return Job(rows, plan, length, deliver, individual, top_p, asked.causal.alternatives, asked.causal.points)
+    return Job(
+        rows,
+        plan,
+        int(min(settings.max_tokens, context - width)) if length is None else length,
+        deliver,
+        individual=individual_of(asked.causal.individual, settings, "causal.individual"),
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        alternatives=asked.causal.alternatives,
+        points=asked.causal.points,
+        logprobs=asked.likeliest,
+    )
+
+
+def _read(
+    prompt: str | list[int], asked: TextRequest, processor: CausalQwenProcessor, config: CausalQwenConfig
+) -> Prompt:
+    """A prompt as the model reads it. Ids are read as they are: where `<NUM>` is hidden, it need not announce their numbers.
+
+    Raises ValueError for an empty prompt, an id that is no token's, and what this model's context of numbers is not made for.
+    """
+    scored = asked.echoes and asked.likeliest is not None
+    if scored:
+        config.require("the likelihood of a prompt")
+    if isinstance(prompt, str):
+        encoded, text = processor(prompt, prompt=not asked.is_chat), prompt.removesuffix(" ")
+        ids, values = encoded["input_ids"], list(encoded["numeric_values"])
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if not scored:
+            return Prompt(ids, values, text if asked.echoes else "")
+        offsets = processor.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        return Prompt(ids, values, text, [start for start, _ in offsets])
+    config.require("a prompt of token ids")
+    for token in prompt:
+        if token >= len(processor.tokenizer) or token == processor.num_token_id:
+            raise ValueError(f"no token has the id {token}: this tokenizer has {len(processor.tokenizer)}")
+    growing, starts = GrowingText(processor, [], [], [], special=True), []
+    for token in prompt if asked.echoes else ():
+        starts.append(len(growing.text))
+        growing.append(token, 0.0)
+    return Prompt(prompt, [0.0] * len(prompt), growing.take(final=True), starts if scored else None)

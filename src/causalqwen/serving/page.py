@@ -1,10 +1,9 @@
 """The explorer's page: static files beside this module, made by `npm run build` in web/."""
 
+import mimetypes
 from pathlib import Path
-from typing import Any
 
-from fastapi import Response
-from fastapi.staticfiles import StaticFiles
+from fastapi import APIRouter, Response
 
 FOLDER = Path(__file__).parent / "explorer"
 
@@ -17,13 +16,20 @@ HEADERS = {
 """Of each file: a browser asks nobody else for anything, and runs nothing that is not in one of them."""
 
 
-class Page(StaticFiles):
-    """The files, `index.html` at /."""
+def page() -> APIRouter:
+    """The files as they are now, `index.html` at / too: what a request names is looked for among them, and on no disk."""
+    router = APIRouter(include_in_schema=False)
+    for path in FOLDER.iterdir():
+        for name in (path.name, "") if path.name == "index.html" else (path.name,):
+            router.add_api_route(f"/{name}", _File(path), methods=["GET", "HEAD"])
+    return router
 
-    def __init__(self) -> None:
-        super().__init__(directory=FOLDER, html=True)
 
-    async def get_response(self, path: str, scope: Any) -> Response:
-        answer = await super().get_response(path, scope)
-        answer.headers.update(HEADERS)
-        return answer
+class _File:
+    """One of them, as an endpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.content, self.kind = path.read_bytes(), mimetypes.guess_type(path.name)[0]
+
+    async def __call__(self) -> Response:
+        return Response(self.content, headers=HEADERS, media_type=self.kind)

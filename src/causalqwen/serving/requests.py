@@ -3,29 +3,44 @@
 What this server cannot do is refused with the field's name, never ignored.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, PRESETS
 from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.settings import ApiError
 
-# Fields of OpenAI's that are not supported, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),  # 0 asks for those of the written tokens
-    "presence_penalty": (None, 0),
-    "response_format": (None, {"type": "text"}),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none"),
-    "tools": (None, []),
+    "audio": (),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
+"""Fields of OpenAI's that are not supported, with the values beside None that ask for nothing."""
+
+_UNSUPPORTED = "unsupported_parameter"
 _SEED = 1 << 62
 _COMPLETION_TOKENS = 16  # OpenAI's default
 
@@ -33,14 +48,16 @@ Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Points = Annotated[int, Field(ge=2, le=1000)]
+Logprobs = Annotated[int, Field(ge=0, le=20)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class CausalOptions(_Strict):
+class CausalOptions(Strict):
     """The extension field `causal`: one of the eight presets, or a mode for each source, what they draw, and what is told."""
 
     preset: Literal[tuple(PRESETS)] | None = None  # type: ignore[valid-type]
@@ -51,7 +68,7 @@ class CausalOptions(_Strict):
     temperature: Temperature | None = None
     noise_temperature: Temperature | None = None
     central_mass: Annotated[float, Field(gt=0, le=1)] | None = None
-    alternatives: Annotated[int, Field(ge=0, le=20)] | None = None
+    alternatives: Logprobs | None = None
     points: Points | None = None
 
     @model_validator(mode="after")
@@ -63,11 +80,11 @@ class CausalOptions(_Strict):
         return self
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class TextRequest(_Strict):
+class TextRequest(Strict):
     """What both endpoints share."""
 
     is_chat: ClassVar[bool]
@@ -82,6 +99,8 @@ class TextRequest(_Strict):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     causal: CausalOptions = Field(default_factory=CausalOptions)
 
     @model_validator(mode="before")
@@ -89,10 +108,13 @@ class TextRequest(_Strict):
     def _refuse(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name, neutral in _NEUTRAL.items():
-            value = data.get(name)
-            if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral):
-                raise ValueError(f"{name} is not supported here; leave it out")
+        for name in _NEUTRAL.keys() & data.keys():
+            value = data[name]
+            asks_nothing = value is None or any(
+                value == one and isinstance(value, bool) is isinstance(one, bool) for one in _NEUTRAL[name]
+            )
+            if not asks_nothing:
+                raise PydanticCustomError(_UNSUPPORTED, f"{name} is not supported here; leave it out", {"param": name})
         return {name: value for name, value in data.items() if name not in _NEUTRAL}
 
     @model_validator(mode="after")
@@ -113,9 +135,26 @@ class TextRequest(_Strict):
         """The tokens asked for; None for as many as there may be."""
         raise NotImplementedError
 
-    def texts(self, processor: CausalQwenProcessor) -> list[str]:
-        """The prompts."""
+    def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
+        """The prompts: texts, or ids of tokens."""
         raise NotImplementedError
+
+    @property
+    def echoes(self) -> bool:
+        """Whether prompts are given back."""
+        return False
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest words are told with each token; None where no log-probabilities are asked for."""
+        raise NotImplementedError
+
+
+def _shape(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return "text"
+    first = prompt[0] if isinstance(prompt, list) and prompt else ""
+    return "texts" if isinstance(first, str) else "rows" if isinstance(first, list) else "ids"
 
 
 class CompletionRequest(TextRequest):
@@ -123,28 +162,45 @@ class CompletionRequest(TextRequest):
 
     is_chat = False
 
-    prompt: str | Annotated[list[str], Field(min_length=1)]
+    prompt: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[str], Field(min_length=1), Tag("texts")]
+        | Annotated[TokenIds, Tag("ids")]
+        | Annotated[list[TokenIds], Tag("rows")],
+        Discriminator(_shape),
+    ]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = False
+    logprobs: Logprobs | None = None
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _refuse_ids(cls, prompt: Any) -> Any:
-        if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
-            raise ValueError("token ids carry no values of numbers: give text")
-        return prompt
+    @model_validator(mode="after")
+    def _check_length(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0 and echo is false, which asks for no text at all")
+        return self
 
     def length(self) -> int | None:
-        return self.max_tokens or _COMPLETION_TOKENS
+        return _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
-    def texts(self, processor: CausalQwenProcessor) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else self.prompt  # type: ignore[list-item, return-value]
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
 
-class ContentPart(_Strict):
+class ContentPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[ContentPart]
     name: str | None = None
@@ -164,6 +220,14 @@ class ChatRequest(TextRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     continue_final_message: bool = False
+    logprobs: bool | None = False
+    top_logprobs: Logprobs | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs belong to logprobs=true")
+        return self
 
     @model_validator(mode="after")
     def _check_last(self) -> "ChatRequest":
@@ -175,8 +239,12 @@ class ChatRequest(TextRequest):
     def length(self) -> int | None:
         return one_of("max_completion_tokens", self.max_completion_tokens, self.max_tokens)
 
-    def texts(self, processor: CausalQwenProcessor) -> list[str]:
+    def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
         return [text_of_chat(self.messages, processor, self.continue_final_message)]
+
+    @property
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def text_of_chat(messages: list[Message], processor: CausalQwenProcessor, goes_on: bool = False) -> str:
@@ -194,7 +262,7 @@ def text_of_chat(messages: list[Message], processor: CausalQwenProcessor, goes_o
         raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
 
 
-class NumbersRequest(_Strict):
+class NumbersRequest(Strict):
     """`/v1/numbers`: the numbers behind texts, or behind chats, as laws."""
 
     model: str
@@ -223,8 +291,11 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        loc = first["loc"][:1] + first["loc"][1 + (first["loc"][:1] == ("prompt",)) :]  # without the name of a shape
+        place = ".".join(map(str, loc))
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == _UNSUPPORTED:
+            raise ApiError(400, message, param=first["ctx"]["param"], code=_UNSUPPORTED) from None
         raise ApiError(400, f"{place}: {message}" if place else message, param=place or None) from None
 
 

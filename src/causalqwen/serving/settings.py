@@ -1,10 +1,14 @@
 """What a server is started with, and the errors that it answers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from causalqwen.decoding import PRESETS, Individual
+
+PATIENCE = 30.0
+"""Seconds for the head of a request, for its body, for an answer to be taken, and for what is held when a server ends."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,12 @@ class ServerSettings:
         timeout: seconds from a request's arrival to the end of its answer.
         max_body: bytes of a request.
         max_prompts: numbers predicted by one request.
-        api_key: what `Authorization: Bearer ...` must hold; None lets everybody in.
-        page: whether the explorer's page is served too, to this machine alone.
+        max_heard: tokens that one individual is inferred from.
+        keep: the folder where individuals are saved by request; None to save nobody.
+        api_keys: what `Authorization: Bearer ...` must hold, one of them, and the requests a minute of each, None for any
+            number; an empty mapping lets everybody in.
+        local: whether only requests that name this machine as their host (127.0.0.1, [::1], localhost) are answered.
+        page: whether the explorer's page is served too; it makes a server local.
     """
 
     name: str = "causalqwen"
@@ -38,19 +46,25 @@ class ServerSettings:
     timeout: float = 300.0
     max_body: int = 1 << 20
     max_prompts: int = 64
-    api_key: str | None = None
+    max_heard: int = 4096
+    keep: Path | None = None
+    api_keys: Mapping[str, int | None] = field(default_factory=dict)
+    local: bool = False
     page: bool = False
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}; known presets: {', '.join(PRESETS)}")
-        for name in ("max_rows", "max_waiting", "max_tokens", "timeout", "max_body", "max_prompts"):
+        for name in ("max_rows", "max_waiting", "max_tokens", "timeout", "max_body", "max_prompts", "max_heard"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not self.window >= 0:
             raise ValueError(f"window must be at least 0, got {self.window}")
-        if self.api_key == "":
-            raise ValueError("the API key is empty")
+        for key, limit in self.api_keys.items():
+            if not key:
+                raise ValueError("the API key is empty")
+            if limit is not None and not limit > 0:
+                raise ValueError(f"an API key has {limit} requests a minute; give a positive number, or None")
 
 
 def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individual]:
@@ -77,11 +91,14 @@ def individual_of(name: str | None, settings: ServerSettings, param: str) -> Ind
 
 
 class ApiError(Exception):
-    """An answer other than 200, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+    """An answer other than 200, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. retry_after: seconds, told
+    with 429 and 503."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 1
+    ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
     def body(self) -> dict[str, Any]:
         types = {401: "authentication_error", 429: "rate_limit_error"}

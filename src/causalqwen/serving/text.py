@@ -14,17 +14,23 @@ class GrowingText:
 
     A stop string is matched on text, but never inside a generated number: "." does not end 351.4. What may be the
     beginning of one is held back. Where digits stand in the context, a number is written with its `<NUM>`, and the digits that
-    are appended behind it add nothing.
+    are appended behind it add nothing. `special` shows special tokens too.
     """
 
     def __init__(
-        self, processor: CausalQwenProcessor, ids: Sequence[int], values: Sequence[float], stops: Sequence[str]
+        self,
+        processor: CausalQwenProcessor,
+        ids: Sequence[int],
+        values: Sequence[float],
+        stops: Sequence[str],
+        special: bool = False,
     ) -> None:
-        self.processor, self.stops = processor, stops
+        self.processor, self.stops, self.special = processor, stops, special
         self.text = ""
         self.stopped = False
         self._in_digits = processor.context.writes
-        self._expected = 0  # digits that are written already, and still to come
+        self._digits: list[int] = []  # of the last number
+        self._number = self._expected = 0  # where it starts; digits that are written already, and still to come
         tail = list(zip(ids, values, strict=True))[-_CONTEXT:]
         if self._in_digits:  # the text is in them alone
             tail = [(token, value) for token, value in tail if token != processor.num_token_id]
@@ -39,6 +45,13 @@ class GrowingText:
         return self._expected > 0
 
     @property
+    def end(self) -> int:
+        """Where the text of the next token starts."""
+        if not self._expected:
+            return len(self.text)
+        return self._number + len(self.processor.decode(self._digits[: -self._expected]))
+
+    @property
     def tail(self) -> tuple[list[int], list[float]]:
         """Ids and values at the end of prompt and text."""
         return self._ids[-_CONTEXT:], self._values[-_CONTEXT:]
@@ -50,8 +63,8 @@ class GrowingText:
             return None
         is_number, tokens = token == self.processor.num_token_id, [token]
         if is_number and self._in_digits:
-            tokens = self.processor.digits(self._ids, value)
-            self._expected = len(tokens)
+            tokens = self._digits = self.processor.tokens_of(self._ids, value)
+            self._number, self._expected = len(self.text), len(tokens)
         self._ids += tokens
         self._values += [value] * len(tokens)
         self._settle(flush=is_number)
@@ -76,7 +89,9 @@ class GrowingText:
 
     def _settle(self, flush: bool) -> None:
         known, whole = self._decode(self._read), self._decode(len(self._ids))
-        if whole.endswith(_UNFINISHED) and not flush:
+        if (
+            whole.endswith(_UNFINISHED) and not flush and len(self._ids) - self._read < _CONTEXT
+        ):  # no character is longer
             return
         piece = whole[len(known) :]
         self.text += piece
@@ -87,7 +102,7 @@ class GrowingText:
 
     def _decode(self, end: int) -> str:
         part = slice(self._start, end)
-        return self.processor.decode(self._ids[part], self._values[part], skip_special_tokens=True)
+        return self.processor.decode(self._ids[part], self._values[part], skip_special_tokens=not self.special)
 
     def _beginning_of_stop(self) -> int:
         """Length of the longest end of the text that a stop string begins with."""

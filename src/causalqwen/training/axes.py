@@ -14,6 +14,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform, finest_place
 from causalqwen.numbers.law import rows_of_classes
+from causalqwen.parts.class_axes import check_named, fits_each_class, keep_axes
 from causalqwen.training.settings import TrainSettings
 
 _CERTAIN, _WORDS, _TIMES = 0.95, 4, 8
@@ -87,14 +88,14 @@ def fit_axes(config: Any, numbers: LearnedNumbers, kind: str, settings: TrainSet
         return
     for name, value in numbers.axis(kind, settings).items():
         setattr(config, name, value)
-    config.class_values = numbers.class_axes(kind, settings) if settings.class_transforms else {}
+    keep_axes(config, numbers.class_axes(kind, settings) if fits_each_class(settings) else {})
 
 
 def as_it_was(settings: TrainSettings, model: CausalQwenForCausalLM) -> TrainSettings:
     """Settings where nothing is chosen: an affine axis, or that of values which were learned before."""
     if settings.value_transform != "auto":
         return settings
-    anew = model.config.value_range is None or settings.class_transforms
+    anew = model.config.value_range is None or fits_each_class(settings)
     return dataclasses.replace(settings, value_transform="affine" if anew else "keep")
 
 
@@ -106,22 +107,10 @@ def check_classes(
     settings: TrainSettings,
 ) -> None:
     """ValueError for a number of no class, or of one that will have no axis, where classes have axes of their own."""
-    if settings.class_transforms:
+    known = None
+    if fits_each_class(settings):
         known = sorted({name for name in numbers.classes if name is not None})
-        if not known:
-            raise ValueError("class_transforms: no row with a number names a class")
     elif settings.value_transform in ("keep", "auto") or not len(numbers.values):
-        known = list(model.config.class_values or {})
-    else:
-        known = []
-    if not known:
-        return
-    num_id = model.config.num_token_id
-    for name in dict.fromkeys([*numbers.classes, *number_classes(eval_examples, num_id)]):
-        if name not in known:
-            reason = (
-                "a row with a number names no class" if name is None else f"no training row is of the class {name!r}"
-            )
-            raise ValueError(f"class_transforms: {reason}; an axis was fitted for {', '.join(known)}")
-    if any(example.individual is not None for example in train_examples):
-        raise ValueError("class_transforms: rows that name individuals have one axis for all")
+        known = model.value_axes.apart or None
+    of_rows = [*numbers.classes, *number_classes(eval_examples, model.config.num_token_id)]
+    check_named(of_rows, known, any(example.individual is not None for example in train_examples))

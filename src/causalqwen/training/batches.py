@@ -48,6 +48,27 @@ class FactRows(torch.utils.data.Dataset):
             rows = [replace(row, class_code=self.classes[at]) for row, at in zip(rows, self.groups[index], strict=True)]
         return index < self.people, rows
 
+    def collate(self, groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
+        """`collate_facts`."""
+        return collate_facts(groups)
+
+
+class ExampleRows(torch.utils.data.Dataset):
+    """Examples for a data loader, padded with pad_token_id. class_names: as of `collate_tokens`."""
+
+    def __init__(self, examples: Sequence[Example], pad_token_id: int, class_names: Sequence[str]) -> None:
+        self.examples, self.pad_token_id, self.class_names = examples, pad_token_id, class_names
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+        """`collate_tokens`."""
+        return collate_tokens(examples, self.pad_token_id, self.class_names)
+
 
 def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
     """Rows packed end to end, for `TrainedForCausalLM`: the heads read each position alone, so nothing is padded.

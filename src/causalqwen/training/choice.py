@@ -21,13 +21,14 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data import Example
-from causalqwen.files import write_text
+from causalqwen.files import write_text, writing
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.numbers import CRPS_LEVELS, symlog
 from causalqwen.numbers.law import rows_of_classes
+from causalqwen.parts.class_axes import fits_each_class
 from causalqwen.parts.copying import Candidates
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes
@@ -312,7 +313,7 @@ class Choice:
 
     @property
     def stage(self) -> ValueStage:
-        stage = CLASS_STAGE if self.settings.class_transforms else STAGE
+        stage = CLASS_STAGE if fits_each_class(self.settings) else STAGE
         updates = math.ceil(len(self.train_examples) / stage.batch_size)
         return dataclasses.replace(stage, epochs=max(stage.epochs, math.ceil(FEWEST_UPDATES / updates)))
 
@@ -324,12 +325,12 @@ class Choice:
     def _straight(self) -> tuple[bool, ...]:
         """Whether a branch that reads features straight too is tried: unless every one does already."""
         config = self.model.config
-        return () if config.value_branch_direct or config.value_columns or self.settings.class_transforms else (True,)
+        return () if config.value_branch_direct or config.value_columns or fits_each_class(self.settings) else (True,)
 
     def _longer(self) -> tuple[dict[str, Any], ...]:
         """Whether more passes with less dropout are tried: unless the graft says how much there is."""
         given = self.model.config.value_branch_dropout != CausalQwenConfig.value_branch_dropout
-        return () if given or self.settings.class_transforms else (LESS_DROPOUT,)
+        return () if given or fits_each_class(self.settings) else (LESS_DROPOUT,)
 
     @property
     def _branch(self) -> dict[str, Any]:
@@ -411,11 +412,8 @@ class Choice:
         if not ranks.from_main(file.exists()):
             scores = self._fit(axis, config, file.with_suffix(""))
             if ranks.rank() == 0:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                part = file.with_name(f"{file.name}.part")
-                with part.open("wb") as target:
+                with writing(file) as part, part.open("wb") as target:
                     np.save(target, scores)
-                part.replace(file)
             ranks.barrier()
         self._known[name] = Tried(config, axis, np.load(file))
         made = self._known[name]

@@ -1,8 +1,9 @@
 """What ordinary regressions say of a table's rows, as further columns for the value head (docs/tables.md).
 
-Two experts: ridge regression on character and word n-grams with the row's numbers, and extremely randomised trees on the
-n-grams' principal components with the same numbers. Both answer on two axes, the value itself and its symlog. A training row is
-answered by experts that were fitted without it and its group, so that the value head learns how far they can be trusted.
+Three experts: ridge regression on character and word n-grams with the row's numbers; extremely randomised trees on the n-grams'
+principal components with the same numbers; and gradient-boosted trees on these. Each answers on two axes, the value itself and
+its symlog. A training row is answered by experts that were fitted without it and its group, so that the value head learns how
+far they can be trusted.
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,16 @@ from causalqwen.numbers import symlog
 with extra("tables", "a table"):
     from scipy import sparse
     from sklearn.decomposition import TruncatedSVD
-    from sklearn.ensemble import ExtraTreesRegressor
+    from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
 
 FOLDS = 5
-ANSWERS = 4
-"""Numbers per row: two experts on two axes."""
 _PENALTIES = (0.1, 0.5, 2.0, 10.0, 50.0)
 _TREES, _LEAF = 100, 2
+_STEPS, _RATE = 300, 0.06
+_ROWS_OF_STEP = 4
+"""Boosting takes at most one step for so many rows: few rows are learned by heart in few steps."""
 _COMPONENTS = 64
 _GRAMS: tuple[dict[str, Any], ...] = (
     {"analyzer": "char_wb", "ngram_range": (2, 5), "min_df": 2, "max_features": 60_000},
@@ -40,12 +42,13 @@ Rows = tuple[list[str], np.ndarray]
 
 @dataclass
 class Experts:
-    """Two regressions, fitted.
+    """Regressions, fitted.
 
     penalty: of the ridge. vocabularies: of each kind of n-grams, its place in `_GRAMS` first; none for a table without words.
     arrays: center and width [2] of the two axes; idf of the n-grams, float32; weights [2, D] and intercepts [2] of the ridge;
     components [64, D of the n-grams]; the nodes of all trees, end to end: left and right child (-1 at a leaf), feature, cut
-    and leaf [nodes, 2], and each tree's root.
+    and leaf [nodes, 2], and each tree's root; the same of the boosted trees behind `boosted_`, whose answer is the sum of their
+    leaves and boosted_start [2]. Files of earlier versions hold no boosted trees.
     """
 
     penalty: float
@@ -85,18 +88,29 @@ class Experts:
             ridge = min(ridges, key=lambda one: float(np.square(one.predict(x) - right).sum()))
         made.penalty = float(ridge.alpha)
         made.arrays |= {"weights": ridge.coef_.astype(np.float32), "intercepts": ridge.intercept_}
-        made._grow(made._narrow(counts, numbers), wanted, weight, seed)
+        narrow = made._narrow(counts, numbers)
+        made._grow(narrow, wanted, weight, seed)
+        made._boost(narrow, wanted, weight, seed)
         return made
 
+    @property
+    def width(self) -> int:
+        """Numbers per row: each expert's on two axes."""
+        return 6 if "boosted_start" in self.arrays else 4
+
     def answers(self, rows: Rows) -> np.ndarray:
-        """Float32 [n, 4]: each expert's answer on the value's own axis and on that of its symlog, standardized."""
+        """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized."""
         words, numbers = rows
         counts = self._counts(words)
-        of_ridge = self._wide(counts, numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]
-        return np.concatenate([of_ridge, self._walk(self._narrow(counts, numbers))], axis=1).astype(np.float32)
+        narrow = self._narrow(counts, numbers)
+        said = [self._wide(counts, numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]]
+        said.append(self._walk(narrow) / len(self.arrays["roots"]))
+        if self.width > 4:
+            said.append(self._walk(narrow, "boosted_") + self.arrays["boosted_start"])
+        return np.concatenate(said, axis=1).astype(np.float32)
 
     def in_units(self, answers: np.ndarray) -> np.ndarray:
-        """What each expert says of the value itself, float64 [n, 2], of answers [n, 4]."""
+        """What each expert says of the value itself, float64 [n, experts], of answers [n, width]."""
         said: np.ndarray = answers[:, ::2].astype(np.float64) * self.arrays["width"][0] + self.arrays["center"][0]
         return said
 
@@ -145,54 +159,82 @@ class Experts:
     def _grow(self, x: np.ndarray, wanted: np.ndarray, weight: np.ndarray | None, seed: int) -> None:
         forest = ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed)
         forest.fit(x, wanted, weight)
-        nodes: dict[str, list[np.ndarray]] = {
-            "left": [],
-            "right": [],
-            "feature": [],
-            "cut": [],
-            "leaf": [],
-            "roots": [],
-        }
-        start = 0
-        for tree in (one.tree_ for one in forest.estimators_):
-            for name, child in (("left", tree.children_left), ("right", tree.children_right)):
-                nodes[name].append(np.where(child < 0, -1, child + start).astype(np.int32))
-            nodes["feature"].append(tree.feature.clip(0).astype(np.int32))
-            nodes["cut"].append(tree.threshold.astype(np.float64))
-            nodes["leaf"].append(tree.value[:, :, 0].astype(np.float32))
-            nodes["roots"].append(np.array([start], dtype=np.int32))
-            start += tree.node_count
-        self.arrays |= {name: np.concatenate(parts) for name, parts in nodes.items()}
+        trees = [one.tree_ for one in forest.estimators_]
+        self._keep(
+            "",
+            left=[tree.children_left for tree in trees],
+            right=[tree.children_right for tree in trees],
+            feature=[tree.feature for tree in trees],
+            cut=[tree.threshold for tree in trees],
+            leaf=[tree.value[:, :, 0] for tree in trees],
+        )
 
-    def _walk(self, x: np.ndarray) -> np.ndarray:
-        """The mean answer [n, 2] of all trees."""
-        trees = {name: self.arrays[name] for name in ("left", "right", "feature", "cut", "leaf")}
+    def _boost(self, x: np.ndarray, wanted: np.ndarray, weight: np.ndarray | None, seed: int) -> None:
+        """One boosting for each axis; a leaf is 0 on the other one."""
+        steps = max(1, min(_STEPS, len(x) // _ROWS_OF_STEP))
+        nodes, leaves, starts = [], [], []
+        for axis in range(2):
+            boosted = HistGradientBoostingRegressor(
+                max_iter=steps, learning_rate=_RATE, early_stopping=False, random_state=seed
+            ).fit(x, wanted[:, axis], weight)
+            for (tree,) in boosted._predictors:
+                nodes.append(tree.nodes)
+                leaves.append(np.eye(2)[axis] * tree.nodes["value"][:, None])
+            starts.append(float(boosted._baseline_prediction.item()))
+        self._keep(
+            "boosted_",
+            left=[np.where(one["is_leaf"], -1, one["left"].astype(np.int64)) for one in nodes],
+            right=[np.where(one["is_leaf"], -1, one["right"].astype(np.int64)) for one in nodes],
+            feature=[one["feature_idx"] for one in nodes],
+            cut=[one["num_threshold"] for one in nodes],
+            leaf=leaves,
+        )
+        self.arrays["boosted_start"] = np.array(starts)
+
+    def _keep(self, name: str, **nodes: list[np.ndarray]) -> None:
+        """Trees end to end, their arrays behind `name`."""
+        starts = np.cumsum([0, *(len(tree) for tree in nodes["left"])])
+        for side in ("left", "right"):
+            moved = [np.where(one < 0, -1, one + start) for one, start in zip(nodes[side], starts[:-1], strict=True)]
+            self.arrays[name + side] = np.concatenate(moved).astype(np.int32)
+        self.arrays[name + "feature"] = np.concatenate(nodes["feature"]).clip(0).astype(np.int32)
+        self.arrays[name + "cut"] = np.concatenate(nodes["cut"]).astype(np.float64)
+        self.arrays[name + "leaf"] = np.concatenate(nodes["leaf"]).astype(np.float32)
+        self.arrays[name + "roots"] = starts[:-1].astype(np.int32)
+
+    def _walk(self, x: np.ndarray, name: str = "") -> np.ndarray:
+        """The sum [n, 2] of what the trees say whose arrays stand behind `name`."""
+        left, right, feature, cut, leaf = (
+            self.arrays[name + one] for one in ("left", "right", "feature", "cut", "leaf")
+        )
         total, rows = np.zeros((len(x), 2)), np.arange(len(x))
-        for root in self.arrays["roots"].tolist():
+        for root in self.arrays[name + "roots"].tolist():
             at = np.full(len(x), root)
-            while (inner := trees["left"][at] >= 0).any():
-                below = x[rows, trees["feature"][at]] <= trees["cut"][at]
-                at = np.where(inner, np.where(below, trees["left"][at], trees["right"][at]), at)
-            total += trees["leaf"][at]
-        return total / len(self.arrays["roots"])
+            while (inner := left[at] >= 0).any():
+                below = x[rows, feature[at]] <= cut[at]
+                at = np.where(inner, np.where(below, left[at], right[at]), at)
+            total += leaf[at]
+        return total
 
 
 def fit_experts(
     rows: Rows, values: np.ndarray, fold: np.ndarray, *, weight: np.ndarray | None = None, seed: int = 0
 ) -> tuple[Experts, np.ndarray]:
-    """Experts on all rows, and each row's answers [n, 4] by experts that were fitted without its fold (int [n]).
+    """Experts on all rows, and each row's answers [n, width] by experts that were fitted without its fold (int [n]).
 
     The first fold alone chooses the penalty of the ridge.
     """
-    answers = np.zeros((len(values), ANSWERS), dtype=np.float32)
-    penalty = None
+    answers, penalty = {}, None
     for place in tqdm(np.unique(fold).tolist(), desc="experts", leave=False):
         held, rest = fold == place, fold != place
         theirs = None if weight is None else weight[rest]
         check = (_part(rows, held), values[held])
         made = Experts.fit(_part(rows, rest), values[rest], weight=theirs, penalty=penalty, check=check, seed=seed)
-        answers[held], penalty = made.answers(check[0]), made.penalty
-    return Experts.fit(rows, values, weight=weight, penalty=penalty, seed=seed), answers
+        answers[place], penalty = made.answers(check[0]), made.penalty
+    by_row = np.zeros((len(values), made.width), dtype=np.float32)
+    for place, said in answers.items():
+        by_row[fold == place] = said
+    return Experts.fit(rows, values, weight=weight, penalty=penalty, seed=seed), by_row
 
 
 def _axes(values: np.ndarray) -> np.ndarray:

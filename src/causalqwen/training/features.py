@@ -9,7 +9,9 @@ which takes longer than the backbone does.
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import columns_of, most_also_right
 from causalqwen.distributions import upcast
-from causalqwen.files import writing_folder
+from causalqwen.files import check_sums, update_digest, write_sums, writing_folder
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.heads import NUMBER_PARTS
@@ -236,18 +238,29 @@ def stream_facts(
             bar.update(sum(len(example) for example in chosen))
 
 
+@contextmanager
+def telling_kept(folder: Path) -> Iterator[None]:
+    """Whatever is wrong with a folder of kept facts, as one ValueError that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise ValueError(f"{folder} is damaged: {error}; remove it, and its rows are read again") from error
+
+
 class FactStore:
     """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1].
 
-    numbers: read those in the rows too, where they were kept.
+    numbers: read those in the rows too, where they were kept. ValueError where what is kept is damaged.
     """
 
     def __init__(self, folder: Path, *, numbers: bool = True) -> None:
-        names = COLUMNS if (folder / f"{REST[0]}.npy").exists() else NUMBER
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
         self.folder = folder
-        self.offsets = np.load(folder / "offsets.npy")
-        kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
+        with telling_kept(folder):
+            check_sums(folder)
+            names = COLUMNS if (folder / f"{REST[0]}.npy").exists() else NUMBER
+            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
+            self.offsets = np.load(folder / "offsets.npy")
+            kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
         self.facts = TokenFacts(**arrays, numbers=kept)
 
     def __len__(self) -> int:
@@ -325,7 +338,7 @@ class FactStore:
             _make_empty(part, names, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
             if numbers is not None:
                 shape = (len(numbers.values), size)
-                np.lib.format.open_memmap(part / NUMBER_FEATURES, "w+", dtype=np.float32, shape=shape)
+                _make_array(part / NUMBER_FEATURES, np.float32, shape)
                 numbers.save(part)
             np.save(part / "offsets.npy", offsets)
             (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
@@ -358,6 +371,8 @@ class FactStore:
         for array in (*arrays.values(), of_numbers):
             if array is not None:
                 array.flush()
+        if ranks.world_size() == 1:  # on other machines, not all that was written may be seen yet
+            write_sums(part)
 
     def take(self, model: CausalQwenForCausalLM, examples: Sequence[Example], rows: Sequence[int], root: Path) -> None:
         """Put the store that `build` would make of these rows' examples into `root`, without reading them again."""
@@ -374,6 +389,7 @@ class FactStore:
                 if self.facts.numbers is not None:
                     self.facts.numbers.of_rows(rows, at).save(part)
                 np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+                write_sums(part)
 
     @classmethod
     def gather(
@@ -394,6 +410,7 @@ class FactStore:
                 KeptNumbers.stacked(numbers).save(part)
             lengths = np.concatenate([np.diff(store.offsets) for store in stores])
             np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+            write_sums(part)
         return cls(folder)._with_table(model, examples)
 
 
@@ -401,7 +418,18 @@ def _make_empty(folder: Path, names: Sequence[str], positions: int, widths: dict
     """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""
     for name in names:
         shape = (positions, widths[name]) if name in widths else (positions,)
-        np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype=_DTYPES.get(name, np.float32), shape=shape)
+        _make_array(folder / f"{name}.npy", _DTYPES.get(name, np.float32), shape)
+
+
+def _make_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+    """An array to be filled through a map. OSError where the disk is full: a write through the map would end the process."""
+    np.lib.format.open_memmap(path, "w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _how_read(example: Example) -> list[float]:
@@ -444,8 +472,7 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(NUMBER_PARTS):
-            digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            update_digest(digest, name, tensor)
     for example in examples:
         digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
         read = [*example.numeric_values, *_how_read(example)]

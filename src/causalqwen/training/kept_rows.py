@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from causalqwen.data import Example
-from causalqwen.files import writing_folder
+from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training.features import COLUMNS, FORMAT, FactStore, facts_keys, row_digest
+from causalqwen.training.features import COLUMNS, FORMAT, FactStore, facts_keys, row_digest, telling_kept
 
 _ROWS = "rows.npy"
 _OF_BLOCK = 1024
@@ -35,6 +35,7 @@ class KeptRows:
             raise ValueError("rows are kept without the numbers in them: give a model that does not copy")
         self.model, self.root, self.read = model, Path(folder), read or _one_by_one
         self.folder = self.root / facts_keys(model, [])[0][:24]
+        self._whole: set[Path] = set()
 
     def features(self, examples: Sequence[Example]) -> np.ndarray:
         """z [n, H] before each row's value, float32."""
@@ -51,6 +52,7 @@ class KeptRows:
             np.save(part / "values.npy", np.array([example.numeric_labels[-1] for example in examples]))
             np.save(part / "offsets.npy", np.arange(len(examples) + 1))
             (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
+            write_sums(part)
 
     def _columns(self, examples: Sequence[Example], names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of the facts of all rows, in their order; what is missing is read first."""
@@ -73,7 +75,13 @@ class KeptRows:
     def _index(self) -> tuple[dict[bytes, tuple[int, int]], list[Path]]:
         """Where each row is, by its digest: the number of its store, and its place there."""
         stores = sorted(path.parent for path in self.folder.glob(f"features-*/{_ROWS}"))
-        digests = [np.load(store / _ROWS) for store in stores]
+        digests = []
+        for store in stores:
+            with telling_kept(store):
+                if store not in self._whole:
+                    check_sums(store)
+                digests.append(np.load(store / _ROWS))
+            self._whole.add(store)
         index = {
             row.tobytes(): (number, place) for number, rows in enumerate(digests) for place, row in enumerate(rows)
         }

@@ -11,6 +11,7 @@ import torch
 from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
 from causalqwen.data.texts import read_text
+from causalqwen.files import move_into, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.card import CARD, is_somebodys
 from causalqwen.modeling.heads import check_made
@@ -32,17 +33,34 @@ def train(
     settings: TrainSettings | None = None,
     *,
     resume: bool = False,
-    save: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Train `model` in place and save it to `output`, whose files appear by rename at the end; without `save`, what was learned
-    is in `model` alone.
+    """Train `model` in place, as `learn` does, and save it to `output`, whose files appear by rename at the end.
+
+    Returns and raises as `learn`; ValueError too for an output that already holds a model.
+    """
+    metrics = learn(model, train_examples, eval_examples, output, settings, resume=resume, say=say)
+    save_by_rename(model, Path(output), Path(output) / WORK)
+    return metrics
+
+
+def learn(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    output: Path,
+    settings: TrainSettings | None = None,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Train `model` in place; what was learned is in it alone.
 
     Where the settings leave it open (`values` "auto"), how values are read is chosen first, by the evaluation rows, or by a
     fifth of the training rows where there are none; `say` gets a line for each fit.
 
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
-    `resume=True` and the same settings, and then gives the same curve.
+    `resume=True` and the same settings, and then comes to the same weights.
 
     Started by torchrun or `accelerate launch`, all ranks train it together (`causalqwen.training.ranks`): call it on each with
     the same arguments, `output` on one filesystem. Rank 0 writes.
@@ -112,8 +130,6 @@ def train(
             say(uneven)
     finally:
         model.bf16, model.number_class = before
-    if save:
-        save_by_rename(model, output, work)
     return metrics
 
 
@@ -195,7 +211,7 @@ def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) 
     ranks.barrier()  # every rank has looked
     if ranks.rank() == 0:
         work.mkdir(parents=True, exist_ok=True)
-        note.write_text(described, encoding="utf-8")
+        write_text(note, described)
     ranks.barrier()
 
 
@@ -206,7 +222,5 @@ def save_by_rename(model: CausalQwenForCausalLM, output: Path, work: Path) -> No
         model.save_pretrained(saved)
         if is_somebodys(output / CARD):
             (saved / CARD).unlink()
-        for file in sorted(saved.iterdir(), key=lambda path: path.name == "config.json"):
-            file.replace(output / file.name)
-        saved.rmdir()
+        move_into(output, saved, last="config.json")
     ranks.barrier()

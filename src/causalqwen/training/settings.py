@@ -60,10 +60,10 @@ class ValueStage(Stage):
 
     Args:
         standardize: fit the mean and standard deviation by which the branch reads the features.
-        center: start at the centre of the value axis, with the spread of the training values, instead of wherever W_reg reads
-            the average features; rows that share individuals always do.
-        scalar_learning_rate: of single numbers, which have further to go than any weight: the copy head's biases and, where
-            rows share individuals, the noise's scale and the value head's bias.
+        center: start at the centre of the value axis, with the spread of the training values, and not at W_reg times the
+            average features. Rows that name individuals always start there.
+        scalar_learning_rate: the rate of single numbers, which have to move further than any weight: the copy head's biases
+            and, where rows name individuals, the noise's scale and the value head's bias.
     """
 
     standardize: bool = True
@@ -73,17 +73,17 @@ class ValueStage(Stage):
 
 @dataclass(frozen=True)
 class ChosenStage(ValueStage):
-    """Stage 1 as nobody described it (`values: auto`): axis, law, loss, members, passes and copying are chosen by rows held out
-    (`causalqwen.training.choice`); where there is nothing to choose, it is a `ValueStage`."""
+    """Stage 1 with settings that are chosen (`values: auto`): rows held out choose axis, law, loss, members, passes and copying
+    (`causalqwen.training.choice`). Where there is nothing to choose, it is a `ValueStage`."""
 
 
 @dataclass(frozen=True)
 class HeadStage(Stage):
     """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
 
-    Trained are abduction, noise, threshold and its shift beside all that stage 1 trains, and by choice W_cls and b_cls: then it
-    is the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5):
-    calibrate and train values instead, unless it is what you study.
+    It trains abduction, noise, threshold and its shift beside all that stage 1 trains. With W_cls and b_cls, by choice, it is
+    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5). Calibrate
+    and train values instead, unless this stage is what you study.
 
     Args:
         score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
@@ -132,8 +132,8 @@ class TokenStage(Stage):
     input row and direction.
 
     Args:
-        whole_vocabulary: train on L_cls of all tokens; by default on `<NUM>`'s own term alone: words are nothing that rows with
-            numbers should teach (theory 4). negatives: wrong tokens per step, see `HeadStage`.
+        whole_vocabulary: train on L_cls of all tokens. By default `<NUM>`'s own term alone is trained, because rows with
+            numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
         anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
             move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
             anchor_tokens: of it per step.
@@ -293,8 +293,8 @@ class TrainSettings:
             raise FileNotFoundError(f"{path} is not a file")
         try:
             given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path.name} is not YAML: {error}") from None
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(given, dict):
             raise ValueError(f"{path.name}: expected keys and values")
         return cls.from_dict(given, path.name)

@@ -23,7 +23,7 @@ from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import let_cross
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
-from causalqwen.training.batches import FactRows, class_code, collate_facts, collate_tokens
+from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import score_tokens
@@ -93,19 +93,6 @@ class Run:
         if not self.eval_examples:
             return None
         return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")
-
-
-class ExampleRows(torch.utils.data.Dataset):
-    """Examples for a data loader."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.examples[index]
 
 
 def check_stages(
@@ -199,7 +186,7 @@ def _train_values(run: Run) -> None:
         _lean_on_people(model, train_store, rows)
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
-    _run_stage(run, "values", trained, rows, collate_facts, lambda _: eval_store.blocks(split=True), rates=rates)
+    _run_stage(run, "values", trained, rows, lambda _: eval_store.blocks(split=True), rates=rates)
 
 
 @torch.no_grad()
@@ -219,16 +206,21 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     features = store.facts.tensor("features")[told].to(model.device)
     was_training = branch.training
     model.eval()
+    features, places = features.unique(dim=0, return_inverse=True)
     chain, x = Chain(model, features), branch.standardize(features)
-    left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0]
+    left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0][places]
     noise_scale = chain.value_loadings()[1].double().mean().item()
-    size, noise = let_cross(model).lean(x, left, torch.from_numpy(people)[told].to(model.device))
+    row = model.action.value_linear[0][0]
+    x = x[places]
+    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device), row)
+    model.config.value_crossing = branch.crossing.turn.out_features
     unit = _QUARTILE / law.quantile(torch.tensor(0.75)).item()  # scale for a standard deviation: quartiles alike
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
     branch.train(was_training)
     if not noise > 0:  # everybody said the same
         return
-    step = (unit * size.clamp(min=_LEAST_SHARE * noise)).log() - model.action.value(zero, scale)[1].double().log()
+    before = model.action.value(zero, scale)[1].double()[places]
+    step = (unit * size.clamp(min=_LEAST_SHARE * noise)).log() - before.log()
     middle = x.double().mean(0)
     slopes, _ = _ridge((x.double() - middle).cpu(), (step - step.mean()).cpu(), (_COLUMN_RIDGE,))
     branch.direct[1].add_(slopes.to(branch.direct))
@@ -294,7 +286,13 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
 def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
     """The ridge regression of y [n] on x [n, k], both centred float64, whose errors on rows left out one by one are least: its
     slopes [k] and these errors [n]. penalties: of a row."""
-    left, widths, right = torch.linalg.svd(x, full_matrices=False)
+    rows, places, counts = x.unique(dim=0, return_inverse=True, return_counts=True)
+    if len(rows) < len(x) // 2:  # rows that are alike weigh more
+        weights = counts.to(x.dtype).sqrt().unsqueeze(-1)
+        left, widths, right = torch.linalg.svd(rows * weights, full_matrices=False)
+        left = (left / weights)[places]
+    else:
+        left, widths, right = torch.linalg.svd(x, full_matrices=False)
     seen, best = left.T @ y, None
     for penalty in penalties:
         shrunk = widths.square() / (widths.square() + penalty * len(x))
@@ -361,7 +359,6 @@ def _train_heads(run: Run) -> None:
         "heads",
         trained,
         FactRows(train_store, classes=run.class_codes()),
-        collate_facts,
         lambda model: eval_store.renewed(model, split=True),
         best="eval_cls_loss",
     )
@@ -377,15 +374,15 @@ def _moves_embedding(model: CausalQwenForCausalLM, stage: HeadStage) -> bool:
 
 
 def _train_lora(run: Run) -> None:
-    from causalqwen.training.adapters import add_adapters, merge_adapters  # PEFT comes with an extra
+    from causalqwen.training.adapters import add_adapters  # PEFT comes with an extra
 
     model, stage = run.model, run.settings.lora
     _train_numbers_only(model)
     trained = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
-    add_adapters(model.backbone, stage)
+    adapters = add_adapters(model.backbone, stage)
     _run_on_tokens(run, "lora", trained)
-    merge_adapters(model.backbone)
+    adapters.merge_and_unload()
 
 
 def _train_backbone(run: Run) -> None:
@@ -418,13 +415,11 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
 
 
 def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, **settings: Any) -> None:
-    pad, names = run.model.processor.tokenizer.pad_token_id, run.class_names
     _run_stage(
         run,
         name,
         trained,
-        ExampleRows(run.train_examples),
-        lambda examples: collate_tokens(examples, pad, names),
+        ExampleRows(run.train_examples, run.model.processor.tokenizer.pad_token_id, run.class_names),
         lambda model: (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True)),
         **settings,
     )
@@ -445,7 +440,6 @@ def _run_stage(
     name: str,
     trained: TrainedForCausalLM,
     dataset: FactRows | ExampleRows,
-    collator: Any,
     blocks: Callable[[CausalQwenForCausalLM], Iterable[TokenFacts]],
     best: str = "eval_reg_loss",
     rates: dict[str, float] | None = None,
@@ -491,7 +485,7 @@ def _run_stage(
         args=arguments,
         train_dataset=dataset,
         eval_dataset=eval_examples or None,
-        data_collator=collator,
+        data_collator=dataset.collate,
         callbacks=callbacks,
         scorer=lambda: score_tokens(model, blocks(model), split=True, classes=classes, watched=run.watched),
         metrics_file=MetricsFile(run.output / METRICS, name),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import ProgressCallback
 
 from causalqwen.core import Chain
-from causalqwen.files import write_text, writing
+from causalqwen.files import check_sums, write_sums, write_text, writing, writing_tensors
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -123,7 +124,7 @@ class TrainedForCausalLM(nn.Module):
             None if offered is None else offered[masks.num_mask],
             None if classes is None else classes[masks.num_mask],
         )
-        parts = losses(model, masks, rest_loss, *chain.number.log_p(), value_losses)
+        parts = losses(model, masks, rest_loss, chain.number.log_p(), value_losses)
         loss = parts.total
         if self.closeness and self.training:
             domain = model.abduction.asked
@@ -158,8 +159,12 @@ class MetricsFile(TrainerCallback):
         """Drop records of this stage that lie behind the step where it resumes."""
         if ranks.rank() > 0 or not self.path.exists():
             return
-        records = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        kept = [r for r in records if r["stage"] != self.stage or r["step"] <= state.global_step]
+        kept = []
+        for line in self.path.read_bytes().splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # what a killed run left of its last line
+                record = json.loads(line)
+                if record["stage"] != self.stage or record["step"] <= state.global_step:
+                    kept.append(record)
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def record(self, step: int, epoch: float | None, metrics: dict[str, float]) -> None:
@@ -342,8 +347,14 @@ class CausalTrainer(Trainer):
             return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        with writing(folder / WEIGHTS) as part:
+        with writing(folder / WEIGHTS) as part, writing_tensors(folder / WEIGHTS):
             save_file({n: tensor.cpu().contiguous() for n, tensor in trained.items()}, part, metadata={"format": "pt"})
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """transformers', and checksums: `last_checkpoint` passes over one that is damaged."""
+        super()._save_checkpoint(*args, **kwargs)
+        if ranks.world_size() == 1:  # others may still be writing
+            write_sums(Path(self._get_output_dir(trial=None)) / f"checkpoint-{self.state.global_step}")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not sharding.is_sharded(self.trained.model):
@@ -363,9 +374,11 @@ class CausalTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         ranks.barrier()
-        self._load_trained(Path(self.state.best_model_checkpoint))
+        # By its name: the run's folder may have been moved since.
+        self._load_trained(Path(self.args.output_dir) / Path(self.state.best_model_checkpoint).name)
 
     def _load_trained(self, folder: Path) -> None:
+        check_sums(folder)
         parameters = dict(self.model.named_parameters())
         kept = load_file(folder / WEIGHTS)
         expected = {name for name, parameter in parameters.items() if parameter.requires_grad}
@@ -381,11 +394,12 @@ def _among(parameter: Tensor, others: Iterable[Tensor]) -> bool:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The latest checkpoint in `folder` that was written to its end, or None."""
+    """The latest checkpoint in `folder` that was written to its end and is what was written, or None."""
     checkpoints = []
     for candidate in folder.glob("checkpoint-*"):
         try:
             json.loads((candidate / "trainer_state.json").read_text(encoding="utf-8"))
+            check_sums(candidate)
         except (OSError, ValueError):
             continue
         checkpoints.append(candidate)

@@ -55,5 +55,11 @@ export function tableOf(text: string): { heading: string[]; cells: string[][] } 
 /** The number in a cell; null where there is none. */
 export function numberIn(cell: string | undefined): number | null {
   const text = (cell ?? "").trim().replace("−", "-");
-  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : null;
+  const written = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text); // 0x10 is a word
+  return written && Number.isFinite(Number(text)) ? Number(text) : null;
+}
+
+/** The options that are named in a text, each once. */
+export function optionsOf(told: string): string[] {
+  return [...new Set(told.split(/[,，\n]/).map((word) => word.trim()).filter(Boolean))];
 }

@@ -1,4 +1,4 @@
-import { ApiError, type Card } from "./api";
+import { ApiError, type Card, model, type Portrait, type Who } from "./api";
 import { type Language, type Texts, texts } from "./texts";
 
 /** A choice that this browser remembers, where it may. */
@@ -18,11 +18,20 @@ function remember(key: string, value: string): void {
   }
 }
 
+/** Somebody on the page: how they come about, and what the server tells of them. */
+export interface Person {
+  who: Who;
+  told: Portrait;
+}
+
 /** What all views share: the language, the look, and the model. Nothing of a text is kept outside of its tab. */
 class Session {
   language = $state<Language>("en");
   theme = $state<"light" | "dark">("light");
   card = $state<Card>()!;
+  people = $state.raw<Person[]>([]);
+  /** A text that was written, on its way to be asked about. */
+  observed = $state.raw<{ prompt: string; text: string } | null>(null);
 
   constructor() {
     const known = remembered("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en");
@@ -33,6 +42,11 @@ class Session {
 
   get texts(): Texts {
     return texts[this.language];
+  }
+
+  /** Ask the server what it is; after somebody was saved, too. */
+  async ask(): Promise<void> {
+    this.card = await model();
   }
 
   turnLanguage(): void {

@@ -28,6 +28,7 @@ from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval
 from causalqwen.evaluation.rivals import Predictor, Rival, central
 from causalqwen.files import writing
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.parts.class_axes import EACH_CLASS
 from causalqwen.training import LEVELS, FactStore
 from causalqwen.training.choice import READER
 
@@ -41,7 +42,7 @@ REGRESSIONS: dict[str, Rival] = {
 }
 DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
 JOINT = "causalqwen-joint"
-GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: {"class_transforms": True}}
+GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: EACH_CLASS}
 """What each has over the defaults of `train`: one model for all tables has an axis for each of them."""
 METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
 FORMAT = 2

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import DynamicCache, get_cosine_schedule_with_warmup
 
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.parts import MakeModel
-from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor
+from causalqwen.evaluation.rivals import Forecast, Predictor
 from causalqwen.losses import IGNORE_INDEX
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import LoraStage

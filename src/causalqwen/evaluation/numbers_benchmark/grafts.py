@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, examples_of
-from causalqwen.evaluation.rivals import Forecast, NumberTable, Predictor
+from causalqwen.evaluation.rivals import Forecast, Predictor
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers.transforms import TRANSFORMS
-from causalqwen.training import TrainSettings, train
+from causalqwen.training import TrainSettings
 from causalqwen.training.choice import FAMILIES, HeldNumbers
+from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
 
 
@@ -49,7 +51,7 @@ class Graft:
             work.mkdir(parents=True)
             for features in self.facts.resolve().glob("features-*"):
                 (work / features.name).symlink_to(features)
-            train(model, learned, kept, work.parent, settings, save=False)
+            learn(model, learned, kept, work.parent, settings)
         return model
 
 

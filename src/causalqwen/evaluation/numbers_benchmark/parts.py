@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from causalqwen.data import Example, Row, encode_rows
-from causalqwen.evaluation.evaluate import number_table
-from causalqwen.evaluation.rivals import NumberTable
+from causalqwen.evaluation.number_table import NumberTable, number_table
 from causalqwen.extras import extra
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank
 from causalqwen.evaluation.rivals import (
     Forecast,
-    NumberTable,
     Predictor,
     character_grams,
     fit_ridge,

@@ -77,11 +77,11 @@ def _intervals(rows: Rows, scored: dict[str, Rows]) -> dict[str, Any]:
     return intervals
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """The summary as a table for each table of numbers. In bold: the lowest mean, and those whose paired difference to it may
     be 0."""
     lines = []
-    for name, table in found["tables"].items():
+    for name, table in results["tables"].items():
         sizes = " / ".join(f"{size:,}" for size in table["sizes"])
         lines += [
             f"### {name}, {table['unit']} ({sizes} rows to train, validate and test)",

@@ -130,21 +130,21 @@ def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], CausalQ
     return models
 
 
-def speed_table(found: dict[str, Any]) -> str:
+def speed_table(results: dict[str, Any]) -> str:
     """The results as text."""
     lines = []
-    for row in found.get("loss", []):
+    for row in results.get("loss", []):
         weight = "frozen" if row["frozen"] else "trained"
         lines.append(f"{row['tokens']:,} x {row['vocabulary']:,} x {row['hidden']}, {row['dtype']}, weight {weight}")
         for name, ratio in row["time_ratio"].items():
             memory = f"{row['memory_ratio'][name]:6.2f} x memory" if "memory_ratio" in row else ""
             lines.append(f"  {name:36} {ratio:6.2f} x time {memory}")
-    for row in found.get("generate", []) + [found[part] for part in ("ways",) if part in found]:
+    for row in results.get("generate", []) + [results[part] for part in ("ways",) if part in results]:
         lines.append(f"generate, {row['model']}, batch {row['batch']}: tokens/s over the backbone's greedy generate")
         lines.append("  " + "  ".join(f"{name} {ratio:.2f}" for name, ratio in row["speed_ratio"].items()))
-    if "epochs" in found:
+    if "epochs" in results:
         lines.append("an epoch, times faster than LoRA on the whole vocabulary")
-        lines += [f"  {name:36} {ratio:6.1f}" for name, ratio in found["epochs"]["times_faster"].items()]
-    if "tokenizer" in found:
-        lines.append(f"text to tensors: {found['tokenizer']['speed_ratio']:.2f} x the bare tokenizer's speed")
+        lines += [f"  {name:36} {ratio:6.1f}" for name, ratio in results["epochs"]["times_faster"].items()]
+    if "tokenizer" in results:
+        lines.append(f"text to tensors: {results['tokenizer']['speed_ratio']:.2f} x the bare tokenizer's speed")
     return "\n".join(lines)

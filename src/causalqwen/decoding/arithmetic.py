@@ -1,0 +1,102 @@
+"""Arithmetic of individuals, in normal scores g = Phi^-1(e1), which are N(0, I) over people (theory 3.16).
+
+What is not known of people who were inferred is kept as draws around the result: of a mixture or a mean as much as of those
+who enter it, on average. Different people are taken to be independent of each other.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from causalqwen.decoding.individual import Individual
+from causalqwen.decoding.population import Population
+
+_DRAWS = 200
+
+
+def mix(one: Individual, other: Individual, share: float = 0.5) -> Individual:
+    """Somebody in between, `share` of the way from `one` to `other`.
+
+        g = ((1 - t) g1 + t g2) / ((1 - t)^2 + t^2 + 2 t (1 - t) max(r, 0))^(1/2),   r the cosine of g1 and g2
+
+    A mixture of two strangers is as far from everybody as people are: without the root it would be nearer to nobody. Somebody
+    mixed with themselves stays who they are; two who are opposite meet at nobody.
+
+    Raises ValueError for a share outside [0, 1] (beyond an end lies `move`), or sizes that differ.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"a share lies between 0 and 1, got {share}; beyond one of the two lies `move`")
+    left, right = _normals([one, other])
+    lengths = (left.norm() * right.norm()).item()
+    cosine = max((left @ right).item() / lengths, 0.0) if lengths > 0 else 0.0
+    size = math.sqrt((1 - share) ** 2 + share**2 + 2 * share * (1 - share) * cosine)
+    name = f"{1 - share:.0%} {_called(one)}, {share:.0%} {_called(other)}"
+    return _made(torch.lerp(left, right, share) / size, [(one, 1 - share), (other, share)], name)
+
+
+def move(one: Individual, start: Individual, end: Individual, amount: float = 1.0) -> Individual:
+    """`one` moved along the difference of two others, g + amount (g_end - g_start), both taken as they are likeliest.
+
+    It keeps the width of `one`. Far along, it leaves where people are. Raises ValueError for sizes that differ.
+    """
+    g, first, last = _normals([one, start, end])
+    name = f"{_called(one)} {amount:+g} of the way from {_called(start)} to {_called(end)}"
+    return _made(g + amount * (last - first), [(one, 1.0), (start, 0.0), (end, 0.0)], name)
+
+
+def mean(people: Sequence[Individual] | Population) -> Individual:
+    """What several have in common, the mean of g; of n strangers 1/n^(1/2) as far from nobody as each of them is.
+
+    Raises ValueError for nobody, or sizes that differ.
+    """
+    several = [people[name] for name in people.names] if isinstance(people, Population) else list(people)
+    if not several:
+        raise ValueError("a mean needs one individual at least")
+    parts = [(one, 1 / len(several)) for one in several]
+    return _made(torch.stack(_normals(several)).mean(0), parts, f"the mean of {len(several)}")
+
+
+def nearest(one: Individual, people: Mapping[str, Individual] | Population, count: int = 1) -> list[tuple[str, float]]:
+    """Names of those who are most like `one`, with how far away each is, nearest first.
+
+    The distance is |g - g'| / (2 C)^(1/2), C the coordinates: two strangers drawn from the law are 1 apart on average. Who was
+    inferred from little lies near nobody: compare people of whom equally much is known.
+    """
+    names = list(people.names) if isinstance(people, Population) else list(people)
+    if not names:
+        raise ValueError("nobody to compare with")
+    g, *others = _normals([one, *(people[name] for name in names)])
+    far = (torch.stack(others) - g).norm(dim=-1) / math.sqrt(2 * len(g))
+    places = far.argsort(stable=True)[:count].tolist()
+    return [(names[place], far[place].item()) for place in places]
+
+
+def _called(one: Individual) -> str:
+    return one.name or "unnamed"
+
+
+def _normals(people: Sequence[Individual]) -> list[Tensor]:
+    for one in people[1:]:
+        one.check_size(len(people[0].factor))
+    return [one.normal for one in people]
+
+
+def _made(normal: Tensor, parts: Sequence[tuple[Individual, float]], name: str) -> Individual:
+    """The one at `normal`, with what is not known of those who enter it: sum of share_i^(1/2) (draw of i - g_i)."""
+    shares: dict[Individual, float] = {}  # of each once: nobody is independent of themselves
+    for one, share in parts:
+        shares[one] = shares.get(one, 0.0) + share
+    evidence = tuple(dict.fromkeys(seen for one in shares for seen in one.evidence))
+    drawn = all(one.drawn for one in shares)
+    if not any(one.is_inferred for one in shares):
+        return Individual.from_normal(normal, name, evidence=evidence, drawn=drawn)
+    draws = normal.expand(_DRAWS, -1).clone()
+    for place, (one, share) in enumerate(shares.items()):
+        if one.is_inferred and share > 0:
+            likely, generator = one.likely(_DRAWS), torch.Generator().manual_seed(place)
+            order = torch.randperm(_DRAWS, generator=generator)  # draws along a line come in its order
+            places = torch.linspace(0, len(likely) - 1, _DRAWS, dtype=torch.float64).round().long()[order]
+            draws += math.sqrt(share) * (likely[places] - one.normal)
+    return Individual.from_normal(normal, name, evidence=evidence, draws=draws, drawn=drawn)

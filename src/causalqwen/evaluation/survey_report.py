@@ -1,0 +1,120 @@
+"""A page about the answers of a survey: how each question is answered, which answers go together, and who differs."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from causalqwen.evaluation.page import write_page
+from causalqwen.extras import extra
+from causalqwen.modeling import Question
+
+with extra("tables", "a survey's report"):
+    import pandas
+
+_BINS, _WHO = 12, 10
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question: how many answered, and bars (what, share of the answers). numbers: mean, standard deviation, median and 90%
+    interval, where answers are numbers or stand for them."""
+
+    name: str
+    kind: str
+    count: int
+    bars: list[tuple[str, float]]
+    numbers: list[float] | None
+
+
+@dataclass(frozen=True)
+class SurveyReport:
+    """correlations: Spearman's between answers that are numbers or stand for them, by their places in `named`. who: of those
+    who differ most, (name, facts, root mean square of their answers' distances from the means, in standard deviations)."""
+
+    questions: list[Answered]
+    named: list[str]
+    correlations: list[list[float]]
+    who: list[tuple[str, str, float]]
+    people: int
+    rows: int
+
+
+def read_answers(path: Path) -> Any:
+    """The rows of a survey's file as a pandas.DataFrame."""
+    if path.suffix == ".parquet":
+        return pandas.read_parquet(path)
+    return pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_json(path, lines=True, dtype=False)
+
+
+def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
+    """What the drawn answers of a survey say; table: as `survey` gives it, or its file.
+
+    Raises ValueError for answers that were integrated (`draws=0`): their medians and probabilities are the report already.
+    """
+    table = table.reset_index() if "person" not in table.columns else table
+    asked = [question for question in questions if question.kind != "text"]
+    columns: dict[str, np.ndarray] = {}
+    answered = []
+    for question in asked:
+        said = table[question.name]
+        if any(isinstance(one, Mapping) or (isinstance(one, str) and one.startswith("{")) for one in said.head()):
+            raise ValueError(
+                f"{question.name!r} was not drawn: a report is of answers that people gave, draws from 1 on"
+            )
+        if question.values is not None:
+            options = dict(zip(map(str, question.options or ()), question.values, strict=True))
+            columns[question.name] = np.array([options[_as_option(one, options)] for one in said])
+            shares = [(option, float((columns[question.name] == at).mean())) for option, at in options.items()]
+        elif question.kind == "words":
+            shares = [(str(option), float((said == option).mean())) for option in question.options or ()]
+        else:
+            columns[question.name] = said.to_numpy(float)
+            counts, ends = np.histogram(columns[question.name], _BINS)
+            named = [f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(ends)]
+            shares = list(zip(named, (counts / len(said)).tolist(), strict=True))
+        numbers = columns.get(question.name)
+        summary = None
+        if numbers is not None:
+            summary = [numbers.mean(), numbers.std(), *np.quantile(numbers, (0.5, 0.05, 0.95))]
+        answered.append(Answered(question.name, question.kind, len(said), shares, summary))
+    varied = {name: column for name, column in columns.items() if column.std() > 0}
+    values = np.stack(list(varied.values()), axis=1) if varied else np.zeros((len(table), 0))
+    ranks = np.stack([_ranks(column) for column in values.T], axis=1) if varied else values
+    together = np.atleast_2d(np.corrcoef(ranks.T)).tolist() if varied else []
+    return SurveyReport(
+        answered, list(varied), together, _who_differs(table, questions, values), table["person"].nunique(), len(table)
+    )
+
+
+def _as_option(said: Any, options: Mapping[str, float]) -> str:
+    """The option that a file gave back: a number may have come as another kind of number."""
+    return str(said) if str(said) in options else next(name for name, at in options.items() if at == float(said))
+
+
+def _ranks(column: np.ndarray) -> np.ndarray:
+    """Mean ranks of equal values."""
+    _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
+
+
+def _who_differs(table: Any, questions: Sequence[Question], values: np.ndarray) -> list[tuple[str, str, float]]:
+    if not values.shape[1]:
+        return []
+    beside = {"person", "draw", *(question.name for question in questions)}
+    facts = [column for column in table.columns if column not in beside]
+    people, first, place = np.unique(table["person"].to_numpy(str), return_index=True, return_inverse=True)
+    away = (values - values.mean(0)) / values.std(0)
+    means = np.stack([np.bincount(place, column) / np.bincount(place) for column in away.T], axis=1)
+    far = np.sqrt(np.square(means).mean(1))
+    told = [", ".join(f"{fact} {table[fact].iloc[row]}" for fact in facts) for row in first]
+    order = np.argsort(-far, kind="stable")[:_WHO]
+    return [(str(people[at]), told[at], float(far[at])) for at in order]
+
+
+def write_survey_report(path: Path, table: Any, questions: Sequence[Question], title: str = "Survey") -> None:
+    """`survey_report` as a page; it appears by rename."""
+    write_page(path, "survey.html", title=title, report=survey_report(table, questions))

@@ -1,0 +1,208 @@
+"""Where an individual lies among others, what told so, and what they favour (theory 3.12)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from causalqwen.decoding import Individual
+from causalqwen.distributions import upcast
+from causalqwen.individuals import TokenEvidence, read_factor
+from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling.changes import LEVEL
+from causalqwen.modeling.reading import CHUNK, EncodedText
+
+MOST_TOKENS = 600
+"""Of texts, each of whose tokens is told."""
+
+_FAVOURED = 12
+
+
+@dataclass(frozen=True)
+class Said:
+    """A token of an observed text: what it says about the individual, log p(token | g) - log p(token | nobody), in nats.
+
+    gain: None where nothing comes before it. At a number: value, and its law for an individual who knows values, and nobody's.
+    """
+
+    text: str
+    gain: float | None
+    value: float = 0.0
+    own: NumberPrediction | None = None
+    nobodys: NumberPrediction | None = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        told: dict[str, Any] = {"text": self.text, "gain": self.gain}
+        if self.own is not None and self.nobodys is not None:
+            told |= {"value": self.value, "median": self.own.median, "interval": list(self.own.interval(LEVEL))}
+            told["nobodys_median"] = self.nobodys.median
+        return told
+
+
+@torch.no_grad()
+def what_told(
+    model: CausalQwenForCausalLM, texts: Sequence[str], individual: Individual, shown: int = MOST_TOKENS
+) -> tuple[list[list[Said]], TokenEvidence]:
+    """The first `shown` tokens of the texts, each with what it said, and the evidence of the words among them."""
+    limit = min(CHUNK, model.config.context_length or CHUNK)
+    read_texts: list[EncodedText] = []
+    contexts = []
+    left = shown
+    for text in texts:
+        whole = model.encode_text(text)
+        while left < len(whole.ids) and whole.digits[left]:  # a number is not cut
+            left += 1
+        encoded = whole.part(slice(left))
+        left -= len(encoded.ids)
+        read_texts.append(encoded)
+        parts = [encoded.part(slice(start, start + limit)) for start in range(0, len(encoded.ids), limit)]
+        contexts += [(part, 1) for part in parts if len(part.ids) > 1]
+    read = model.read(contexts)
+    heard = individual.evidence[-1].likelihood if individual.evidence else "softmax"
+    tokens = model.token_evidence(read, "ovr" if heard == "ovr" else "softmax")
+    numbers = model.value_evidence(read)
+    g, centre = individual.normal.to(model.device), torch.zeros_like(individual.normal, device=model.device)
+    is_number = (read.targets == model.config.num_token_id) & model.reads_numbers
+    gains = torch.zeros(len(read.targets), dtype=torch.float64, device=model.device)
+    gains[~is_number] = tokens.each(g) - tokens.each(centre)
+    gains[is_number] = numbers.each(g) - numbers.each(centre)
+    at_numbers = read.features[is_number]
+    laws: Iterator[tuple[NumberPrediction, NumberPrediction]] = iter(())
+    if individual.knows_values:
+        laws = zip(model.predict_values(at_numbers, individual), model.predict_values(at_numbers), strict=True)
+    scored = iter(zip(gains.tolist(), is_number.tolist(), strict=True))
+    said: list[list[Said]] = []
+    for encoded in read_texts:
+        said.append([])
+        carried = 0.0  # by tokens within a character
+        pieces = token_texts(model, encoded)
+        for place, (text, value, is_digit) in enumerate(
+            zip(pieces, encoded.values.tolist(), encoded.digits.tolist(), strict=True)
+        ):
+            if is_digit:  # part of its number
+                continue
+            if place % limit == 0:  # nothing before it was read
+                said[-1].append(Said(text, None))
+                continue
+            gain, number = next(scored)
+            gain, carried = (gain + carried, 0.0) if text else (0.0, gain + carried)
+            said[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
+    return said, tokens
+
+
+def token_texts(model: CausalQwenForCausalLM, text: EncodedText) -> list[str]:
+    """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all.
+
+    Of a `<NUM>` and the digits behind it, the first adds the number, the others nothing.
+    """
+    numbers = (text.ids == model.config.num_token_id) & text.digits.any()
+    texts, told, owner = [""] * len(text.ids), "", 0
+    for place in range(len(text.ids)):
+        owner = owner if text.digits[place] else place
+        read = text.part(slice(place + 1)).part(~numbers[: place + 1])
+        decoded = model.processor.decode(read.ids, numeric_values=read.values)
+        if not decoded.endswith("\ufffd") or place == len(text.ids) - 1:
+            texts[owner] += decoded[len(told) :]
+            told = decoded
+    return texts
+
+
+@dataclass(frozen=True)
+class Favoured:
+    """A token of the vocabulary: its probability for nobody in particular, and for the individual."""
+
+    text: str
+    nobodys: float
+    own: float
+
+
+@torch.no_grad()
+def favoured_tokens(
+    model: CausalQwenForCausalLM, evidence: TokenEvidence, individual: Individual, count: int = _FAVOURED
+) -> tuple[list[Favoured], list[Favoured]]:
+    """The tokens whose probability an individual raises, and lowers, most, at a typical position of what was observed.
+
+    There, p_k is the mean of nobody's softmax over the positions, and the individual adds W_k . (r * q(g)) to each score, r
+    the root mean square of reach over the positions.
+    """
+    weight, mask = upcast(evidence.weight), evidence.mask
+    p = weight.new_zeros(len(weight), dtype=torch.float64)
+    for loc in evidence.loc.split(evidence.positions_at_once):
+        scores = F.linear(loc, weight, evidence.bias).masked_fill(~mask, -torch.inf)
+        p += scores.softmax(-1).sum(0, dtype=torch.float64) / len(evidence)
+    q = read_factor(evidence.reader, individual.normal.to(p.device))[0]
+    added = weight.double() @ (evidence.reach.double().square().mean(0).sqrt() * q)
+    own = p * (added - added[mask].max()).exp()
+    own = own / own.sum()
+    order = (own - p).argsort().tolist()
+
+    def tell(token: int) -> Favoured:
+        return Favoured(model.processor.tokenizer.decode([token]), p[token].item(), own[token].item())
+
+    return [tell(token) for token in order[: -count - 1 : -1]], [tell(token) for token in order[:count]]
+
+
+def covariance_of(individual: Individual) -> Tensor:
+    """Of the posterior of Phi^-1(e1), float64 [C, C]; 0 where the individual is known exactly."""
+    if individual.precision is not None:
+        return torch.cholesky_inverse(torch.linalg.cholesky(individual.precision))
+    if individual.draws is not None:
+        return torch.cov(individual.draws.double().T)
+    return torch.zeros(len(individual.factor), len(individual.factor), dtype=torch.float64)
+
+
+def telling_plane(means: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
+    """The two directions [C, 2] in which points [n, C] and nobody (0) differ most beside a covariance [C, C].
+
+    They maximize a^T B a / a^T S a, B the scatter of the points and 0 around their mean, S the covariance (I where that is 0),
+    and have a^T S a = 1. Where B says nothing more, the one that is known best. Second: the share of tr(S^-1 B) they hold.
+    """
+    size = means.shape[1]
+    identity = torch.eye(size, dtype=torch.float64)
+    typical = covariance.diagonal().mean().item()
+    spread = covariance + 1e-6 * typical * identity if typical > 0 else identity
+    lower = torch.linalg.cholesky(spread)
+    points = torch.cat([means, means.new_zeros(1, size)])
+    points = torch.linalg.solve_triangular(lower, (points - points.mean(0)).T, upper=False)
+    scatter = points @ points.T
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+    known = inverse @ inverse.T  # v^T known v = |a|^2 where a = L^-T v has a^T S a = 1: long where little is left open
+    undecided = 1e-6 * scatter.trace().clamp(min=1e-30) / known.trace()
+    along = torch.linalg.eigh(scatter + undecided * known)[1][:, [-1, -2]]
+    share = ((along.T @ scatter @ along).trace() / scatter.trace().clamp(min=1e-30)).item()
+    directions = torch.linalg.solve_triangular(lower.T, along, upper=True)
+    return directions * torch.where(means[0] @ directions < 0, -1.0, 1.0), share
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Individuals in the plane of `telling_plane`: points [n, 2], covariances [n, 2, 2] of what each may be, and its share.
+
+    known: whether any has a width, which is then the unit.
+    """
+
+    points: Tensor
+    covariances: Tensor
+    share: float
+    known: bool
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        points = {name: getattr(self, name).tolist() for name in ("points", "covariances")}
+        return points | {"share": self.share, "known": self.known}
+
+
+def lie_among(people: Sequence[Individual]) -> Plane:
+    """Where they lie beside each other and beside nobody, who is at the origin."""
+    means = torch.stack([who.normal for who in people])
+    inferred = [who for who in people if who.is_inferred]
+    typical = sum((covariance_of(who) for who in inferred[1:]), covariance_of((inferred or people)[0]))
+    plane, share = telling_plane(means, typical / max(len(inferred), 1))
+    covariances = torch.stack([plane.T @ covariance_of(who) @ plane for who in people])  # C x C of one at a time
+    return Plane(means @ plane, covariances, share, bool(inferred))

@@ -1,0 +1,91 @@
+"""The connections beneath: no patience with clients that hold them for nothing, and an end that answers everybody."""
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from causalqwen.serving.journal import log_to_stderr
+from causalqwen.serving.settings import PATIENCE
+
+
+class Connection(H11Protocol):
+    """uvicorn's, closed where a request or its answer is not moved on; uvicorn itself waits for ever.
+
+    `PATIENCE` is for a request's head, from the connection or the answer before; a request and its answer together have as
+    long as the application needs at most, its `state.longest`, and as long again as a body and an answer may take.
+    """
+
+    _watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait(PATIENCE)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._wait(self.config.app.state.longest + 2 * PATIENCE)  # type: ignore[union-attr]
+
+    def on_response_complete(self) -> None:
+        self._wait(PATIENCE)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait(None)
+
+    def _wait(self, seconds: float | None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+class Listener(uvicorn.Server):
+    """uvicorn's server of an application of `create_app`.
+
+    When it ends, nothing more is taken; what is held is answered, and after `patience` seconds handed back by a 503.
+    """
+
+    patience = PATIENCE
+
+    def __init__(self, app: FastAPI, log_config: dict[str, Any] | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            log_config=log_config,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(PATIENCE + 5),
+        )
+        super().__init__(config)
+        self.batcher = app.state.batcher
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.batcher.refuse()
+        hand_back = threading.Timer(self.patience, self.batcher.close)
+        hand_back.start()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            hand_back.cancel()
+
+
+def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) -> None:
+    """Serve on a listening socket until SIGINT or SIGTERM, which end the process with status 0."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            name, lambda *_: sys.exit(0)
+        )  # uvicorn takes signals over, and raises them again when it has ended
+    sys.setswitchinterval(
+        5e-4
+    )  # a thread that reads a long prompt gives way to the model's between two small operations
+    Listener(app, log_to_stderr(log_requests)).run(sockets=[listener])

@@ -1,0 +1,228 @@
+"""`/v1/individuals`: who somebody is, drawn, inferred, mixed or saved; where each lies, and which words told.
+
+A request describes whom it means, so that nothing is kept between two of them but what making them anew would give:
+
+    "ann"                                                       whom the server knows by this name
+    {"seed": 7}                                                 `Individual.from_seed`
+    {"observations": [...], "likelihood": "softmax"}            `model.abduct`
+    {"mix": [one, other], "share": 0.3}                         `mix`
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from causalqwen.decoding import Individual, mix
+from causalqwen.individuals import LIKELIHOODS
+from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
+from causalqwen.modeling.telling import Favoured, favoured_tokens, lie_among, what_told
+from causalqwen.serving.requests import Seed, Strict
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
+from causalqwen.serving.tasks import Task, Work
+
+MOST_PEOPLE = 32
+"""Individuals of one request."""
+
+_KEPT = 2 * MOST_PEOPLE
+_NAME = r"\w[\w .-]{0,63}"
+
+
+class SaidText(Strict):
+    """An `Observation`."""
+
+    text: Annotated[str, Field(min_length=1)]
+    prompt: str = ""
+
+    @property
+    def heard(self) -> Observation:
+        return Observation(self.text, self.prompt)
+
+
+class Chosen(Strict):
+    """A `Choice`."""
+
+    prompt: str
+    options: list[str]
+    chosen: str
+
+    @model_validator(mode="after")
+    def _check_options(self) -> "Chosen":
+        _ = self.heard
+        return self
+
+    @property
+    def heard(self) -> Choice:
+        return Choice(self.prompt, tuple(self.options), self.chosen)
+
+
+def _kind_of(observation: Any) -> str:
+    if isinstance(observation, str):
+        return "text"
+    given = observation if isinstance(observation, dict) else vars(observation)
+    return "choice" if "options" in given else "said"
+
+
+Observed = Annotated[
+    Annotated[str, Tag("text")] | Annotated[SaidText, Tag("said")] | Annotated[Chosen, Tag("choice")],
+    Discriminator(_kind_of),
+]
+
+
+class Described(Strict):
+    """An individual by how they come about; exactly one of seed, observations and mix."""
+
+    seed: Seed | None = None
+    observations: Annotated[list[Observed], Field(min_length=1)] | None = None
+    likelihood: Literal[LIKELIHOODS] = "softmax"  # type: ignore[valid-type]
+    mix: Annotated[list["Who"], Field(min_length=2, max_length=2)] | None = None
+    share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    name: Annotated[str, Field(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "Described":
+        if sum(given is not None for given in (self.seed, self.observations, self.mix)) != 1:
+            raise ValueError("give a name, or exactly one of seed, observations and mix")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """What they said with nothing before it."""
+        return [one for one in self.observations or [] if isinstance(one, str)]
+
+
+Who = Annotated[
+    Annotated[str, Tag("name")] | Annotated[Described, Tag("described")],
+    Discriminator(lambda given: "name" if isinstance(given, str) else "described"),
+]
+Described.model_rebuild()
+
+
+class TaskRequest(Strict):
+    """What requests for some work share."""
+
+    made: ClassVar[str]
+
+    model: str
+    stream: bool = False
+
+    def work(self, people: "People") -> Work:
+        """The work, as a `Task` does it."""
+        raise NotImplementedError
+
+
+class IndividualsRequest(TaskRequest):
+    """`/v1/individuals`."""
+
+    made = "list"
+
+    individuals: Annotated[list[Who], Field(min_length=1, max_length=MOST_PEOPLE)]
+    words: bool = False
+    save: Annotated[str, Field(pattern=rf"^{_NAME}$")] | None = None
+
+    @model_validator(mode="after")
+    def _check_saved(self) -> "IndividualsRequest":
+        if self.save is not None and len(self.individuals) != 1:
+            raise ValueError("save names one individual: give no other")
+        return self
+
+    def work(self, people: "People") -> Work:
+        """Each of them, then where they lie."""
+        return lambda task: _tell(self, people, task)
+
+
+class People:
+    """The model, and individuals as requests describe them; those who were asked for last are kept.
+
+    Used by the thread that owns the model alone.
+    """
+
+    def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
+        self.model, self.settings = model, settings
+        self._made: OrderedDict[str, Individual] = OrderedDict()
+
+    def find(self, who: str | Described) -> Individual:
+        """Whoever is meant. ApiError 400 for a name that nobody has, ValueError for what nobody can be inferred from."""
+        if isinstance(who, str):
+            return individual_of(who, self.settings, "individual")
+        key = who.model_dump_json()
+        if key not in self._made:
+            self._made[key] = self._make(who)
+        self._made.move_to_end(key)
+        while len(self._made) > _KEPT:
+            self._made.popitem(last=False)
+        return self._made[key]
+
+    def save(self, individual: Individual, name: str) -> None:
+        """Under a name that nobody has, where the server was told to keep people: in their folder."""
+        folder = self.settings.keep
+        if folder is None:
+            raise ApiError(
+                400, "this server keeps nobody: start `causalqwen explore --individuals FOLDER`", param="save"
+            )
+        if name in self.settings.individuals or (folder / f"{name}.safetensors").exists():
+            raise ApiError(400, f"somebody is called {name!r} already", param="save")
+        kept = replace(individual, name=name)
+        kept.save(folder / f"{name}.safetensors")
+        self.settings.individuals[name] = kept
+
+    def _make(self, who: Described) -> Individual:
+        model, size = self.model, self.model.config.causal_size
+        if who.seed is not None:
+            return Individual.from_seed(who.seed, size, who.name)
+        if who.mix is not None:
+            one, other = (self.find(part) for part in who.mix)
+            made = mix(one, other, who.share)
+            return replace(made, name=who.name or made.name)
+        heard = [one if isinstance(one, str) else one.heard for one in who.observations or []]
+        tokens = sum(len(model.encode_text(words).ids) for one in heard for words in _words_of(one))
+        if tokens > self.settings.max_heard:
+            message = f"the observations have {tokens} tokens, this server hears {self.settings.max_heard} at once"
+            raise ApiError(400, message, param="observations")
+        return model.abduct(heard, likelihood=who.likelihood, name=who.name)
+
+
+def _words_of(observation: str | Observation | Choice) -> list[str]:
+    """All that is read of it."""
+    if isinstance(observation, Choice):
+        return [observation.prompt, *observation.options]
+    return [observation] if isinstance(observation, str) else [observation.prompt, observation.text]
+
+
+def about(individual: Individual) -> dict[str, Any]:
+    """An individual as plain data."""
+    return {
+        "name": individual.name,
+        "about": str(individual),
+        "drawn": individual.drawn,
+        "inferred": individual.is_inferred,
+        "knows_values": individual.knows_values,
+        "evidence": [vars(seen) for seen in individual.evidence],
+    }
+
+
+def _tell(asked: IndividualsRequest, people: People, task: Task) -> None:
+    made = []
+    for index, who in enumerate(asked.individuals):
+        made.append(people.find(who))
+        entry = {"index": index} | about(made[-1]) | ({"name": who} if isinstance(who, str) else {})
+        if asked.words and isinstance(who, Described) and who.texts:
+            entry |= _words(people.model, who.texts, made[-1])
+        task.tell({"data": [entry]})
+    if asked.save is not None:
+        people.save(made[0], asked.save)
+    task.tell({"plane": lie_among(made).plain})
+
+
+def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individual) -> dict[str, Any]:
+    """What each word told about them, and which they favour and avoid."""
+    said, evidence = what_told(model, texts, individual)
+    favoured: tuple[list[Favoured], list[Favoured]] = ([], [])
+    if len(evidence):
+        favoured = favoured_tokens(model, evidence, individual)
+    return {
+        "words": [[one.plain for one in text] for text in said],
+        "favoured": [vars(one) for one in favoured[0]],
+        "avoided": [vars(one) for one in favoured[1]],
+    }

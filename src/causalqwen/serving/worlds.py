@@ -1,0 +1,116 @@
+"""`/v1/worlds`: what somebody would have written, world by world."""
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from causalqwen.decoding import Individual
+from causalqwen.individuals.hindsight import STEPS, pauses
+from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
+from causalqwen.modeling.changes import word_changes, world_numbers
+from causalqwen.modeling.prediction import told
+from causalqwen.modeling.reading import EncodedText
+from causalqwen.modeling.telling import token_texts
+from causalqwen.serving.people import People, TaskRequest, Who, about
+from causalqwen.serving.requests import Count, Points, Seed, Strict
+from causalqwen.serving.settings import ApiError
+from causalqwen.serving.tasks import Progress, Task, Work
+
+_LENGTH = 64  # tokens behind a prompt where nothing says how many
+_DRAWN = ("num_samples", "seed", "temperature", "noise_temperature")
+
+Warmth = Annotated[float, Field(ge=0, le=1000)]  # a model's own temperature for texts can be far above OpenAI's 2
+Place = Annotated[int, Field(ge=0, strict=False)]  # keys of JSON are texts
+
+
+class Edit(Strict):
+    """An `Intervention`; with nothing set, the world that was."""
+
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    tokens: dict[Place, str] = Field(default_factory=dict)
+    values: dict[Place, float] = Field(default_factory=dict)
+
+
+class WorldsRequest(TaskRequest):
+    """`/v1/worlds`."""
+
+    made = "worlds"
+
+    prompt: Annotated[str, Field(min_length=1)]
+    text: Annotated[str, Field(min_length=1)] | None = None
+    interventions: list[Edit] = Field(default_factory=lambda: [Edit()], min_length=1)
+    individual: Who | None = None
+    noise: Literal["abduct", "redraw"] = "abduct"
+    num_samples: Count = 1
+    max_tokens: Count | None = None
+    seed: Seed = 0
+    temperature: Warmth | None = None
+    noise_temperature: Warmth | None = None
+    points: Points | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> "WorldsRequest":
+        if self.text is None and self.interventions != [Edit()]:
+            raise ValueError("interventions change what was said: give its text")
+        return self
+
+    def work(self, people: People) -> Work:
+        """The worlds, in the order of interventions and samples."""
+        return lambda task: _worlds(self, people, task)
+
+
+def _worlds(asked: WorldsRequest, people: People, task: Task) -> None:
+    model, settings = people.model, people.settings
+    of_text = 0 if asked.text is None else len(model.encode_text(asked.text).ids)
+    length, count = asked.max_tokens or of_text or _LENGTH, len(asked.interventions) * asked.num_samples
+    if max(length, of_text) > settings.max_tokens:
+        message = f"a world has {max(length, of_text)} tokens, this server writes {settings.max_tokens}"
+        raise ApiError(400, message, param="max_tokens")
+    if count > settings.max_rows:
+        message = f"{count} worlds are more than the {settings.max_rows} texts of one request"
+        raise ApiError(400, message, param="interventions")
+    observed, who = Observation(asked.text or "", asked.prompt), None
+    if asked.individual is not None:
+        who = people.find(asked.individual)
+    elif asked.text is not None:
+        who = model.abduct(observed)
+    searched = asked.text is not None and asked.noise == "abduct"
+    total = length * count + (asked.num_samples * pauses(of_text, STEPS) if searched else 0)
+    task.tell({"individual": None if who is None else about(who), "progress": 0.0})
+    drawn: dict[str, Any] = {name: getattr(asked, name) for name in _DRAWN}
+    drawn |= {"individual": who, "max_new_tokens": length, "streamer": Progress(task, total)}
+    if asked.text is None:
+        made = model.interventional_samples(asked.prompt, **drawn)
+    else:
+        edits = [Intervention(**edit.model_dump()) for edit in asked.interventions]
+        made = model.counterfactual_samples(observed, edits, noise=asked.noise, **drawn)
+    for intervention, worlds in enumerate(made):
+        for sample, world in enumerate(worlds):
+            speaker = who or Individual.from_seed(asked.seed + sample, model.config.causal_size)
+            entry = {"intervention": intervention, "sample": sample}
+            task.tell({"data": [entry | _told(model, asked, world, speaker)]})
+
+
+def _told(model: CausalQwenForCausalLM, asked: WorldsRequest, world: World, speaker: Individual) -> dict[str, Any]:
+    """A world as plain data; beside what was said, where something was."""
+    before = model.encode_text(world.prompt, prompt=True)
+    digits = torch.zeros(len(world.tokens), dtype=torch.bool)
+    digits[list(world.digits)] = True
+    whole = before.then(EncodedText(world.tokens, world.values, digits))
+    numbers = [
+        {"value": one.value, "span": [one.start, one.end]}
+        | ({} if one.law is None else told(one.law, points=asked.points, beside=one.value))
+        for one in world_numbers(model, world, speaker)
+    ]
+    entry = {
+        "prompt": world.prompt,
+        "text": world.text,
+        "tokens": token_texts(model, whole)[len(before.ids) :],
+        "forced": list(world.forced),
+        "numbers": numbers,
+    }
+    if asked.text is not None:
+        entry["changes"] = word_changes(asked.text, world.text)
+        entry["prompt_changes"] = word_changes(asked.prompt, world.prompt)
+    return entry

@@ -1,0 +1,97 @@
+"""A little of each part of the campaign (tests/campaign), and that each part finds what is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from campaign import Bounds, files, is_clear, resources, tensors, texts
+from causalqwen import CausalQwenProcessor
+from causalqwen.distributions.stable import Cauchy
+from conftest import graft_tiny
+
+
+def nothing_found(tally, least: int) -> None:
+    assert not tally.found, tally.table()
+    assert sum(tally.tried.values()) >= least, tally.table()
+
+
+def test_texts(tiny_tokenizer):
+    tally = texts.run(Bounds(18, 20), texts.processors({"tiny": tiny_tokenizer}))
+    nothing_found(tally, 18 * texts.BATCH)
+    assert len(tally.tried) == 10
+
+
+def test_a_text_that_comes_back_otherwise_is_found(tiny_tokenizer, monkeypatch):
+    by_name = {"tiny": CausalQwenProcessor(tiny_tokenizer)}
+    decode = CausalQwenProcessor.batch_decode
+    monkeypatch.setattr(
+        CausalQwenProcessor,
+        "batch_decode",
+        lambda self, *given: [text.replace("5", "6") for text in decode(self, *given)],
+    )
+    assert "came back as" in texts.run(Bounds(1, 20), by_name).found["tiny"][0]
+
+
+def test_tensors():
+    tally = tensors.run(Bounds(200, 20))
+    nothing_found(tally, 200 * tensors.AT_ONCE)
+
+
+def test_a_law_that_overflows_is_found(monkeypatch):
+    monkeypatch.setattr(
+        Cauchy, "log_prob", lambda self, x, loc, scale: -torch.log1p(((x - loc) / scale) ** 2) - scale.log()
+    )
+    tally = tensors.run(Bounds(200, 20))
+    assert any("log_prob" in what for what in tally.found)
+
+
+@pytest.mark.filterwarnings("ignore")  # libraries complain of what they read
+def test_files(tiny_tokenizer):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    files.fit_everything(model)
+    tally = files.run(Bounds(120, 60), model)
+    nothing_found(tally, 120)
+    assert sum(tally.refused.values()) > 40
+
+
+def test_what_users_are_meant_to_see():
+    assert is_clear(ValueError("a.json is damaged"), "a.json")
+    assert is_clear(OSError("b/a.json: no such file"), "b")
+    assert not is_clear(ValueError("it is damaged"), "a.json")
+    assert not is_clear(ValueError("a.json\nis damaged"), "a.json")
+    assert not is_clear(KeyError("a.json"), "a.json")
+
+
+def test_processes():
+    """In a process of its own, which has computed nothing before it makes children."""
+    names = ("graft", "predict")
+    code = f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 60), {names}).table())"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    assert {row[0] for row in rows} >= {f"{name}: two at once" for name in names}, done.stdout
+    assert sum(int(row[1]) for row in rows) == 6 and all(row[3] == "0" for row in rows), done.stdout
+
+
+def test_resources(tiny_tokenizer):
+    tally = resources.run(Bounds(150, 20), graft_tiny("llama", tiny_tokenizer))
+    nothing_found(tally, 150)
+    assert tally.tried["held: memory"] > 1 << 26
+
+
+def test_memory_that_is_kept_is_found(tiny_tokenizer, monkeypatch):
+    kept = []
+    table = {"leak": lambda number: kept.append(torch.ones(9 << 20))}  # so much has pages of its own
+    monkeypatch.setattr(resources, "asks", lambda model: table)
+    tally = resources.run(Bounds(12, 20), graft_tiny("llama", tiny_tokenizer))
+    assert "held: memory" in tally.found

@@ -1,0 +1,357 @@
+"""Individuals and worlds over HTTP: what the endpoints say is what the library says."""
+
+import json
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from causalqwen import Choice, Individual, Intervention, Observation, Population, Question
+from causalqwen.decoding import mix
+from causalqwen.modeling.changes import word_changes
+from causalqwen.modeling.survey import survey_rows
+from causalqwen.modeling.telling import lie_among, what_told
+from causalqwen.serving.people import MOST_PEOPLE
+from causalqwen.serving.tasks import Progress, Task
+from test_serving import PEOPLE, held, serving, talker, until
+
+SAID = ["They say that 12 of the people are here", " 我们 have 3.5 and so"]
+TOLD = {"observations": SAID, "name": "Zed"}
+ANSWERED = {"observations": [{"prompt": "He said", "options": ["yes", "no", "never"], "chosen": "no"}]}
+OBSERVED = Observation(" 12.5 people, then 31 of the men", "They say that")
+EDITS = [{}, {"prompt": "We say that"}, {"tokens": {"9": " men"}, "values": {"0": 99}}]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_tokenizer):
+    made = talker(tiny_tokenizer, number_context="digits", value_family="gaussian")
+    made.config.value_range = [0.0, 500.0]
+    made.config.value_digits = 3
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("people")
+
+
+@pytest.fixture(scope="module")
+def server(model, folder):
+    with serving(model, window=0.002, individuals=dict(PEOPLE), keep=folder) as made:
+        yield made
+
+
+def ask(server, path, **fields):
+    status, told = server.send({"model": "tiny", **fields}, path)
+    return status, json.loads(told)
+
+
+def events(server, path, **fields):
+    status, told = server.send({"model": "tiny", "stream": True, **fields}, path)
+    assert status == 200
+    lines = told.decode().split("\n\n")[:-1]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def made_by_library(model):
+    """Who the requests mean, by the library's own functions."""
+    choice = Choice("He said", ("yes", "no", "never"), "no")
+    inferred, answered = model.abduct(SAID, name="Zed"), model.abduct([choice])
+    of_values = model.abduct(SAID, likelihood="values")
+    drawn = Individual.from_seed(7, 32)
+    return [PEOPLE["Ann"], drawn, inferred, answered, of_values, mix(PEOPLE["Ann"], inferred, 0.3)]
+
+
+ASKED = ["Ann", {"seed": 7}, TOLD, ANSWERED, {"observations": SAID, "likelihood": "values"}]
+ASKED.append({"mix": ["Ann", TOLD], "share": 0.3})
+
+
+def test_individuals_are_those_of_the_library(server, model):
+    status, told = ask(server, "/v1/individuals", individuals=ASKED, words=True)
+    assert status == 200 and told["object"] == "list", told
+    known = made_by_library(model)
+    for place, (one, individual) in enumerate(zip(told["data"], known, strict=True)):
+        assert one["index"] == place and one["name"] == ("Ann" if place == 0 else individual.name)
+        assert one["about"] == str(individual) and one["drawn"] == individual.drawn
+        assert (one["inferred"], one["knows_values"]) == (individual.is_inferred, individual.knows_values)
+        assert one["evidence"] == [vars(seen) for seen in individual.evidence]
+        assert ("words" in one) == (place in (2, 4))
+    said, _ = what_told(model, SAID, known[2])
+    for text, words in zip(said, told["data"][2]["words"], strict=True):
+        assert [word["text"] for word in words] == [word.text for word in text]
+        for word, one in zip(words, text, strict=True):
+            assert word["gain"] == (None if one.gain is None else pytest.approx(one.gain, abs=1e-5))
+    assert [one["text"] for one in told["data"][2]["favoured"]] and told["data"][2]["avoided"]
+    numbers = [word for text in told["data"][4]["words"] for word in text if "median" in word]
+    assert [word["value"] for word in numbers] == [12.0, 3.5]
+    (law,) = model.predict_number("They say that", individual=known[4])
+    assert numbers[0]["median"] == pytest.approx(law.median, rel=1e-4)
+    assert numbers[0]["interval"] == pytest.approx(law.interval(0.9), rel=1e-4)
+    plane = lie_among(known)
+    assert told["plane"]["share"] == pytest.approx(plane.share) and told["plane"]["known"]
+    for name in ("points", "covariances"):
+        drawn = torch.tensor(told["plane"][name], dtype=torch.float64)
+        torch.testing.assert_close(drawn, getattr(plane, name), rtol=1e-4, atol=1e-6)
+    parts = events(server, "/v1/individuals", individuals=ASKED[:2])
+    assert [list(part)[-1] for part in parts] == ["data", "data", "plane"]
+
+
+def test_somebody_is_saved_and_can_be_named(server, model, folder):
+    status, told = ask(server, "/v1/individuals", individuals=[TOLD], save="Zed B.")
+    assert status == 200, told
+    path = folder / "Zed B..safetensors"
+    assert Individual.load(path).name == "Zed B."
+    assert "Zed B." in server.client.models.list().data[0].causal["individuals"]
+    named = server.complete({"preset": "persona", "individual": "Zed B."}).choices[0].text
+    assert named != server.complete({"preset": "persona", "individual": "Ann"}).choices[0].text
+    for name, said in (("Zed B.", "called 'Zed B.' already"), ("Ann", "called 'Ann' already")):
+        status, told = ask(server, "/v1/individuals", individuals=[TOLD], save=name)
+        assert status == 400 and said in told["error"]["message"] and told["error"]["param"] == "save"
+    for name in ("../up", "", ".hidden", "a/b", "x" * 65, "a\n"):
+        assert ask(server, "/v1/individuals", individuals=[TOLD], save=name)[0] == 400
+    assert sorted(one.name for one in path.parent.iterdir()) == [path.name]
+    with serving(model) as plain:
+        status, told = ask(plain, "/v1/individuals", individuals=[{"seed": 1}], save="x")
+        assert status == 400 and "--individuals FOLDER" in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("individuals", "said"),
+    [
+        (["Zoe"], "nobody is called 'Zoe'"),
+        ([], "at least 1 item"),
+        ([{"seed": 1}] * (MOST_PEOPLE + 1), f"at most {MOST_PEOPLE} items"),
+        ([{"seed": 1, "observations": ["a"]}], "exactly one of seed, observations and mix"),
+        ([{}], "exactly one of seed, observations and mix"),
+        ([{"seed": "x"}], "individuals.0.described.seed: Input should be a valid integer"),
+        ([{"observations": []}], "at least 1 item"),
+        ([{"observations": ["x"]}], "no token that something comes before"),
+        ([{"observations": ["They say so"], "likelihood": "values"}], "hold no number"),
+        (
+            [{"observations": [{"prompt": "a", "options": ["b", "c"], "chosen": "d"}]}],
+            "'d' is none of the options b, c",
+        ),
+        ([{"observations": [{"prompt": "", "options": ["b", "c"], "chosen": "b"}]}], "prompt of a choice is empty"),
+        ([{"observations": ["word " * 5000]}], "this server hears 4096 at once"),
+        ([{"mix": ["Ann"], "share": 0.5}], "at least 2 items"),
+        ([{"mix": ["Ann", "Bob"], "share": 1.5}], "less than or equal to 1"),
+    ],
+)
+def test_individuals_who_cannot_be_made_are_refused(server, individuals, said):
+    status, told = ask(server, "/v1/individuals", individuals=individuals)
+    assert status == 400 and said in told["error"]["message"], told
+
+
+def compare(told, worlds, observed):
+    for one, world in zip(told, worlds, strict=True):
+        assert (one["prompt"], one["text"]) == (world.prompt, world.text)
+        assert [number["value"] for number in one["numbers"]] == world.values[world.tokens == 400].tolist()
+        assert one["forced"] == list(world.forced) and "".join(one["tokens"]) == world.text
+        assert [tuple(piece) for piece in one["changes"]] == word_changes(observed.text, world.text)
+        assert [tuple(piece) for piece in one["prompt_changes"]] == word_changes(observed.prompt, world.prompt)
+
+
+@pytest.mark.parametrize("noise", ["abduct", "redraw"])
+@pytest.mark.parametrize("who", [None, TOLD, {"seed": 7}])
+def test_worlds_are_those_of_counterfactual_samples(server, model, noise, who):
+    asked = {"prompt": OBSERVED.prompt, "text": OBSERVED.text, "noise": noise, "seed": 3, "points": 5}
+    asked |= {} if who is None else {"individual": who}
+    status, told = ask(server, "/v1/worlds", interventions=EDITS, **asked)
+    assert status == 200, told
+    individual = {None: None, "TOLD": model.abduct(SAID, name="Zed")}.get(None if who is None else "TOLD")
+    if who is not None and "seed" in who:
+        individual = Individual.from_seed(7, 32)
+    edits = [Intervention(), Intervention(prompt="We say that"), Intervention(tokens={9: " men"}, values={0: 99.0})]
+    known = model.counterfactual_samples(OBSERVED, edits, noise=noise, individual=individual, seed=3)
+    compare(told["data"], [world for (world,) in known], OBSERVED)
+    assert (told["data"][0]["text"] == OBSERVED.text) == (noise == "abduct")
+    speaker = individual or model.abduct(OBSERVED)
+    assert told["individual"]["about"] == str(speaker)
+    for one, (world,) in zip(told["data"], known, strict=True):
+        laws = model.value_predictions(world, speaker)
+        places = (world.tokens == 400).nonzero().squeeze(-1).tolist()
+        for number, place in zip(one["numbers"], places, strict=True):
+            assert float(one["text"][slice(*number["span"])]) == number["value"]
+            assert ("median" in number) == (place in laws)
+            if place in laws:
+                assert number["median"] == pytest.approx(laws[place].median, rel=1e-4, abs=1e-4)
+                assert number["intervals"]["0.8"] == pytest.approx(laws[place].interval(0.8), rel=1e-3, abs=1e-3)
+                curve = list(zip(*laws[place].curve(5, number["value"]), strict=True))
+                assert number["curve"]["density"] == pytest.approx(list(curve[1]), rel=1e-3)
+    parts = events(server, "/v1/worlds", interventions=EDITS, **asked)
+    assert [world for part in parts for world in part.get("data", [])] == told["data"]
+    shares = [part["progress"] for part in parts if "progress" in part]
+    assert shares[0] == 0 and shares == sorted(shares) and shares[-1] <= 1
+
+
+def test_a_prompt_is_gone_on_from_by_somebody(server, model):
+    asked = {"prompt": "They say that", "max_tokens": 9, "seed": 4, "num_samples": 2, "temperature": 8.0}
+    status, told = ask(server, "/v1/worlds", individual=TOLD, **asked)
+    who = model.abduct(SAID, name="Zed")
+    (known,) = model.interventional_samples(
+        "They say that", who, num_samples=2, max_new_tokens=9, seed=4, temperature=8.0
+    )
+    assert status == 200 and [one["text"] for one in told["data"]] == [world.text for world in known]
+    assert "changes" not in told["data"][0] and told["individual"]["name"] == "Zed"
+    status, told = ask(server, "/v1/worlds", **asked)
+    (known,) = model.interventional_samples("They say that", num_samples=2, max_new_tokens=9, seed=4, temperature=8.0)
+    assert [one["text"] for one in told["data"]] == [world.text for world in known] and told["individual"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": ""}, "at least 1 character"),
+        ({"text": ""}, "at least 1 character"),
+        ({"text": None}, "give its text"),
+        ({"interventions": []}, "at least 1 item"),
+        ({"interventions": [{}] * 9}, "9 worlds are more than the 8 texts"),
+        ({"interventions": [{"prompt": ""}]}, "at least 1 character"),
+        ({"interventions": [{"values": {"x": 1.0}}]}, "valid integer"),
+        ({"interventions": [{"values": {"-1": 1.0}}]}, "greater than or equal to 0"),
+        ({"interventions": [{"tokens": {"0": 1}}]}, "valid string"),
+        ({"max_tokens": 5000}, "5000 tokens, this server writes 4000"),
+        ({"noise": "none"}, "'abduct' or 'redraw'"),
+        ({"individual": "Zoe"}, "nobody is called 'Zoe'"),
+        ({"prompt": "a " * 5000}, "context"),
+        ({"temperature": -1.0}, "greater than or equal to 0"),
+    ],
+)
+def test_worlds_that_cannot_be_are_refused(server, fields, said):
+    asked = {"prompt": "They say", "text": " so", "interventions": [{"prompt": "We say"}]} | fields
+    status, told = ask(server, "/v1/worlds", **{name: one for name, one in asked.items() if one is not None})
+    assert status == 400 and said in told["error"]["message"], told
+
+
+def test_a_client_that_leaves_ends_its_task_and_others_go_on(server, model):
+    stream = {"prompt": "They say", "max_tokens": 4000, "stream": True, "model": "tiny"}
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/worlds", json.dumps(stream), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    while b"progress" not in answer.readline():
+        pass
+    assert server.metric("causalqwen_running") == 1
+    assert ask(server, "/v1/numbers", prompts=["They say"])[0] == 200  # between two of its tokens
+    assert server.metric("causalqwen_running") == 1
+    answer.close()
+    connection.close()
+    until(lambda: server.metric("causalqwen_running") == 0)
+    assert server.complete(max_tokens=2).choices[0].text
+
+
+def test_worlds_that_are_called_off_end_while_their_noise_is_found(model):
+    told, pauses, written = [], [], []
+
+    class Watched(Progress):
+        def put(self, value):
+            written.append(value)
+
+    def work(task):
+        who = Individual.from_seed(1, 32)
+        model.counterfactual_samples(OBSERVED, Intervention(), individual=who, streamer=Watched(task, 20))
+
+    def between():
+        pauses.append(1)
+        task.cancelled = len(pauses) == 3
+
+    task = Task(work, told.append)
+    task.run(between)
+    assert len(pauses) == 3 and written == []
+    assert told == [{"progress": 1 / 20}]  # how far it is, and no end
+
+
+def test_a_task_waits_its_turn_and_is_told_when_time_is_up(model):
+    with serving(model, max_waiting=1, timeout=0.5) as small, held(model) as gate:
+        late: list = []
+        running = threading.Thread(target=lambda: small.send({"model": "tiny", "prompt": "a"}))
+        running.start()
+        until(lambda: small.metric("causalqwen_running") == 1)
+        waiting = threading.Thread(target=lambda: late.append(ask(small, "/v1/worlds", prompt="They")))
+        waiting.start()
+        until(lambda: small.metric("causalqwen_waiting") == 1)
+        assert ask(small, "/v1/worlds", prompt="They")[0] == 429
+        waiting.join()
+        assert late[0][0] == 503 and late[0][1]["error"]["code"] == "timeout"
+        until(lambda: small.metric("causalqwen_waiting") == 0)
+        gate.set()
+        running.join()
+
+
+def test_what_is_kept_of_individuals_is_bounded(model):
+    from causalqwen.serving import ServerSettings
+    from causalqwen.serving.people import _KEPT, Described, People
+
+    people = People(model, ServerSettings(individuals=dict(PEOPLE)))
+    first = people.find(Described(seed=0))
+    assert people.find(Described(seed=0)) is first
+    for seed in range(_KEPT + 1):
+        people.find(Described(seed=seed))
+    assert len(people._made) == _KEPT and people.find(Described(seed=0)) is not first
+    assert people.find("Bob") is PEOPLE["Bob"]
+
+
+QUESTIONS = [
+    {"prompt": "The long one is", "name": "number"},
+    {"prompt": "The short one is", "options": [1.0, 3.5, 2.0], "name": "values"},
+    {"prompt": "How often?", "options": {"never": -4, "often": 0}, "name": "scale"},
+    {"prompt": "He said", "options": ["yes", "no", "never"]},
+]
+
+
+@pytest.mark.parametrize("draws", [0, 1, 3])
+def test_a_population_answers_as_the_librarys_does(server, model, draws):
+    asked = [Question(**one) for one in QUESTIONS]
+    status, told = ask(
+        server, "/v1/population", drawn={"count": 70, "seed": 5}, questions=QUESTIONS, draws=draws, seed=9
+    )
+    assert status == 200 and told["object"] == "population", told
+    known = list(survey_rows(model, Population.drawn(70, 32, 5), asked, draws=draws, seed=9))
+    assert told["data"] == json.loads(json.dumps(known))
+    people = {"A": "Ann", "Z": TOLD}
+    status, told = ask(server, "/v1/population", individuals=people, questions=QUESTIONS, draws=draws)
+    of_people = Population.of({"A": PEOPLE["Ann"], "Z": model.abduct(SAID, name="Zed")})
+    assert told["data"] == json.loads(json.dumps(list(survey_rows(model, of_people, asked, draws=draws))))
+    parts = events(server, "/v1/population", drawn={"count": 70}, questions=QUESTIONS, draws=draws)
+    assert len(parts) > 1 and parts[-1]["progress"] == 1
+
+
+def test_people_answer_with_texts(server, model):
+    question = {"prompt": "They say", "max_new_tokens": 4, "name": "text"}
+    status, told = ask(server, "/v1/population", drawn={"count": 2}, questions=[question])
+    known = survey_rows(model, Population.drawn(2, 32, 0), [Question(**question)])
+    assert status == 200 and told["data"] == list(known)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "either individuals by their names, or drawn"),
+        ({"drawn": {"count": 1}, "individuals": {"A": "Ann"}}, "either individuals by their names, or drawn"),
+        ({"drawn": {"count": 0}}, "greater than or equal to 1"),
+        ({"drawn": {"count": 5000}, "draws": 3}, "15000 rows are more than the 10000"),
+        ({"drawn": {"count": 1}, "questions": []}, "at least 1 item"),
+        ({"drawn": {"count": 1}, "questions": [{"prompt": ""}]}, "field prompt: expected text"),
+        ({"drawn": {"count": 1}, "questions": [{"prompt": "a", "options": ["b"]}]}, "two options or more"),
+        ({"drawn": {"count": 1}, "questions": [{"prompt": "a", "max_new_tokens": 5000}]}, "this server writes 4000"),
+        ({"individuals": {"A": "Zoe"}}, "nobody is called 'Zoe'"),
+    ],
+)
+def test_surveys_that_cannot_be_are_refused(server, fields, said):
+    status, told = ask(server, "/v1/population", **{"questions": [{"prompt": "a"}], **fields})
+    assert status == 400 and said in told["error"]["message"], told
+
+
+@pytest.mark.parametrize("name", ["serving.md", "serving.zh.md"])
+def test_what_the_documents_ask_is_answered(model, name):
+    text = (Path(__file__).parent.parent / "docs" / name).read_text(encoding="utf-8")
+    asked = re.findall(r"8000(/v1/(?:individuals|worlds|population)) [^\n]* -d '(\{.*?\})'\n```", text, re.S)
+    assert len(asked) == 3
+    with serving(model, name="trained", individuals={"ann": PEOPLE["Ann"]}) as plain:
+        for path, body in asked:
+            status, told = plain.send(json.loads(body), path)
+            assert status == 200 and json.loads(told)["data"], told
