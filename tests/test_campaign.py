@@ -66,10 +66,8 @@ def test_what_users_are_meant_to_see():
     assert not is_clear(KeyError("a.json"), "a.json")
 
 
-def test_processes():
-    """In a process of its own, which has computed nothing before it makes children."""
-    names = ("graft", "predict")
-    code = f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 60), {names}).table())"
+def own_process(code: str) -> str:
+    """What a process that has computed nothing before prints: it makes children safely, and nobody else uses its memory."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env=os.environ
@@ -78,9 +76,15 @@ def test_processes():
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
-    assert {row[0] for row in rows} >= {f"{name}: two at once" for name in names}, done.stdout
-    assert sum(int(row[1]) for row in rows) == 6 and all(row[3] == "0" for row in rows), done.stdout
+    return done.stdout
+
+
+def test_processes():
+    names = ("graft", "predict")
+    told = own_process(f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 60), {names}).table())")
+    rows = [line.strip("| ").split(" | ") for line in told.splitlines()[2:]]
+    assert {row[0] for row in rows} >= {f"{name}: two at once" for name in names}, told
+    assert sum(int(row[1]) for row in rows) == 6 and all(row[3] == "0" for row in rows), told
 
 
 def test_resources(tiny_tokenizer):
@@ -89,9 +93,11 @@ def test_resources(tiny_tokenizer):
     assert tally.tried["held: memory"] > 1 << 26
 
 
-def test_memory_that_is_kept_is_found(tiny_tokenizer, monkeypatch):
-    kept = []
-    table = {"leak": lambda number: kept.append(torch.ones(9 << 20))}  # so much has pages of its own
-    monkeypatch.setattr(resources, "asks", lambda model: table)
-    tally = resources.run(Bounds(12, 20), graft_tiny("llama", tiny_tokenizer))
-    assert "held: memory" in tally.found
+def test_memory_that_is_kept_is_found():
+    told = own_process(
+        "import torch; from campaign import Bounds, resources\n"
+        "kept = []\n"
+        "resources.asks = lambda model: {'leak': lambda number: kept.append(torch.ones(1 << 20))}\n"
+        "print(resources.run(Bounds(12, 60), None).found)"
+    )
+    assert "held: memory" in told

@@ -40,11 +40,15 @@ def asks(model: CausalQwenForCausalLM) -> dict[str, Callable[[int], object]]:
 
 
 def held() -> dict[str, int]:
-    """Bytes of memory, descriptors, threads, and files in the folder of temporary files."""
+    """Bytes of memory, descriptors, threads, and files in the folder of temporary files.
+
+    Memory is what no file holds as well (a system short of memory drops pages of weights that are mapped),
+    resident or swapped out.
+    """
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "memory": pages * os.sysconf("SC_PAGE_SIZE"),
+        "memory": sum(int(status[name].split()[0]) << 10 for name in ("RssAnon", "VmSwap")),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "temporary files": len(os.listdir(tempfile.gettempdir())),
