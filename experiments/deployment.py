@@ -25,6 +25,7 @@ from causalqwen.data import collate, encode_rows, read_rows
 from causalqwen.data.rows import Row, check_row
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speech_paragraphs
 from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.outputs import CACHE
 from causalqwen.training import score_tokens, stream_facts
 
 Change = Callable[[CausalQwenForCausalLM], None]
@@ -193,10 +194,10 @@ def savings(model: CausalQwenForCausalLM, rounds: int) -> None:
         """Rows with a prefix of 256 tokens that was read before."""
         for row in range(rows):
             seen = copy.deepcopy(prefix)
-            base(input_ids=ids[row : row + 1, :tokens], past_key_values=seen, use_cache=True)
+            base(input_ids=ids[row : row + 1, :tokens], use_cache=True, **{CACHE: seen})
 
     head = ids[:4].reshape(1, 256)
-    prefix = base(input_ids=head, use_cache=True).past_key_values
+    prefix = base(input_ids=head, use_cache=True)[CACHE]
     greedy = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     ways = {
         "8 texts in one batch": (lambda: model(ids), lambda: [model(row[None]) for row in ids]),

@@ -76,22 +76,14 @@ def main() -> None:
 
 @contextmanager
 def server() -> Iterator[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "causalqwen_cli",
-        "serve",
-        "--model",
-        MODEL,
-        "--device",
-        "cpu",
-        "--port",
-        "0",
-        "--json",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    options = ["--model", MODEL, "--device", "cpu", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "causalqwen_cli", "serve", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield json.loads(process.stdout.readline())["url"]
+            told = process.stdout.readline()
+            if not told:
+                raise SystemExit("the server did not start; what it said stands above")
+            yield json.loads(told)["url"]
         finally:
             process.terminate()
 

@@ -19,6 +19,7 @@ from causalqwen import (
 from causalqwen.data import Row, encode_rows, synthetic
 from causalqwen.data.encoding import collate
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.modeling.outputs import CACHE
 from causalqwen.numbers import KINDS, NumberRules, find_numbers
 from causalqwen.training import TrainSettings, ValueStage, train
 from conftest import FAMILIES, graft_tiny
@@ -391,7 +392,7 @@ def test_unknown_contexts_are_refused(tiny_tokenizer):
 def test_a_cache_without_a_mask_is_refused(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
     inputs = encode(model, PROMPTS[:1])
-    past = model(**inputs, use_cache=True).past_key_values
+    past = model(**inputs, use_cache=True)[CACHE]
     with pytest.raises(ValueError, match="attention_mask beside a cache"):
         model(inputs["input_ids"][:, :1], past_key_values=past)
 
@@ -404,7 +405,7 @@ def test_a_step_beside_a_cache_is_that_of_one_pass(tiny_tokenizer):
     with torch.no_grad():
         whole = model(**inputs).logits[:, -1]
         first = {name: column[:, :-1] for name, column in inputs.items()}
-        past = model(**first, use_cache=True).past_key_values
+        past = model(**first, use_cache=True)[CACHE]
         mask = inputs["attention_mask"].masked_fill(hidden, 0)
         step = model(inputs["input_ids"][:, -1:], attention_mask=mask, past_key_values=past).logits[:, -1]
     torch.testing.assert_close(step, whole)
@@ -435,6 +436,6 @@ def test_packed_sequences_are_read_alone_whatever_the_cache(tiny_tokenizer, cont
 def test_a_model_is_trained_without_a_cache_where_the_trainer_says_so(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer)
     inputs = encode(model, PROMPTS[:1])
-    assert model(**inputs).past_key_values is not None
+    assert CACHE in model(**inputs)
     model.config.use_cache = False  # as transformers' Trainer does
-    assert model(**inputs).past_key_values is None
+    assert CACHE not in model(**inputs)

@@ -1,5 +1,7 @@
 """CausalQwen: numbers with honest uncertainty and individuals who last, grafted onto a pretrained language model."""
 
+__version__ = "0.1.0"
+
 from causalqwen.decoding import PRESETS, CausalDecoding, Individual, Population
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.losses import cauchy_crps, cauchy_nll, ovr_loss
@@ -22,8 +24,6 @@ from causalqwen.modeling import (
     World,
 )
 from causalqwen.numbers import NumberRules, NumberStyle
-
-__version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",

@@ -21,7 +21,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.heads import number_candidates, standing
 from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
-from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
+from causalqwen.modeling.outputs import CACHE, CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 from causalqwen.modeling.prediction import generated_values
 from causalqwen.parts.copying import Candidates
 
@@ -183,12 +183,13 @@ class CausalGenerationMixin(GenerationMixin):
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
         numeric_values: Tensor | None = None,
         value_log: ValueLog | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
@@ -211,11 +212,10 @@ class CausalGenerationMixin(GenerationMixin):
         model_inputs = self._theirs.prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
-            past_key_values=past_key_values,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             is_first_iteration=is_first_iteration,
-            **kwargs,
+            **{CACHE: past_key_values if cache is None else cache, **kwargs},
         )
         ids = model_inputs.get("input_ids")
         if ids is not None and numeric_values is not None:

@@ -25,7 +25,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
-from causalqwen.modeling.outputs import CausalQwenOutput
+from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.law import ClassLaws
@@ -48,7 +48,7 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = [CACHE]  # noqa: RUF012
     _keep_in_fp32_modules_strict = laws.IN_FLOAT32
     _keys_to_ignore_on_load_unexpected = [r"action\.draw_(unit|slope)"]  # noqa: RUF012 # of older checkpoints, unused
 
@@ -205,7 +205,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        past, positions = kwargs.get("past_key_values"), kwargs.get("position_ids")
+        past, positions = kwargs.get(CACHE), kwargs.get("position_ids")
         if positions is not None and attention_mask is None and past is None and bool(sequence_starts(positions).any()):
             kwargs["use_cache"] = False  # beside a cache, transformers takes packed sequences for one
         attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), past)
@@ -225,7 +225,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Attention mask and position_ids as the backbone gets them: as they are, but for a context that hides `<NUM>`.
 
@@ -239,7 +239,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
         if not self.config.context.hides or input_ids is None or made:
             return attention_mask, position_ids
-        cached = _length(past_key_values) > 0
+        cached = _length(cache) > 0
         if attention_mask is None and cached:
             raise ValueError(f"{self.config.context} needs attention_mask beside a cache, 0 at each <NUM> in it")
         hidden = input_ids == self.config.num_token_id
@@ -271,7 +271,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         labels: Tensor | None = None,
         numeric_labels: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -282,6 +282,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         also_right: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> CausalQwenOutput:
         """Laws of the next token's scores and of the next value at every position.
@@ -299,19 +300,20 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             causal_decoding: situate U by a plan: logits, values and decisions are those of the drawn individuals.
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
                 divided by; this batch's own by default.
+            cache: keys and values of the tokens before these. past_key_values: its name before transformers 5.24.
         """
+        cache = past_key_values if cache is None else cache
         seen, places = attention_mask, position_ids
         if causal_decoding is not None:
-            seen, places = self.seen(input_ids, attention_mask, position_ids, past_key_values)
+            seen, places = self.seen(input_ids, attention_mask, position_ids, cache)
         outputs = self.features(
             input_ids,
             attention_mask,
             numeric_values,
             inputs_embeds,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             use_cache=getattr(self.config, "use_cache", None) if use_cache is None else use_cache,
-            **kwargs,
+            **{CACHE: cache, **kwargs},
         )
         kept = kept_positions(logits_to_keep)
         features = outputs.last_hidden_state[:, kept]
@@ -324,7 +326,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             size = self.config.causal_size
             causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
         if causal_decoding is not None:
-            positions = token_positions(outputs.last_hidden_state, seen, places, past_key_values)
+            positions = token_positions(outputs.last_hidden_state, seen, places, cache)
             draws = causal_decoding.at(positions[:, kept])
         if scores_only:
             result = CausalQwenOutput(logits=Chain(self, features, draws).ranked(), features=features)
@@ -341,7 +343,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             result = self.heads(
                 features, masks, candidates=candidates, draws=draws, output_ovr=output_ovr, skip_logits=skip_logits
             )
-        result.past_key_values = outputs.get("past_key_values")
+        setattr(result, CACHE, outputs.get(CACHE))
         result.hidden_states = outputs.get("hidden_states")
         result.attentions = outputs.get("attentions")
         return result

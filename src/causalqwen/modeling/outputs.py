@@ -1,15 +1,17 @@
 """What the model and `generate` return."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
-from transformers import Cache
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+CACHE = {"cache", "past_key_values"}.intersection(field.name for field in fields(CausalLMOutputWithPast)).pop()
+"""transformers' name of the keys and values kept of tokens that were read: `cache` since 5.24, before it `past_key_values`."""
 
 
 @dataclass
-class CausalQwenOutput(ModelOutput):
+class CausalQwenOutput(CausalLMOutputWithPast):
     """Output of `CausalQwenForCausalLM.forward`; S is the number of positions kept (`logits_to_keep`).
 
     loss, loss_cls, loss_reg: [] where labels are given: total, classification and value part (theory 3.7).
@@ -21,13 +23,11 @@ class CausalQwenOutput(ModelOutput):
     num_prob: P_NUM [B, S].
     scale_S [B, S, V'], ovr_probs [B, S, V'], decisions int64 [B, S]: with `output_ovr`. Rows that no token uses have
         probability 0 and are never decided for.
-    past_key_values, hidden_states, attentions: the backbone's own.
+    cache (`past_key_values` before transformers 5.24), hidden_states, attentions: the backbone's own.
     """
 
-    loss: Tensor | None = None
     loss_cls: Tensor | None = None
     loss_reg: Tensor | None = None
-    logits: Tensor | None = None
     features: Tensor | None = None
     loc_U: Tensor | None = None
     scale_U: Tensor | None = None
@@ -37,9 +37,6 @@ class CausalQwenOutput(ModelOutput):
     scale_S: Tensor | None = None
     ovr_probs: Tensor | None = None
     decisions: Tensor | None = None
-    past_key_values: Cache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass

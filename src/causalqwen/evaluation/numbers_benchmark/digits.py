@@ -19,6 +19,7 @@ from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.parts import MakeModel
 from causalqwen.evaluation.rivals import Forecast, Predictor
 from causalqwen.losses import IGNORE_INDEX
+from causalqwen.modeling.outputs import CACHE
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import LoraStage
 from causalqwen.training.adapters import add_adapters
@@ -119,7 +120,7 @@ class DigitWriter:
             cache = DynamicCache(config=backbone.config)
             out = backbone(
                 input_ids=batch["input_ids"].to(backbone.device), attention_mask=mask, position_ids=position,
-                past_key_values=cache, use_cache=True, logits_to_keep=1,
+                use_cache=True, logits_to_keep=1, **{CACHE: cache},
             )  # fmt: skip
             cache.batch_repeat_interleave(self.samples)
             logits, mask, position = (
@@ -140,7 +141,7 @@ class DigitWriter:
                     going, chosen, mask, position = (tensor[on] for tensor in (going, chosen, mask, position))
                 mask, position = torch.cat([mask, torch.ones_like(chosen)], dim=1), position + 1
                 logits = backbone(
-                    input_ids=chosen, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
+                    input_ids=chosen, attention_mask=mask, position_ids=position, use_cache=True, **{CACHE: cache}
                 ).logits[:, -1]
             decoded = tokenizer.batch_decode(made, skip_special_tokens=True)
             for place, row in enumerate(rows):
