@@ -232,8 +232,9 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
 
     model = fresh()
     learned, held = skewed(model, 64, 0), skewed(model, 32, 1)
+    settings = TrainSettings(value_transform="log")
     whole = tmp_path / "whole"
-    expected = train(model, learned, held, whole, say=lambda line: None)
+    expected = train(model, learned, held, whole, settings, say=lambda line: None)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fits, fit = [], choice.Choice._fit
 
@@ -245,16 +246,16 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
 
     monkeypatch.setattr(choice.Choice, "_fit", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train(fresh(), learned, held, tmp_path / "cut")
+        train(fresh(), learned, held, tmp_path / "cut", settings)
     monkeypatch.setattr(choice.Choice, "_fit", lambda self, *rest: (fits.append(rest[0]), fit(self, *rest))[1])
     again = fresh()
-    assert train(again, learned, held, tmp_path / "cut", resume=True) == expected
-    assert len(fits) == 11  # none of them twice
+    assert train(again, learned, held, tmp_path / "cut", settings, resume=True) == expected
+    assert len(fits) == 5  # none of them twice
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
     shutil.rmtree(tmp_path / "cut")
 
 
-def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path):
+def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, few_updates):
     model, rng = graft_tiny("llama", tiny_tokenizer), np.random.default_rng(0)
     rows = [
         {

@@ -384,7 +384,8 @@ def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
     return "m", parts
 
 
-def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path):
+def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 64)
     made = Benchmark(
         tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated,
     )  # fmt: skip
