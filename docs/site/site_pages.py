@@ -31,7 +31,7 @@ PARTS = {
 }
 """Part, in both languages, to its files, in order. A pattern may name none; a part without a page is left out."""
 
-ENGLISH_ONLY = ("CHANGELOG.md", "docs/experiments/*.md", "docs/mutations.md")
+ENGLISH_ONLY = ("CHANGELOG.md", "docs/mutations.md")
 """What the Chinese site shows in English, and says so."""
 
 LANGUAGES = ("en", "zh")
