@@ -33,7 +33,8 @@ THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
 CLAIMS = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
 CLAIMS_ZH = (ROOT / "docs" / "claims.zh.md").read_text(encoding="utf-8")
 INDEX = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-PAGES = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs" / "experiments").glob("*.md"))}
+LOG = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs" / "experiments").glob("*.md"))}
+PAGES = {name: page for name, page in LOG.items() if not name.endswith(".zh.md")}
 SOURCES = [p for folder in ("src", "tests", "experiments", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
@@ -130,6 +131,13 @@ def test_the_chinese_index_leads_to_the_same_entries():
     assert all(re.search(r"[\u4e00-\u9fff]", "".join(row[1:])) for row in rows[1])
     for english, other in zip(*rows, strict=True):  # one that moves to older.md does so in both
         assert english[0].endswith("older") == other[0].endswith("旧"), english[0]
+
+
+@pytest.mark.parametrize("name", [name for name in LOG if name not in PAGES])
+def test_a_chinese_page_of_the_log_has_the_same_entries_commands_and_pictures(name):
+    for pattern in (r"^## (\d+\.\d+) ", r"^    .*$", r"^!\[[^\]]*\]\((.*)\)$"):
+        found = [re.findall(pattern, page, re.M) for page in (PAGES[name.replace(".zh.md", ".md")], LOG[name])]
+        assert found[0] == found[1], pattern
 
 
 def test_every_older_entry_says_what_it_is_of():
