@@ -329,17 +329,21 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
     assert session["as_it_was"].text == session["said"].text
 
 
-def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to():
-    """Of docs/mutations.md: each line as it is, but for its spaces, and a test of that name."""
-    rows = table_rows((ROOT / "docs/mutations.md").read_text(encoding="utf-8"), 6)
-    assert len(rows) > 100
+@pytest.mark.parametrize("name", ["mutations.md", "mutations.zh.md"])
+def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to(name):
+    """Each line as it is, but for its spaces, and a test of that name; the same code in both languages."""
+    english, rows = (
+        table_rows((ROOT / "docs" / page).read_text(encoding="utf-8").replace("| 删去 |", "| `left out` |"), 6)
+        for page in ("mutations.md", name)
+    )
+    assert len(rows) > 100 and [row[1:5] for row in rows] == [row[1:5] for row in english]
     for _, test, file, line, *_ in rows:
         path = ROOT / ("" if file.startswith("`examples/") else "src/causalqwen") / file.strip("`")
         code = "".join(path.read_text(encoding="utf-8").split())
         stands = "".join(line.strip("`").replace("\\|", "|").split()) in code
         assert stands, (file, line)
-        name, function = test.strip("`").split("::")
-        assert function in functions_of(f"tests/{name}"), test
+        test_file, function = test.strip("`").split("::")
+        assert function in functions_of(f"tests/{test_file}"), test
 
 
 @pytest.mark.parametrize("name", ["training.md", "training.zh.md"])
