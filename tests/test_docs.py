@@ -33,7 +33,10 @@ THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
 CLAIMS = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
 CLAIMS_ZH = (ROOT / "docs" / "claims.zh.md").read_text(encoding="utf-8")
 INDEX = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-PAGES = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs" / "experiments").glob("*.md"))}
+INDEX_ZH = (ROOT / "docs" / "experiments.zh.md").read_text(encoding="utf-8")
+LOG = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs" / "experiments").glob("*.md"))}
+PAGES = {name: page for name, page in LOG.items() if not name.endswith(".zh.md")}
+PAGES_ZH = {name: page for name, page in LOG.items() if name.endswith(".zh.md")}
 SOURCES = [p for folder in ("src", "tests", "experiments", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
@@ -100,20 +103,23 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_the_log_leads_to_every_entry():
+@pytest.mark.parametrize(
+    ("index", "pages", "title"), [(INDEX, PAGES, "By number"), (INDEX_ZH, PAGES_ZH, "按编号")], ids=["en", "zh"]
+)
+def test_the_log_leads_to_every_entry(index, pages, title):
     """By its question, in the words of its heading, and by its number; in the order of numbers on each page."""
     headings = {}
-    for name, page in PAGES.items():
+    for name, page in pages.items():
         found = re.findall(r"^## ((\d+\.\d+) (.*))$", page, re.M)
         numbers = [tuple(map(int, number.split("."))) for _, number, _ in found]
         assert numbers == sorted(numbers), name
         assert not headings.keys() & {number for _, number, _ in found}, name
         headings |= {number: (f"experiments/{name}#{anchor(whole)}", asked) for whole, number, asked in found}
-    by_question, by_number = INDEX.split("\n## By number")
-    links = re.findall(r"^\| \[([\d.]+)\]\(([^)]*)\)(, older)? \| (.*?) \| .+ \|$", by_question, re.M)
+    by_question, by_number = index.split(f"\n## {title}")
+    links = re.findall(r"^\| \[([\d.]+)\]\(([^)]*)\)(, older|，旧)? \| (.*?) \| .+ \|$", by_question, re.M)
     assert {number: (target, asked) for number, target, _, asked in links} == headings
     assert len(links) == len(headings)
-    assert all(bool(older) == ("older.md" in target) for _, target, older, _ in links)
+    assert all(bool(older) == ("/older." in target) for _, target, older, _ in links)
     for number, _, entries in table_rows(by_number, 3):
         found = re.findall(r"\[([\d.]+)\]\(([^)]*)\)", entries)
         of_number = {n: place for n, (place, _) in headings.items() if f"experiments {n.split('.')[0]}" == number}
@@ -123,20 +129,27 @@ def test_the_log_leads_to_every_entry():
 
 def test_the_chinese_index_leads_to_the_same_entries():
     """Its lines are of the same entries, in the same order; each says something of its own."""
-    chinese = (ROOT / "docs" / "experiments.zh.md").read_text(encoding="utf-8")
-    lines = [re.findall(r"^\| (\[.*?\]\([^)]*\)|experiments \d+)", text, re.M) for text in (INDEX, chinese)]
+    lines = [re.findall(r"^\| (\[.*?\](?=\()|experiments \d+)", text, re.M) for text in (INDEX, INDEX_ZH)]
     assert lines[0] == lines[1]
-    rows = [table_rows(text.split("\n## By number")[0].split("\n## 按编号")[0], 3) for text in (INDEX, chinese)]
+    rows = [table_rows(text.split("\n## By number")[0].split("\n## 按编号")[0], 3) for text in (INDEX, INDEX_ZH)]
     assert all(re.search(r"[\u4e00-\u9fff]", "".join(row[1:])) for row in rows[1])
     for english, other in zip(*rows, strict=True):  # one that moves to older.md does so in both
         assert english[0].endswith("older") == other[0].endswith("旧"), english[0]
 
 
-def test_every_older_entry_says_what_it_is_of():
-    entries = re.split(r"^## ", PAGES["older.md"], flags=re.M)[1:]
+@pytest.mark.parametrize("name", PAGES_ZH)
+def test_a_chinese_page_of_the_log_has_the_same_entries_commands_and_pictures(name):
+    for pattern in (r"^## (\d+\.\d+) ", r"^    .*$", r"^!\[[^\]]*\]\((.*)\)$"):
+        found = [re.findall(pattern, page, re.M) for page in (PAGES[name.replace(".zh.md", ".md")], LOG[name])]
+        assert found[0] == found[1], pattern
+
+
+@pytest.mark.parametrize(("name", "word"), [("older.md", "**Older**"), ("older.zh.md", "**旧**")], ids=["en", "zh"])
+def test_every_older_entry_says_what_it_is_of(name, word):
+    entries = re.split(r"^## ", LOG[name], flags=re.M)[1:]
     assert len(entries) > 10
     for entry in entries:
-        assert entry.splitlines()[1].startswith("**Older**"), entry[:60]
+        assert entry.splitlines()[1].startswith(word), entry[:60]
 
 
 PICTURES = runpy.run_path(str(ROOT / "experiments" / "pictures.py"), run_name="imported")
@@ -163,7 +176,7 @@ def test_a_picture_of_the_log_is_of_the_table_beside_it(tmp_path, name):
 
 def test_tests_and_code_that_the_theory_names_exist():
     code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    named = set(re.findall(r"`(test_\w+)`", THEORY + THEORY_ZH + "".join(PAGES.values())))
+    named = set(re.findall(r"`(test_\w+)`", THEORY + THEORY_ZH + "".join(LOG.values())))
     assert len(named) >= 5
     for name in named:
         assert f"def {name}(" in code, name
@@ -316,17 +329,21 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
     assert session["as_it_was"].text == session["said"].text
 
 
-def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to():
-    """Of docs/mutations.md: each line as it is, but for its spaces, and a test of that name."""
-    rows = table_rows((ROOT / "docs/mutations.md").read_text(encoding="utf-8"), 6)
-    assert len(rows) > 100
+@pytest.mark.parametrize("name", ["mutations.md", "mutations.zh.md"])
+def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to(name):
+    """Each line as it is, but for its spaces, and a test of that name; the same code in both languages."""
+    english, rows = (
+        table_rows((ROOT / "docs" / page).read_text(encoding="utf-8").replace("| 删去 |", "| `left out` |"), 6)
+        for page in ("mutations.md", name)
+    )
+    assert len(rows) > 100 and [row[1:5] for row in rows] == [row[1:5] for row in english]
     for _, test, file, line, *_ in rows:
         path = ROOT / ("" if file.startswith("`examples/") else "src/causalqwen") / file.strip("`")
         code = "".join(path.read_text(encoding="utf-8").split())
         stands = "".join(line.strip("`").replace("\\|", "|").split()) in code
         assert stands, (file, line)
-        name, function = test.strip("`").split("::")
-        assert function in functions_of(f"tests/{name}"), test
+        test_file, function = test.strip("`").split("::")
+        assert function in functions_of(f"tests/{test_file}"), test
 
 
 @pytest.mark.parametrize("name", ["training.md", "training.zh.md"])

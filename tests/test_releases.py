@@ -164,9 +164,10 @@ def test_the_lock_names_every_package_that_the_tests_run_with():
 def test_what_a_release_says_of_itself_is_one_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CHANGELOG.zh.md"))
     versions = re.findall(r"^## (\d+\.\d+\.\d+) \((unreleased|\d{4}-\d\d-\d\d)\)$", changes, re.M)
     assert versions and versions == re.findall(r"^## (\S+) \((.*)\)$", changes, re.M)
+    assert len({tuple(re.findall(r"^## [\d.]+|^- ", text, re.M)) for text in (changes, chinese)}) == 1  # entry by entry
     assert project["version"] == causalqwen.__version__ == citation["version"] == versions[0][0]
     assert citation["license"] == project["license"] and citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "abstract"} <= citation.keys()

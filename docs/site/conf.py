@@ -124,12 +124,11 @@ def finish_page(app: Sphinx, pagename: str, templatename: str, context: dict, do
     page = app.builder.get_target_uri(pagename)
     context["other_page"] = context["pathto"](f"zh/{page}" if english else f"../{page}", resource=True)
     context["other_language"], context["other_name"] = ("zh-CN", "中文") if english else ("en", "English")
-    context["language"] = "en" if english or pagename in app.config.english_pages else "zh-CN"
+    context["language"] = "en" if english else "zh-CN"
 
 
 def setup(app: Sphinx) -> None:
     app.add_config_value("entries", [], "env")
-    app.add_config_value("english_pages", [], "env")
     app.add_directive("mermaid", Mermaid)
     app.add_directive("code-cell", CodeBlock)  # a tutorial's cell, which `make tutorials` runs
     app.add_search_language(ChineseSearch)

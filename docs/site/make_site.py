@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from site_check import check_site
-from site_pages import LANGUAGES, english_pages, lay_out
+from site_pages import LANGUAGES, lay_out
 from site_reference import write_reference
 
 HERE = Path(__file__).resolve().parent
@@ -44,7 +44,6 @@ def build(root: Path, output: Path) -> list[str]:
             settings = {
                 "language": SPHINX_LANGUAGE[language],
                 "entries": [(entry.short, entry.name, entry.said) for entry in entries],
-                "english_pages": english_pages(root),
             }
             place = site if language == "en" else site / language
             with patch_docutils(str(HERE)), docutils_namespace():

@@ -3,7 +3,7 @@
 import re
 import shutil
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 FRONT = "README.md"
 
@@ -31,13 +31,9 @@ PARTS = {
 }
 """Part, in both languages, to its files, in order. A pattern may name none; a part without a page is left out."""
 
-ENGLISH_ONLY = ("CHANGELOG.md", "docs/experiments/*.md", "docs/mutations.md")
-"""What the Chinese site shows in English, and says so."""
-
 LANGUAGES = ("en", "zh")
 _SWITCH = re.compile(r"^\[(?:中文|English)\]\([^)]*\)$", re.M)  # the theme has a switch of its own
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
-_NOTE = "```{note}\n本页只有英文。\n```"
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,9 @@ class Page:
         return cls(file, name)
 
     def source(self, root: Path, language: str) -> Path:
-        """The file in a language; the English one for a page that has no other."""
+        """The file in a language: the Chinese one stands beside the English one."""
         own = root / self.file
-        chinese = own.with_name(own.stem + ".zh.md")
-        return chinese if language == "zh" and chinese.is_file() else own
-
-    def in_english_only(self, root: Path) -> bool:
-        return self.source(root, "zh") == root / self.file
+        return own.with_name(own.stem + ".zh.md") if language == "zh" else own
 
 
 def find_pages(root: Path) -> dict[tuple[str, str], list[Page]]:
@@ -86,22 +78,17 @@ def find_pages(root: Path) -> dict[tuple[str, str], list[Page]]:
                 f"{path.relative_to(root)} stands in no part of the site: give it one in docs/site/site_pages.py"
             )
     for page in pages:
-        if page.in_english_only(root) and not any(PurePosixPath(page.file).match(only) for only in ENGLISH_ONLY):
-            raise ValueError(f"{page.file} lacks its Chinese page, {page.source(root, 'en').stem}.zh.md beside it")
+        chinese = page.source(root, "zh")
+        if not chinese.is_file():
+            raise ValueError(f"{page.file} lacks its Chinese page, {chinese.name} beside it")
     return parts
-
-
-def english_pages(root: Path) -> list[str]:
-    """Addresses of the pages that the Chinese site shows in English."""
-    return [page.name for part in find_pages(root).values() for page in part if page.in_english_only(root)]
 
 
 def lay_out(root: Path, target: Path, language: str) -> None:
     """Writes the pages of a language below `target`, as Sphinx reads them.
 
-    Lines keep their numbers, but where a note says that a page is English, so that a warning names the file's own line.
-    Links between files become links between pages; a file that is no page is carried along; a link to a folder is left as
-    its words.
+    Lines keep their numbers, so that a warning names the file's own line. Links between files become links between pages;
+    a file that is no page is carried along; a link to a folder is left as its words.
     """
     parts = find_pages(root)
     pages = [Page.of(FRONT), *(page for part in parts.values() for page in part)]
@@ -124,9 +111,6 @@ def lay_out(root: Path, target: Path, language: str) -> None:
             return f"{bang}[{words}](/{path.relative_to(root)}{anchor})"
 
         text = _LINK.sub(link, _SWITCH.sub("", source.read_text(encoding="utf-8")))
-        if language == "zh" and page.in_english_only(root):
-            title, _, rest = text.partition("\n")
-            text = f"{title}\n{_NOTE}\n{rest}"
         if page.name == "index":
             text += "".join(_contents(titles[LANGUAGES.index(language)], part) for titles, part in parts.items())
         file = target / f"{page.name}.md"
