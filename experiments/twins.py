@@ -1,4 +1,4 @@
-"""What will people answer in a study that they are not yet known from? The Twin-2K mega-study: 1,784 people, 162 outcomes of 19
+"""What will people answer in a study that they are not yet known from? The Twin-2K mega-study: 1,784 people, 163 outcomes of 19
 studies, beside what language models that play these people answered (a quarter of an hour on one core).
 
 Every person's answers in one study are hidden, for each study that they took part in, and told from their answers in the
