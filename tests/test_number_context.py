@@ -411,6 +411,19 @@ def test_a_step_beside_a_cache_is_that_of_one_pass(tiny_tokenizer):
     torch.testing.assert_close(step, whole)
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_features_read_a_cache_by_either_name(tiny_tokenizer, name):
+    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
+    inputs = encode(model, ["It is 5 and then more"])
+    ids = inputs["input_ids"]
+    mask = inputs["attention_mask"].masked_fill(ids == model.config.num_token_id, 0)
+    with torch.no_grad():
+        whole = model.features(**inputs).last_hidden_state[:, -1]
+        past = model.features(**{key: column[:, :-1] for key, column in inputs.items()}, use_cache=True)[CACHE]
+        step = model.features(ids[:, -1:], mask, **{name: past}).last_hidden_state[:, -1]
+    torch.testing.assert_close(step, whole)
+
+
 def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path):
     graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path)
     model = CausalQwenForCausalLM.from_pretrained(tmp_path, number_context="digits")

@@ -197,18 +197,23 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
         """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
 
-        What it sees is said by `seen`. Where `bf16` is set, its matrix products are taken in bfloat16 (autocast).
+        What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
+        taken in bfloat16 (autocast).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        past, positions = kwargs.get(CACHE), kwargs.get("position_ids")
-        if positions is not None and attention_mask is None and past is None and bool(sequence_starts(positions).any()):
+        cache, positions = past_key_values if cache is None else cache, kwargs.get("position_ids")
+        alone = attention_mask is None and cache is None
+        if alone and positions is not None and bool(sequence_starts(positions).any()):
             kwargs["use_cache"] = False  # beside a cache, transformers takes packed sequences for one
-        attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), past)
+        attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), cache)
+        kwargs[CACHE] = cache
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
@@ -312,8 +317,9 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             numeric_values,
             inputs_embeds,
             position_ids=position_ids,
+            cache=cache,
             use_cache=getattr(self.config, "use_cache", None) if use_cache is None else use_cache,
-            **{CACHE: cache, **kwargs},
+            **kwargs,
         )
         kept = kept_positions(logits_to_keep)
         features = outputs.last_hidden_state[:, kept]
