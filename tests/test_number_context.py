@@ -424,6 +424,22 @@ def test_features_read_a_cache_by_either_name(tiny_tokenizer, name):
     torch.testing.assert_close(step, whole)
 
 
+def test_drafts_may_be_counted_by_a_tensor(talker, monkeypatch):
+    """As transformers 5.17 does."""
+    inputs = encode(talker, ["They count 12 and 12 and 12"])
+    settings = {"do_sample": False, "max_new_tokens": 12, "return_dict_in_generate": True}
+    plain = talker.generate(**inputs, **settings)
+    update = type(talker)._update_model_kwargs_for_generation
+
+    def counted(self, outputs, model_kwargs, *, num_new_tokens=1, **kwargs):
+        return update(self, outputs, model_kwargs, num_new_tokens=torch.tensor(int(num_new_tokens)), **kwargs)
+
+    monkeypatch.setattr(type(talker), "_update_model_kwargs_for_generation", counted)
+    drafted = talker.generate(**inputs, **settings, prompt_lookup_num_tokens=3)
+    torch.testing.assert_close(drafted.sequences, plain.sequences)
+    torch.testing.assert_close(drafted.numeric_values, plain.numeric_values)
+
+
 def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path):
     graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path)
     model = CausalQwenForCausalLM.from_pretrained(tmp_path, number_context="digits")

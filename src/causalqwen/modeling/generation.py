@@ -233,7 +233,8 @@ class CausalGenerationMixin(GenerationMixin):
         log, values = model_kwargs.get("value_log"), model_kwargs.get("numeric_values")
         model_kwargs = self._theirs._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         if log is not None:
-            new = kwargs.get("num_new_tokens", 1)  # more than one: drafts that were right, and the token after them
+            # More than one: drafts that were right, and the token after them. transformers 5.17 counts them by a tensor.
+            new = int(kwargs.get("num_new_tokens", 1))
             drafted = log.positions.shape[1] - values.shape[1]
             dropped = drafted + 1 - new  # drafts that were wrong
             last = slice(-dropped - 1, -dropped or None)
