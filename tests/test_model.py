@@ -31,6 +31,7 @@ from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import softplus_inverse
 from causalqwen.modeling.configuration import SECTIONS
 from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.outputs import CACHE
 from causalqwen.numbers.law import WANTED_LEVELS
 from conftest import FREE_ROWS, TIED, graft_tiny, make_backbone
 
@@ -300,6 +301,14 @@ def test_labels_are_unshifted_and_padding_never_counts(tiny_llama):
     total = sum(o.loss_cls * n for o, n in zip(alone, counts, strict=True)) / sum(counts)
     torch.testing.assert_close(out.loss_cls, total, rtol=1e-4, atol=1e-4)
     assert alone[2].loss_reg == 0
+
+
+def test_as_a_tuple_the_loss_comes_first_and_the_logits_behind_it(tiny_llama):
+    inputs = batch(tiny_llama, ["It is 5 long"])
+    named = tiny_llama(**inputs, labels=inputs["input_ids"])
+    loss, logits, *_ = tiny_llama(**inputs, labels=inputs["input_ids"], return_dict=False)
+    assert torch.equal(loss, named.loss) and torch.equal(logits, named.logits)
+    assert list(named)[:3] == ["loss", "logits", CACHE] and torch.equal(tiny_llama(**inputs)[0], named.logits)
 
 
 def test_a_loss_needs_every_position(tiny_llama):

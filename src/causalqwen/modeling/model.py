@@ -197,8 +197,6 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        cache: Cache | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
         """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
@@ -208,12 +206,14 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        cache, positions = past_key_values if cache is None else cache, kwargs.get("position_ids")
+        named, positions = [kwargs.pop(name, None) for name in ("cache", "past_key_values")], kwargs.get("position_ids")
+        cache = next((given for given in named if given is not None), None)
         alone = attention_mask is None and cache is None
         if alone and positions is not None and bool(sequence_starts(positions).any()):
             kwargs["use_cache"] = False  # beside a cache, transformers takes packed sequences for one
         attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), cache)
-        kwargs[CACHE] = cache
+        if cache is not None:
+            kwargs[CACHE] = cache
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
@@ -352,7 +352,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         setattr(result, CACHE, outputs.get(CACHE))
         result.hidden_states = outputs.get("hidden_states")
         result.attentions = outputs.get("attentions")
-        return result
+        return CausalQwenOutput(**result)  # in the order of its fields: as a tuple, the loss comes first
 
     # ---- laws: `heads`, `prediction`, `parts` --------------------------------------------------------------------------
 
