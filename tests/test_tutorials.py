@@ -39,6 +39,7 @@ def test_the_chinese_tutorial_has_the_same_cells_and_outputs(path):
 )
 def test_figures_agree_but_for_rounding(printed, same):
     assert agree("12.30 K", printed) is same
+    assert agree("3.8 nats", "4.0 nats") and not agree("3.8 nats", "4.1 nats")
 
 
 def test_outputs_are_written_behind_their_cells_and_errors_name_the_cell(tmp_path):
