@@ -332,9 +332,9 @@ def test_each_request_has_an_id_and_one_line_of_the_log(model, caplog):
 
 
 def test_what_goes_wrong_inside_is_a_500_with_an_id_and_a_traceback_in_the_log(model, caplog, monkeypatch):
-    from causalqwen.serving import app
+    from causalqwen.serving import texts
 
-    monkeypatch.setattr(app, "job_of", lambda *of: 1 / 0)
+    monkeypatch.setattr(texts, "job_of", lambda *of: 1 / 0)
     with serving(model) as server:
         with pytest.raises(openai.InternalServerError, match="something went wrong inside") as caught:
             server.complete()
@@ -417,9 +417,9 @@ def test_bodies_that_are_no_plain_json_are_refused(server):
 
 
 def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatch):
-    from causalqwen.serving import app
+    from causalqwen.serving import texts
 
-    gate, read, busy = threading.Event(), app.job_of, []
+    gate, read, busy = threading.Event(), texts.job_of, []
 
     def slowly(asked, *rest):
         if len(asked.prompt) > 1000:
@@ -428,7 +428,7 @@ def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatc
             busy.pop()
         return read(asked, *rest)
 
-    monkeypatch.setattr(app, "job_of", slowly)
+    monkeypatch.setattr(texts, "job_of", slowly)
     body = json.dumps({"model": "tiny", "prompt": "1 2 3 " * 20_000})
     with serving(model) as server, ThreadPoolExecutor(5) as pool:
         (refused,), held_up = wait([pool.submit(server.send, body) for _ in range(5)], 20, FIRST_COMPLETED)

@@ -15,12 +15,13 @@ from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params
 
+WORKER = "causalqwen_vllm.worker.NumberWorker"
 NEEDED = {
     "skip_tokenizer_init": True,
     "logits_processors": [FOLLOWER],
-    "worker_extension_cls": "causalqwen_vllm.worker.NumberWorker",
+    "worker_extension_cls": WORKER,
 }
-"""vLLM's own settings that a grafted model needs; `load` sets them, `vllm serve` does not know them."""
+"""vLLM's own settings that a grafted model needs: `load` and `python -m causalqwen_vllm` set them."""
 PIECEWISE = {"cudagraph_mode": "PIECEWISE", "cudagraph_copy_inputs": True}
 """Where vLLM compiles: CUDA graphs of parts of the backbone, which read copies of what is embedded; our heads stay outside."""
 
@@ -112,10 +113,6 @@ def request(
     Raises:
         ValueError: whatever the plug-in would refuse, before vLLM sees it.
     """
-    from vllm.inputs import TokensPrompt
-
-    from vllm import SamplingParams
-
     if isinstance(individual, Individual):
         if individual.is_inferred:
             raise ValueError(f"{individual} is not known exactly: save it and give its file, which says how well")
@@ -126,11 +123,31 @@ def request(
     ids, values = encoded["input_ids"], encoded["numeric_values"]
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
+    wish = {"preset": preset, "seed": seed, "key": key} | settings
+    if "individual_mode" in settings or "noise_mode" in settings:
+        del wish["preset"]
+    return of_tokens(processor, ids, values, wish, max_tokens, params)
+
+
+def of_tokens(
+    processor: CausalQwenProcessor,
+    ids: Sequence[int],
+    values: Sequence[float],
+    wish: dict[str, Any],
+    max_tokens: int,
+    params: dict[str, Any] | None = None,
+) -> tuple[Any, Any]:
+    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and what `Wish.read` takes but these values."""
+    from vllm.inputs import TokensPrompt
+
+    from vllm import SamplingParams
+
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
     if processor.context.hides:
         ids = [token for token in ids if token != processor.num_token_id]
-    wish = {"preset": preset, "seed": seed, "values": known, "key": key} | settings
-    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
+    given = {
+        "temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish | {"values": known}},
+    }  # fmt: skip
     sampling = SamplingParams(**(given | (params or {})))
     check_params(sampling)
     return TokensPrompt(prompt_token_ids=list(ids)), sampling
@@ -200,7 +217,7 @@ def _answer(
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]
     text, said, of_token = GrowingText(processor, ids, values, ()), [], []
-    made = list(_told(processor, done.token_ids, len(ids), numbers))
+    made = list(written(processor, done.token_ids, len(ids), numbers))
     for index, (token, law) in enumerate(made):
         of_token.append(0.0 if law is None else law["value"])
         span = text.append(token, of_token[-1])
@@ -210,7 +227,7 @@ def _answer(
     return Answer(text.text, [token for token, _ in made], of_token, said, done.finish_reason, seed)
 
 
-def _told(
+def written(
     processor: CausalQwenProcessor, made: Sequence[int], start: int, numbers: dict[str, dict]
 ) -> Iterator[tuple[int, dict | None]]:
     """The tokens that vLLM made from place `start` on, each `<NUM>` with its number; one that vLLM does not get is put back."""

@@ -1,7 +1,7 @@
 """A grafted model among vLLM's models: its own decoder below, our heads above."""
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.modeling import heads
-from causalqwen.modeling.prediction import describe, generated_values, predict_values
+from causalqwen.modeling.prediction import NumberPrediction, describe, generated_values, predict_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
@@ -34,6 +34,11 @@ from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """transformers' model types and vLLM's classes for them."""
+
+
+def described(law: NumberPrediction, value: float) -> dict[str, Any]:
+    """A law as an `Answer` tells it: `loc`, `scale` on the value axis, `median`, `intervals`, `num_prob`."""
+    return {"loc": law.loc, "scale": law.scale} | describe(law, None)
 
 
 class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
@@ -185,19 +190,32 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
                     chosen[row].write(value)
 
     @torch.inference_mode()
-    def numbers_of(self, request: Request) -> dict[str, dict[str, Any]]:
-        """By place: `value`, and the law that it came from with every draw integrated out: `loc`, `scale` on the value axis,
-        `median`, `intervals`, `num_prob`. Whether the last place holds a number is for the caller to know."""
+    def numbers_of(
+        self,
+        request: Request,
+        since: int = 0,
+        tell: Callable[[NumberPrediction, float], dict[str, Any]] = described,
+    ) -> dict[str, dict[str, Any]]:
+        """By place, from place `since` on: `value`, and what `tell` says of the law that it came from with every draw
+        integrated out, and of this value. Whether the last place holds a number is for the caller to know."""
         if not request.hides and request.pending is not None and request.lacks(request.pending[0]):
             self._write([request])
-        if not request.followed:
+        followed = {place: features for place, features in request.followed.items() if place >= since}
+        if not followed:
             return {}
         self.number_class = request.wish.number_class
-        laws = predict_values(self, torch.stack(list(request.followed.values())), request.wish.individual)
+        laws = predict_values(self, torch.stack(list(followed.values())), request.wish.individual)
         return {
-            str(place): {"value": request.values[place], "loc": law.loc, "scale": law.scale} | describe(law, None)
-            for place, law in zip(request.followed, laws, strict=True)
+            str(place): {"value": request.values[place]} | tell(law, request.values[place])
+            for place, law in zip(followed, laws, strict=True)
         }
+
+    @torch.inference_mode()
+    def law_of(self, request: Request) -> NumberPrediction:
+        """Of the number that stands where the request's last token was decided, if one did."""
+        assert request.pending is not None, "a token was decided"
+        features, names = request.pending[1].unsqueeze(0), [request.wish.number_class]
+        return predict_values(self, features, request.wish.individual, classes=names)[0]
 
     # ---- decisions out -----------------------------------------------------------------------------------------------
 

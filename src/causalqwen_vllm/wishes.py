@@ -19,10 +19,9 @@ TOKENS_ALONE = (
 """Why the prefix cache is refused."""
 
 _KNOWN = {
-    "preset", "seed", "temperature", "noise_temperature", "central_mass", "top_p", "individual", "drawn", "values", "key",
-    "number_class",
+    "preset", "individual_mode", "noise_mode", "seed", "temperature", "noise_temperature", "central_mass", "top_p",
+    "individual", "drawn", "values", "key", "number_class",
 }  # fmt: skip
-_WITH_INDIVIDUAL = ("shared-individual", "persona")
 
 
 @dataclass(frozen=True)
@@ -54,20 +53,21 @@ class Wish:
             )
         if unknown := sorted(set(given) - _KNOWN):
             raise ValueError(f"unknown settings {', '.join(unknown)}; known settings: {', '.join(sorted(_KNOWN))}")
-        preset, individual = given.get("preset", "standard"), given.get("individual")
-        overrides = {
-            name: given[name] for name in ("temperature", "noise_temperature", "central_mass") if name in given
-        }
+        named, individual = _named(given), given.get("individual")
+        plan = replace(
+            named,
+            **{name: given[name] for name in ("temperature", "noise_temperature", "central_mass") if name in given},
+        )
         if individual is not None:
-            if preset not in _WITH_INDIVIDUAL:
-                raise ValueError(f"the preset {preset!r} takes no individual; {' and '.join(_WITH_INDIVIDUAL)} do")
-            overrides["individual"] = _individual(individual, drawn=bool(given.get("drawn")))
-        plan = CausalDecoding.preset(preset, **overrides)
+            if plan.individual_mode != "sequence":
+                asked = given.get("preset", f"{plan.individual_mode} x {plan.noise_mode}")
+                raise ValueError(f"the preset {asked!r} takes no individual; shared-individual and persona do")
+            plan = replace(plan, individual=_individual(individual, drawn=bool(given.get("drawn"))))
         if not {"temperature", "noise_temperature"} & set(given) and plan.decision != "softmax":
             plan = plan.fresh_at(text_temperature)
         top_p = float(given.get("top_p", 1.0))
         if not 0 < top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
-            raise ValueError(f"top_p belongs to the preset 'softmax' and lies in (0, 1], got {top_p} with {preset!r}")
+            raise ValueError(f"top_p belongs to the preset 'softmax' and lies in (0, 1], got {top_p}")
         seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
         return cls(plan, seed, values, top_p, given.get("key", ""), given.get("number_class"))
 
@@ -81,6 +81,16 @@ class Wish:
         if self.plan.decision == "softmax":
             return None
         return BoundDecoding.bind(replace(self.plan, seed=self.seed), 1, causal_size, torch.device(device))
+
+
+def _named(given: Mapping[str, Any]) -> CausalDecoding:
+    """The plan of a preset, or of a mode for each source."""
+    modes = {name: given[f"{name}_mode"] for name in ("individual", "noise") if f"{name}_mode" in given}
+    if not modes:
+        return CausalDecoding.preset(given.get("preset", "standard"))
+    if "preset" in given or len(modes) < 2:
+        raise ValueError("give a preset, or individual_mode and noise_mode together")
+    return CausalDecoding(**modes)
 
 
 def _individual(given: Any, drawn: bool) -> Individual:

@@ -48,6 +48,26 @@ class Row:
     written: int = 0
     finish: str | None = None
 
+    def step(
+        self, token: int, value: float, law: Callable[[], dict[str, Any]], is_end: bool, is_last: bool
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """Take the next token, and `finish` where the text ends with it: what can be sent now, and the number in it.
+
+        value, law: of a `<NUM>`. is_end: whether the token ends a text. is_last: whether none may follow.
+        """
+        self.written += 1
+        numbers: list[dict[str, Any]] = []
+        if is_end:
+            self.finish = "stop"
+        elif (span := self.text.append(token, value)) is not None:
+            numbers.append({"value": value, "span": list(span)} | law())
+        piece = self.text.take(final=is_end or is_last)
+        if self.text.stopped:
+            self.finish = "stop"
+        elif is_last and self.finish is None:
+            self.finish = "length"
+        return piece, [number for number in numbers if number["span"][1] <= len(self.text.text)]
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -369,23 +389,11 @@ class _Watch(StoppingCriteria):
         could_be: dict[str, Any] | None,
         likely: tuple[Likelihood, ...] | None,
     ) -> Piece:
-        row.written += 1
-        numbers, text, start, begun = [], row.text, len(row.text.text), row.text.end
-        if token in self.ends:
-            row.finish = "stop"
-        else:
-            is_number = token == self.model.config.num_token_id
-            value = self.log[self.log.last][index].item() if is_number else 0.0
-            span = text.append(token, value)
-            if span is not None:
-                numbers.append({"value": value, "span": list(span)} | self._law(index, job, value))
-        ended = row.finish is not None or row.written >= job.max_tokens
-        piece = text.take(final=ended)
-        if text.stopped:
-            row.finish = "stop"
-        elif ended and row.finish is None:
-            row.finish = "length"
-        numbers = [number for number in numbers if number["span"][1] <= len(text.text)]
+        text, start, begun = row.text, len(row.text.text), row.text.end
+        is_number = token == self.model.config.num_token_id and token not in self.ends
+        value = self.log[self.log.last][index].item() if is_number else 0.0
+        is_last = row.written + 1 >= job.max_tokens
+        piece, numbers = row.step(token, value, lambda: self._law(index, job, value), token in self.ends, is_last)
         tokens = [] if could_be is None else [{"span": [min(start, len(text.text)), len(text.text)]} | could_be]
         told = [] if likely is None else [(token, len(row.prompt.echo) + min(begun, len(text.text)), likely)]
         return Piece(place, piece, numbers, row.finish, tokens, told)

@@ -3,23 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
-from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.prediction import told
 from causalqwen.serving.requests import NumbersRequest, text_of_chat
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
+
+
+def texts_of(asked: NumbersRequest, settings: ServerSettings, processor: CausalQwenProcessor) -> list[str]:
+    """The text that each number stands behind. ApiError 400 for too many, and for messages that the template refuses."""
+    if len(asked.prompts) > settings.max_prompts:
+        message = f"{len(asked.prompts)} prompts are more than the {settings.max_prompts} of one request"
+        raise ApiError(400, message, param="prompts")
+    return [one if isinstance(one, str) else text_of_chat(one, processor, _goes_on(one)) for one in asked.prompts]
 
 
 def predict_numbers(
     asked: NumbersRequest, settings: ServerSettings, model: CausalQwenForCausalLM
 ) -> list[NumberPrediction]:
     """Of each prompt, in their order: `predict_number`. ApiError 400 for what cannot be predicted."""
-    if len(asked.prompts) > settings.max_prompts:
-        message = f"{len(asked.prompts)} prompts are more than the {settings.max_prompts} of one request"
-        raise ApiError(400, message, param="prompts")
+    texts = texts_of(asked, settings, model.processor)
     individual = individual_of(asked.individual, settings, "individual")
-    texts = [
-        one if isinstance(one, str) else text_of_chat(one, model.processor, _goes_on(one)) for one in asked.prompts
-    ]
     try:
         return model.predict_number(texts, batch_size=8, individual=individual, classes=asked.classes)
     except ValueError as error:

@@ -1,0 +1,35 @@
+"""`python -m causalqwen_vllm MODEL [options of `vllm serve`]`: vLLM's own OpenAI server, with what a grafted model needs."""
+
+import argparse
+import json
+import os
+import sys
+
+from causalqwen.modeling import CausalQwenConfig
+from causalqwen_vllm.asking import PIECEWISE, WORKER
+from causalqwen_vllm.endpoints import INDIVIDUALS, Endpoints
+from causalqwen_vllm.wishes import FOLLOWER
+
+
+def main() -> None:
+    """Set the variables and the options that are needed, and give the rest to vLLM, whose own options win."""
+    parser = argparse.ArgumentParser(prog="python -m causalqwen_vllm", description=__doc__, allow_abbrev=False)
+    parser.add_argument("model", help="folder of a grafted model")
+    parser.add_argument("--individuals", help="folder of individuals who can be asked for by name")
+    given, further = parser.parse_known_args()
+    hides = CausalQwenConfig.from_pretrained(given.model).context.hides
+    plugins = os.environ.get("VLLM_PLUGINS", Endpoints.name).split(",")
+    os.environ["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*plugins, Endpoints.name]))
+    if given.individuals is not None:
+        os.environ[INDIVIDUALS] = given.individuals
+    needed = ["--skip-tokenizer-init", "--logits-processors", FOLLOWER, "--worker-extension-cls", WORKER]
+    needed += ["--enable-prefix-caching" if hides else "--no-enable-prefix-caching"]
+    needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE)]
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
+    sys.argv = ["vllm", "--model", given.model, *needed, *further]
+    serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""vLLM's own OpenAI server for a grafted model: its endpoints of texts answer as `causalqwen serve` does, numbers and all.
+
+vLLM loads `Endpoints` where the variable VLLM_PLUGINS names it; `python -m causalqwen_vllm MODEL` starts a server with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import uuid
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+
+from causalqwen.decoding import Individual
+from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.parts import value_axes
+from causalqwen.serving.batching import Job, Piece, Row
+from causalqwen.serving.numbers import texts_of
+from causalqwen.serving.openapi import asks
+from causalqwen.serving.requests import NumbersRequest, parse
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
+from causalqwen.serving.texts import TextService, answer_error
+from causalqwen_vllm.asking import of_tokens, processor_of, written
+
+INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
+"""The variable that names the folder of individuals who can be asked for by name."""
+_NUMERIC = frozenset("0123456789+-.e")
+_REFUSED = ("/v1/responses", "/v1/messages", "/v1/chat/completions/", "/v1/completions/", "/tokenize", "/detokenize")
+
+
+class Endpoints:
+    """vLLM's `EndpointPlugin`: `/v1/completions` and `/v1/chat/completions` in place of vLLM's own, and `/v1/numbers`. vLLM's
+    other endpoints of texts, which know no numbers, are refused."""
+
+    name = "causalqwen"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Called before the engine is known: the routes find their service when they are asked."""
+
+        async def completions(request: Request) -> Response:
+            return await _service_of(request).completions(request)
+
+        async def chat(request: Request) -> Response:
+            return await _service_of(request).chat(request)
+
+        async def numbers(request: Request) -> Response:
+            return await _service_of(request).numbers(request)
+
+        async def refused(request: Request) -> Response:
+            message = (
+                f"{request.url.path} is not served for a grafted model: use /v1/completions or /v1/chat/completions"
+            )
+            raise ApiError(404, message, code="not_found")
+
+        router = APIRouter()
+        for route in [one for one in app.routes if isinstance(one, APIRoute) and one.path.startswith(_REFUSED)]:
+            router.add_api_route(route.path, refused, methods=sorted(route.methods))
+        router.add_api_route("/v1/completions", completions, methods=["POST"])
+        router.add_api_route("/v1/chat/completions", chat, methods=["POST"])
+        router.add_api_route("/v1/numbers", numbers, methods=["POST"])
+        app.include_router(router)
+        app.add_exception_handler(ApiError, answer_error)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """The service over vLLM's engine.
+
+        Raises:
+            ValueError: individuals that cannot be read, a model that a server cannot serve.
+        """
+        state.causalqwen = None if engine_client is None else _Service(engine_client, args)
+
+
+def _service_of(request: Request) -> "_Service":
+    service = request.app.state.causalqwen
+    if service is None:
+        raise ApiError(503, "this server has no engine", code="not_ready")
+    request.state.journal = {"request_id": request.headers.get("x-request-id", uuid.uuid4().hex)}
+    return service
+
+
+class _Service(TextService):
+    """The endpoints over vLLM's engine."""
+
+    def __init__(self, engine: Any, args: Namespace) -> None:
+        model = engine.vllm_config.model_config
+        config, folder = model.hf_config, os.environ.get(INDIVIDUALS)
+        if not isinstance(config, CausalQwenConfig):
+            raise ValueError(f"{model.model} is not grafted: leave {Endpoints.name} out of VLLM_PLUGINS")
+        config.require("the server")
+        value_axes(config, None).law()  # a model whose numbers need a class is told so before anything is served
+        individuals = load_individuals(folder, config.causal_size) if folder else {}
+        settings = ServerSettings(
+            name=(args.served_model_name or [args.model])[0],
+            individuals=individuals,
+            temperature=config.text_temperature,
+            max_tokens=model.max_model_len,
+            max_rows=engine.vllm_config.scheduler_config.max_num_seqs,
+        )
+        processor = processor_of(model.model, config.context)
+        files = {name: str((Path(folder or "") / f"{name}.safetensors").resolve()) for name in individuals}
+        self.engine = EngineWriter(engine, processor, {id(individuals[name]): files[name] for name in files})
+        super().__init__(settings, processor, config, self.engine)
+
+    @asks(NumbersRequest)
+    async def numbers(self, request: Request) -> Response:
+        """The laws of the numbers behind prompts."""
+        asked = parse(NumbersRequest, await self.body(request))
+        self.check_name(asked.model)
+        texts = texts_of(asked, self.settings, self.processor)
+        individual = individual_of(asked.individual, self.settings, "individual")
+        values = asked.values or [None] * len(texts)
+        told = await self.engine.laws(texts, individual, values, asked)
+        data = [{"index": index, "value": values[index]} | law for index, law in enumerate(told)]
+        return JSONResponse({"object": "list", "model": asked.model, "data": data})
+
+
+class EngineWriter:
+    """vLLM's engine as what writes jobs: each row is a request of its own, and comes back piece by piece.
+
+    files: of each individual who can be named, by identity: the workers read them there.
+    """
+
+    def __init__(self, engine: Any, processor: CausalQwenProcessor, files: dict[int, str]) -> None:
+        self._engine, self._processor, self._files = engine, processor, files
+        self.context = engine.vllm_config.model_config.max_model_len
+        self._running: dict[Job, list[asyncio.Task]] = {}
+        self._asked: dict[tuple[str, int, int | None], asyncio.Future] = {}
+        self._asking: asyncio.Task | None = None
+        tokens = range(len(processor.tokenizer))
+        words = processor.tokenizer.batch_decode([[token] for token in tokens])
+        self._may_begin = frozenset(token for token in tokens if set(words[token].strip()) <= _NUMERIC)
+
+    def _named(self, individual: Individual | None) -> dict[str, Any]:
+        """What a wish says of somebody who was asked for by name."""
+        return {} if individual is None else {"individual": self._files[id(individual)]}
+
+    def submit(self, job: Job) -> None:
+        """Have vLLM write the rows. ApiError 400 for what is known only where the model is."""
+        for field, given in (("logprobs", job.logprobs), ("causal.alternatives", job.alternatives)):
+            if given is not None:
+                message = f"{field} is not supported over vLLM: ask `causalqwen serve`, or leave it out"
+                raise ApiError(400, message, param=field, code="unsupported_parameter")
+        self._running[job] = [asyncio.create_task(self._write(job, place, row)) for place, row in enumerate(job.rows)]
+
+    def cancel(self, job: Job) -> None:
+        job.cancelled = True
+        for task in self._running.pop(job, ()):
+            task.cancel()
+
+    async def _write(self, job: Job, place: int, row: Row) -> None:
+        try:
+            row.finish = None if job.max_tokens else "length"
+            if row.prompt.echo or row.finish:
+                job.deliver(Piece(place, row.prompt.echo, [], row.finish))
+            if row.finish is None:
+                async with contextlib.aclosing(self._pieces(job, place, row)) as pieces:
+                    async for piece in pieces:
+                        job.deliver(piece)
+        except Exception as error:
+            logging.getLogger(__name__).exception("a request failed")
+            job.deliver(error if isinstance(error, ApiError) else ApiError(500, "the engine failed on this request"))
+
+    async def _pieces(self, job: Job, place: int, row: Row) -> Any:
+        """Of one row, until it ends."""
+        from vllm.sampling_params import RequestOutputKind
+
+        plan, key, number = job.plan, uuid.uuid4().hex, self._processor.num_token_id
+        wish: dict[str, Any] = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise_mode}
+        if plan.decision == "softmax":
+            wish = {"preset": "softmax", "top_p": job.top_p}
+        wish |= self._named(job.individual) | {
+            "seed": row.seed,
+            "key": key,
+            "temperature": plan.temperature,
+            "noise_temperature": plan.noise_temperature,
+            "central_mass": plan.central_mass,
+        }
+        tokens, params = of_tokens(
+            self._processor,
+            row.prompt.ids,
+            row.prompt.values,
+            wish,
+            job.max_tokens,
+            {"output_kind": RequestOutputKind.DELTA},
+        )
+        at = len(tokens["prompt_token_ids"])
+        try:
+            async with contextlib.aclosing(self._engine.generate(tokens, params, key)) as outputs:
+                async for output in outputs:
+                    (done,) = output.outputs
+                    if done.finish_reason not in (None, "stop", "length"):
+                        raise ApiError(503, f"vLLM ended this request: {done.finish_reason}")
+                    hides, made = self._processor.context.hides, done.token_ids
+                    may_be = any(token in self._may_begin if hides else token == number for token in made)
+                    numbers = await self._numbers(key, at, job.points) if may_be else {}
+                    steps = list(written(self._processor, made, at, numbers))
+                    for left, (token, law) in zip(reversed(range(len(steps))), steps, strict=True):
+                        ends = None if left else done.finish_reason
+                        is_last = ends == "length" or row.written + 1 == job.max_tokens  # vLLM counts no hidden `<NUM>`
+                        text, said = row.step(
+                            token, law["value"] if law else 0.0, partial(dict, law or {}), ends == "stop", is_last
+                        )
+                        yield Piece(place, text, said, row.finish)
+                        if row.finish is not None:
+                            return
+                    at += len(made)
+        finally:
+            self._aside("forget_numbers", [key])
+
+    def _aside(self, method: str, *args: Any) -> None:
+        """Ask the workers for something that nobody waits for."""
+        task = asyncio.ensure_future(self._engine.collective_rpc(method, args=args))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _numbers(self, key: str, since: int, points: int | None) -> dict[str, dict[str, Any]]:
+        """The numbers that a request made from a place on. What rows ask for at once is asked in one."""
+        future = self._asked[key, since, points] = asyncio.get_running_loop().create_future()
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return await future
+
+    async def _ask(self) -> None:
+        while self._asked:
+            asked, self._asked = self._asked, {}
+            try:
+                told = (await self._engine.collective_rpc("see_numbers", args=(list(asked),)))[0]
+            except Exception as error:
+                told = [error] * len(asked)
+            for future, one in zip(asked.values(), told, strict=True):
+                if not future.done():
+                    future.set_exception(one) if isinstance(one, Exception) else future.set_result(one)
+
+    async def laws(
+        self, texts: list[str], individual: Individual | None, values: list[float | None], asked: NumbersRequest
+    ) -> list[dict[str, Any]]:
+        """Of the number behind each text. ApiError 400 for one that cannot be predicted."""
+        encoded = self._processor(texts, prompt=True)
+        keys = [uuid.uuid4().hex for _ in texts]
+        classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
+        wish = {"preset": "persona" if individual else "standard"} | self._named(individual)
+        try:
+            requests = [
+                of_tokens(self._processor, ids, of_ids, wish | {"key": key, "number_class": name}, 1)
+                for ids, of_ids, key, name in zip(
+                    encoded["input_ids"], encoded["numeric_values"], keys, classes, strict=True
+                )
+            ]
+            for place, (tokens, _) in enumerate(requests):
+                count = len(tokens["prompt_token_ids"])
+                if not count:
+                    raise ValueError(f"prompt {place} is empty: there is nothing to predict from")
+                if count >= self.context:
+                    message = f"prompt {place} has {count} tokens, the context is {self.context} with its number"
+                    raise ApiError(400, message, param="prompts", code="context_length_exceeded")
+
+            async def read(tokens: Any, params: Any, key: str) -> None:
+                async for _ in self._engine.generate(tokens, params, key):
+                    pass
+
+            await asyncio.gather(*(read(*one, key) for one, key in zip(requests, keys, strict=True)))
+            told = await self._engine.collective_rpc(
+                "tell_laws", args=(list(zip(keys, values, strict=True)), asked.levels, asked.points)
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error), param="prompts") from None
+        finally:
+            self._aside("forget_numbers", keys)
+        return told[0]
