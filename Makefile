@@ -15,7 +15,7 @@ INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web campaign check-full lint format dist lock sbom audit clean
+.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web campaign campaign-vllm check-full lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +88,9 @@ SIZE ?= 1
 SEED ?= 0
 campaign: backbone  ## what could break, drawn at random, tried and counted (hours; SIZE=0.01 for a hundredth, SEED=7 for other draws)
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m campaign --size $(SIZE) --seed $(SEED)
+
+campaign-vllm: $(VLLM)/.ready  ## the same for the plug-in: 10,000 requests of all presets in vLLM (half an hour)
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/vllm $(VLLM)/bin/python -m campaign --part vllm --size $(SIZE) --seed $(SEED)
 
 check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(INSTALL_ALL)

@@ -199,7 +199,7 @@ def generate(
         [tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False, lora_request=adapters
     )
     numbers = llm.collective_rpc("take_numbers", args=(keys,))[0]
-    return [_answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]
+    return [answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]
 
 
 @lru_cache(maxsize=4)
@@ -210,9 +210,10 @@ def processor_of(folder: str, context: Context) -> CausalQwenProcessor:
     return processor
 
 
-def _answer(
+def answer(
     processor: CausalQwenProcessor, output: Any, tokens: Any, params: Any, numbers: dict[str, dict], seed: int
 ) -> Answer:
+    """vLLM's output for a `request`, and what `take_numbers` gave for its key, as text and numbers."""
     ids, known = tokens["prompt_token_ids"], iter(params.extra_args[KEY]["values"])
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]

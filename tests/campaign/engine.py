@@ -1,0 +1,178 @@
+"""vLLM under load: requests of all presets, with values in their prompts, in one batch that is short of memory; some come late,
+some are called off. Each text is that of `generate`. Runs in vLLM's own environment (`make campaign-vllm`)."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from reference import Engines, Lookups, gap_where_they_part, reference, write_tiny
+
+import causalqwen_vllm
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual
+from causalqwen.decoding import PRESETS
+from causalqwen.modeling.loading import load_model
+from causalqwen_vllm import asking
+
+from . import Bounds, Tally
+
+AT_ONCE = 64
+"""Requests of a draw."""
+CONTEXTS = ("digits", "value", "both")
+_TIE = 1e-3
+"""How far apart two best scores may be, in their spread, where rounding decides between them."""
+_WORDS = [
+    "We",
+    "have",
+    "come",
+    "a",
+    "long",
+    "way",
+    "since",
+    "the",
+    "year",
+    "and",
+    "of all men",
+    "who",
+    "were",
+    "not",
+    "it was",
+]
+
+
+@dataclass
+class Asked:
+    """A request, and what is known of it: called_off, after so many steps; answer, what vLLM wrote."""
+
+    preset: str
+    settings: dict[str, Any]
+    top_p: float
+    prompt: str
+    seed: int
+    max_tokens: int
+    called_off: int | None
+    answer: causalqwen_vllm.Answer | None = None
+
+    @property
+    def plan(self) -> CausalDecoding:
+        return CausalDecoding.preset(self.preset, **self.settings)
+
+
+def _settings(preset: str, chance: random.Random, people: list[Individual]) -> dict[str, Any]:
+    """What a plan of the preset may be given."""
+    settings: dict[str, Any] = {"temperature": chance.choice([0.3, 1.0, 4.0])}
+    if preset in ("persona", "noise", "shared-noise") and chance.random() < 0.5:
+        settings["noise_temperature"] = chance.choice([0.5, 0.95])
+    if preset not in ("standard", "softmax") and chance.random() < 0.3:
+        settings["central_mass"] = chance.choice([0.6, 0.95])
+    if preset in ("shared-individual", "persona") and chance.random() < 0.5:
+        settings["individual"] = chance.choice(people)
+    return settings
+
+
+def _prompt(chance: random.Random) -> str:
+    """Words and numbers, of up to some hundred tokens."""
+    numbers = (str(chance.randrange(3000)), f"{chance.gauss(0, 100):.3f}", f"{10 ** chance.uniform(-5, 9):.4g}")
+    return " ".join(
+        chance.choice(numbers) if chance.random() < 0.25 else chance.choice(_WORDS)
+        for _ in range(chance.choice([2, 5, 10, 40]))
+    )
+
+
+def draw(chance: random.Random, people: list[Individual]) -> list[Asked]:
+    """The requests of a draw; those of one preset have one plan but for their seeds."""
+    plans = {preset: _settings(preset, chance, people) for preset in PRESETS}
+    nuclei = {preset: chance.choice([1.0, 0.9]) if preset == "softmax" else 1.0 for preset in PRESETS}
+    asked = []
+    for _ in range(AT_ONCE):
+        preset = chance.choice(list(PRESETS))
+        late = chance.randrange(1, 30) if chance.random() < 0.1 else None
+        length = chance.randrange(1, 40)
+        asked.append(
+            Asked(preset, plans[preset], nuclei[preset], _prompt(chance), chance.randrange(1 << 40), length, late)
+        )
+    return asked
+
+
+def write(llm: Any, model: CausalQwenForCausalLM, asked: list[Asked], chance: random.Random) -> None:
+    """Have vLLM write all that is not called off; a few come at each step."""
+    engine, waiting = llm.llm_engine, list(enumerate(asked))
+    requests, ages = {}, {}
+    while waiting or engine.has_unfinished_requests():
+        for number, one in [waiting.pop() for _ in range(min(len(waiting), chance.randrange(9)))]:
+            nucleus = {"top_p": one.top_p} if one.top_p < 1 else {}
+            requests[number] = causalqwen_vllm.request(
+                model.processor, one.prompt, preset=one.preset, seed=one.seed, max_tokens=one.max_tokens, key=str(number),
+                params={"ignore_eos": True}, **one.settings, **nucleus,
+            )  # fmt: skip
+            engine.add_request(str(number), *requests[number])
+            ages[number] = 0
+        for output in engine.step():
+            number = int(output.request_id.split("-")[0])
+            if not output.finished or number not in ages:
+                continue
+            del ages[number]
+            numbers = llm.collective_rpc("take_numbers", args=([str(number)],))[0]
+            one, (tokens, params) = asked[number], requests[number]
+            one.answer = asking.answer(model.processor, output, tokens, params, numbers[0], one.seed)
+        for number in list(ages):
+            ages[number] += 1
+            if ages[number] == asked[number].called_off:
+                engine.abort_request([str(number)])
+                llm.collective_rpc("forget_numbers", args=([str(number)],))
+                del ages[number]
+
+
+def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[Asked, str | None]]:
+    """Each request that was not called off: "" for the text of `generate`, "tie" where two scores are as good as equal, and
+    what is wrong otherwise; None for one that was called off."""
+    written = [one for one in asked if one.answer is not None]
+    for one in asked:
+        if one.answer is None:
+            yield one, None if one.called_off is not None else "no answer"
+    written.sort(key=lambda one: one.preset)
+    for _, same in groupby(written, key=lambda one: one.preset):
+        rows = list(same)
+        longest = max(row.max_tokens for row in rows)
+        seeds, prompts = [row.seed for row in rows], [row.prompt for row in rows]
+        wanted = reference(model, prompts, rows[0].plan, seeds, longest, rows[0].top_p)
+        for row, tokens, values in zip(rows, wanted.tokens, wanted.values, strict=True):
+            count = row.max_tokens
+            found, known = row.answer.token_ids[:count], tokens[:count]
+            if found == known:
+                apart = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(row.answer.values, values, strict=False)]
+                far = max(apart[:count], default=0.0)
+                yield row, "" if far < 1e-4 else f"values {far:.2g} apart"
+                continue
+            columns = found, known, row.answer.values[:count], values[:count]
+            gap = gap_where_they_part(model, row.prompt, *columns, replace(row.plan, seed=row.seed))
+            yield row, "tie" if gap < _TIE else f"another text, where two scores are {gap:.2g} apart"
+
+
+def run(bounds: Bounds, folder: Path, tokenizer: Any) -> Tally:
+    """A third of the draws with each context of numbers, each over an engine that has room for some rows of the batch."""
+    tally, engines, opened, model = Tally(), Engines(), None, None
+    for number, chance in bounds.draws():
+        context = CONTEXTS[number * len(CONTEXTS) // bounds.count]
+        if context != opened:
+            write_tiny(folder / context, "llama", tokenizer, number_context=context)
+            opened, model = context, load_model(folder / context)
+        llm = engines(folder / context, block_size=32, num_gpu_blocks_override=40)
+        people = [Individual.from_seed(seed, model.config.causal_size) for seed in range(4)]
+        asked = draw(chance, people)
+        with Lookups(llm) as lookups:
+            write(llm, model, asked, chance)
+        tally.tried[f"{context}: preempted"] += sum(hit.preempted for hit in lookups)
+        for one, wrong in check(model, asked):
+            what = f"{context}: {one.preset}"
+            if wrong is None:
+                tally.tried[f"{context}: called off"] += 1
+                continue
+            tally.tried[what] += 1
+            tally.tried[f"{context}: ties"] += wrong == "tie"
+            if wrong not in ("", "tie"):
+                tally.find(what, f"draw {number}, {one.prompt!r}, {one.settings}, seed {one.seed}: {wrong}")
+    engines.close()
+    return tally
