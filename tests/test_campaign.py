@@ -87,6 +87,14 @@ def test_processes():
     assert sum(int(row[1]) for row in rows) == 6 and all(row[3] == "0" for row in rows), told
 
 
+@pytest.mark.slow
+def test_one_of_two_ranks_is_killed():
+    code = 'from campaign import Bounds, processes; print(processes.run(Bounds(3, 120), ("train, two ranks",)).table())'
+    told = own_process(code)
+    rows = [line.strip("| ").split(" | ") for line in told.splitlines()[2:]]
+    assert sum(int(row[1]) for row in rows) == 3 and all(row[3] == "0" for row in rows), told
+
+
 def test_resources(tiny_tokenizer):
     tally = resources.run(Bounds(150, 20), graft_tiny("llama", tiny_tokenizer))
     nothing_found(tally, 150)

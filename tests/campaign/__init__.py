@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tqdm import tqdm
+
 
 @dataclass
 class Bounds:
@@ -26,7 +28,7 @@ class Bounds:
     def draws(self) -> Iterator[tuple[int, random.Random]]:
         """Each draw's number, and its own source of chance."""
         end = time.monotonic() + self.seconds
-        for number in range(self.count) if self.only is None else [self.only]:
+        for number in tqdm(range(self.count) if self.only is None else [self.only], disable=None):
             if time.monotonic() > end:
                 return
             yield number, random.Random(f"{self.seed}/{number}")

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -40,12 +41,14 @@ ROW_COUNT = 160
 @dataclass(frozen=True)
 class Command:
     """words: of the command line, in a folder with a model and rows. again: what is added to take it up. result: what it gave,
-    out of the output `out`. finished: what the command says where there is nothing left to do."""
+    out of the output `out`. finished: what the command says where there is nothing left to do. ranks: processes that do it
+    together, of which one is killed; the others then end, or are ended as torchrun does."""
 
     words: str
     result: Callable[[Path], Any]
     again: str = ""
     finished: str = "exists already"
+    ranks: int = 1
 
 
 def _sums(*names: str) -> Callable[[Path], Any]:
@@ -66,14 +69,11 @@ def _scores(output: Path) -> Any:
 
 
 _MODEL = _sums("model.safetensors", "config.json")
+_TRAIN = "train --model model --train rows.jsonl --eval few.jsonl --config settings.yaml --output out"
 COMMANDS = {
     "graft": Command("graft --backbone backbone --output out", _MODEL),
-    "train": Command(
-        "train --model model --train rows.jsonl --eval few.jsonl --config settings.yaml --output out",
-        _MODEL,
-        "--resume",
-        "already holds a model",
-    ),
+    "train": Command(_TRAIN, _MODEL, "--resume", "already holds a model"),
+    "train, two ranks": Command(_TRAIN, _MODEL, "--resume", "already holds a model", 2),
     "calibrate": Command("calibrate --model model --text text.txt --output out", _MODEL),
     "calibrate, in place": Command("calibrate --model out --text text.txt", _MODEL),
     "predict": Command(
@@ -122,7 +122,7 @@ def prepare(folder: Path) -> None:
         questions = [{"prompt": "How long?", "name": "a"}, {"prompt": "Yes?", "name": "b", "options": ["yes", "no"]}]
         (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
 
-    status, told = wait(child(make, folder / "made.log"))
+    status, told = wait([child(make, folder / "made.log")])
     if status:
         raise RuntimeError(f"nothing could be made to try on: {told[-2000:]}")
 
@@ -151,18 +151,50 @@ def child(work: Callable[[], Any], log: Path) -> tuple[int, Path]:
         os._exit(status)
 
 
-def wait(of: tuple[int, Path], seconds: float = _ITS_SECONDS) -> tuple[int, str]:
-    """Its status (-9 where it was killed) and what it said. A child that does not end is killed: status 71."""
-    pid, log = of
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status), log.read_text(errors="replace") if log.exists() else ""
+Processes = list[tuple[int, Path]]
+
+
+def start(
+    one: Command, folder: Path, log: Path, again: str = "", before: Callable[[], None] = lambda: None
+) -> Processes:
+    """A command on all its ranks. before: what the first of them does first; it writes most of the files."""
+    words = f"{one.words} {again}"
+    if one.ranks == 1:
+        return [child(command(words, folder, before), log)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def of(rank: int) -> Callable[[], None]:
+        def first() -> None:
+            known = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": one.ranks, "LOCAL_WORLD_SIZE": one.ranks}
+            known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in known.items()})
+            if rank == 0:
+                before()
+
+        return command(words, folder, first)
+
+    return [child(of(rank), log.with_name(f"{log.name}.{rank}")) for rank in range(one.ranks)]
+
+
+def wait(processes: Processes, seconds: float = _ITS_SECONDS) -> tuple[int, str]:
+    """The status of the first that failed (-9 where it was killed), 0 where none did, and what they said. Where one failed the
+    others get a second to see it, and are ended then. What does not end is killed: status 71."""
+    end, failed, running = time.monotonic() + seconds, 0, {pid for pid, _ in processes}
+    while running and time.monotonic() < end:
+        for pid in list(running):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                running.remove(pid)
+                if status and not failed:
+                    failed, end = os.waitstatus_to_exitcode(status), min(end, time.monotonic() + 1)
         time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return 71, "it did not end"
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if running and not failed:
+        return 71, "it did not end"
+    return failed, "\n".join(log.read_text(errors="replace") for _, log in processes if log.exists())
 
 
 def command(words: str, folder: Path, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
@@ -252,9 +284,7 @@ def _through(name: str, whole: Path, folder: Path) -> Known:
     _stand(name, folder)
     count = folder.with_name("count")
     started = time.monotonic()
-    status, told = wait(
-        child(command(COMMANDS[name].words, folder, at_change(folder, 0, count)), folder.with_name("log"))
-    )
+    status, told = wait(start(COMMANDS[name], folder, folder.with_name("log"), before=at_change(folder, 0, count)))
     if status:
         raise RuntimeError(f"{name} does not run: {told[-2000:]}")
     made = Known(COMMANDS[name].result(folder / "out"), time.monotonic() - started, int(count.read_text()))
@@ -267,19 +297,19 @@ def _killed(name: str, chance: random.Random, known: Known, folder: Path) -> tup
     if chance.random() < 0.5:
         what, moment = f"{name}: killed at a change", chance.randint(1, known.changes)
         told = f"change {moment} of {known.changes}"
-        status, said = wait(child(command(one.words, folder, at_change(folder, moment)), log))
+        status, said = wait(start(one, folder, log, before=at_change(folder, moment)))
     else:
         what, moment = f"{name}: killed at a moment", chance.random() * known.seconds
         told = f"after {moment:.2f} s of {known.seconds:.2f}"
-        process = child(command(one.words, folder), log)
+        processes = start(one, folder, log)
         time.sleep(moment)
-        os.kill(process[0], signal.SIGKILL)
-        status, said = wait(process)
+        os.kill(chance.choice(processes)[0], signal.SIGKILL)
+        status, said = wait(processes)
     if status not in (0, -signal.SIGKILL):
         return what, f"{told}: status {status}: {said[-300:]}"
     if _result(one, folder) == known.result:  # it was killed when all was done: there is nothing to take up
         return what, ""
-    status, said = wait(child(command(f"{one.words} {one.again}", folder), log))
+    status, said = wait(start(one, folder, log, one.again))
     if status and one.finished not in said:
         return what, f"{told}: taken up, status {status}: {said[-400:]}"
     if _result(one, folder) != known.result:
@@ -306,13 +336,15 @@ def _left_over(folder: Path, told: str) -> str:
 def _at_once(name: str, folder: Path) -> str:
     """The first is stopped while the second tries."""
     one = COMMANDS[name]
-    first = child(command(one.words, folder), folder.with_name("log"))
+    first = start(one, folder, folder.with_name("log"))
     note, end = folder / ".out.lock", time.monotonic() + 20
     while not _is_locked(note) and time.monotonic() < end:
         time.sleep(0.001)
-    os.kill(first[0], signal.SIGSTOP)
-    status, said = wait(child(command(f"{one.words} {one.again}", folder), folder.with_name("second")))
-    os.kill(first[0], signal.SIGCONT)
+    for pid, _ in first:
+        os.kill(pid, signal.SIGSTOP)
+    status, said = wait(start(one, folder, folder.with_name("second"), one.again))
+    for pid, _ in first:
+        os.kill(pid, signal.SIGCONT)
     its_status, it_said = wait(first)
     if status != 1 or "another process is writing" not in said:
         return f"the second: status {status}: {said[-300:]}"
