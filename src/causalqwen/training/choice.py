@@ -35,6 +35,7 @@ from causalqwen.training.axes import LearnedNumbers, fit_axes
 from causalqwen.training.features import FactStore
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, Run
+from causalqwen.training.trainer import BriefTrainer, CausalTrainer
 
 FAMILIES = ("gaussian", "cauchy")
 READER = {"copy_numbers": True}
@@ -232,6 +233,7 @@ class _Trial(Run):
 
     stores: tuple[FactStore, FactStore]
     watched: ClassVar[bool] = False
+    trainer: ClassVar[type[CausalTrainer]] = BriefTrainer
 
     def train_facts(self) -> FactStore:
         return self.stores[0]

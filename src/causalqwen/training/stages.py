@@ -58,7 +58,7 @@ METRICS = "metrics.jsonl"
 @dataclass(frozen=True)
 class Run:
     """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether evaluations
-    look at drawn individuals too."""
+    look at drawn individuals too. trainer: what trains them."""
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
@@ -67,6 +67,7 @@ class Run:
     settings: TrainSettings
     anchor_texts: dict[str, str]
     watched: ClassVar[bool] = True
+    trainer: ClassVar[type[CausalTrainer]] = CausalTrainer
 
     @property
     def work(self) -> Path:
@@ -480,7 +481,7 @@ def _run_stage(
     )
     classes = number_classes(eval_examples, model.config.num_token_id) if model.value_axes.apart else None
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
-    trainer = CausalTrainer(
+    trainer = run.trainer(
         model=trained,
         args=arguments,
         train_dataset=dataset,
