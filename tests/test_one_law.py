@@ -12,6 +12,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
+from causalqwen.parts import common_scale
 from conftest import graft_tiny
 
 TEXT = "They say that -3.5 of the people who came here went on to count 1,000 more"
@@ -246,3 +247,42 @@ def test_it_holds_on_the_real_backbone(smollm2):
           f"largest {float(standing.abs().max()):.2f}; mean square {float(standing.square().mean()):.3f}")  # fmt: skip
     assert (standing.abs() > 3).float().mean() < 0.01  # 0.0027 by chance
     assert standing.abs().max() < 5 and 0.7 < standing.square().mean() < 1.4
+
+
+@pytest.mark.parametrize("share", [1.0, 1 / 64, 0.0])
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, monkeypatch):
+    """Decisions by candidates are those by all scores, by bounds, by the second product, or by all."""
+    monkeypatch.setattr(common_scale, "_SHARE", share)
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family)).to(dtype)
+    z, left = law_of(model, -4).unsqueeze(1).repeat_interleave(50, 0), 0
+    places = torch.arange(len(z)).unsqueeze(1)
+    for preset in PLANS:
+        for temperature in (0.3, 1.0, 6.0, 60.0):
+            plan = CausalDecoding.preset(preset, seed=7, temperature=temperature)
+            bound = BoundDecoding.bind(plan, len(z), model.config.causal_size, z.device, copies=len(z))
+            with torch.no_grad():
+                found = Chain(model, z, bound.at(places)).ranked().flatten(0, -2)
+                task = common_scale.Decisions(Chain(model, z, bound.at(places)))
+                rows, tokens = torch.ones(task.columns.shape).nonzero(as_tuple=True)
+                every = task.ranks(rows, tokens).view(task.columns.shape)
+                every = every.masked_fill(task.columns == -torch.inf, -torch.inf)
+                assert torch.isfinite(found.amax(-1)).all()
+                if share == 1.0:
+                    at = found.argmax(-1, keepdim=True)
+                    torch.testing.assert_close(every.gather(-1, at).squeeze(-1), every.amax(-1), rtol=1e-5, atol=1e-5)
+                task.candidates()
+                if model.config.score_slope:
+                    kept = torch.zeros(task.columns.shape, dtype=torch.bool)
+                    kept[task.closer(torch.arange(len(z)))] = True
+                    assert kept.gather(-1, every.argmax(-1, keepdim=True)).all(), (preset, temperature)
+                if dtype != torch.bfloat16:  # whose product of both locs is rounded
+                    slow = model.action.scales._all(Chain(model, z, bound.at(places))).flatten(0, -2)
+                    best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
+                    torch.testing.assert_close(best, slow.amax(-1), rtol=1e-5, atol=1e-5)
+                    some = found > -torch.inf
+                    torch.testing.assert_close(found[some], slow[some], rtol=1e-4, atol=1e-4, check_dtype=False)
+                    left += int(some.sum())
+    if share == 1.0 and dtype != torch.bfloat16:
+        assert left < 0.5 * len(PLANS) * 4 * task.columns.numel()

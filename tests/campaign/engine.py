@@ -126,8 +126,8 @@ def write(llm: Any, model: CausalQwenForCausalLM, asked: list[Asked], chance: ra
 
 
 def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[Asked, str | None]]:
-    """Each request that was not called off: "" for the text of `generate`, "tie" where two scores are as good as equal, and
-    what is wrong otherwise; None for one that was called off."""
+    """Each request that was not called off: "" for the text of `generate`, "tie" where two scores are as good as equal, or the
+    last digit of a number that the text cuts off, and what is wrong otherwise; None for one that was called off."""
     written = [one for one in asked if one.answer is not None]
     for one in asked:
         if one.answer is None:
@@ -144,7 +144,8 @@ def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[As
             if found == known:
                 apart = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(row.answer.values, values, strict=False)]
                 far = max(apart[:count], default=0.0)
-                yield row, "" if far < 1e-4 else f"values {far:.2g} apart"
+                cut = model.config.context.writes and far <= 1.001 * 10 ** (1 - model.config.value_digits)
+                yield row, "" if far < 1e-4 else "tie" if cut else f"values {far:.2g} apart"
                 continue
             columns = found, known, row.answer.values[:count], values[:count]
             gap = gap_where_they_part(model, row.prompt, *columns, replace(row.plan, seed=row.seed))
@@ -173,6 +174,6 @@ def run(bounds: Bounds, folder: Path, tokenizer: Any) -> Tally:
             tally.tried[what] += 1
             tally.tried[f"{context}: ties"] += wrong == "tie"
             if wrong not in ("", "tie"):
-                tally.find(what, f"draw {number}, {one.prompt!r}, {one.settings}, seed {one.seed}: {wrong}")
+                tally.find(what, f"draw {number}, {one.prompt!r}, seed {one.seed}: {wrong}")
     engines.close()
     return tally

@@ -1,4 +1,6 @@
-"""The exact argmax_k (loc_k - C_k)/scale_k under the documents' scale, without the second product (theory 3.6).
+"""Exact decisions without all scales, under the documents' and, where something is drawn, under the common one (theory 3.6).
+
+argmax_k (loc_k - C_k)/scale_k under the documents' scale, without the second product:
 
 scale_k^a = |W_k|^a . s^a follows the scale s of U'. With a reference s_0, whose scales are known,
 
@@ -17,6 +19,7 @@ from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 _SLACK = 1e-5  # float32 rounding of the bounds themselves
 _SHARE = 1 / 16  # of the vocabulary: more candidates than that cost as much as all
 _BLOCK = 8192
+_NEIGHBOURS = 64
 
 
 class ScaleBounds:
@@ -75,3 +78,43 @@ class ScaleBounds:
         self.reference = powers
         self.base = torch.cat([self._magnitudes(rows) @ powers for rows in self.weight.split(_BLOCK)])
         return excess / self._scales(self.base)
+
+
+class Blocks:
+    """Scores [N, K] that are asked for their largest ones: what blocks of neighbours reach is looked at first, once."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+        padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % _NEIGHBOURS), value=-torch.inf)
+        self._blocks = padded.view(len(scores), -1, _NEIGHBOURS)
+        self._reached = self._blocks.amax(-1)
+        self.best = self._reached.amax(-1)
+
+    def at_least(self, least: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and columns, int64 [n] each, of the scores that are not below their row's `least` [N]."""
+        rows, blocks = (self._reached >= least.unsqueeze(-1)).nonzero(as_tuple=True)
+        found, inside = (self._blocks[rows, blocks] >= least[rows].unsqueeze(-1)).nonzero(as_tuple=True)
+        return rows[found], blocks[found] * _NEIGHBOURS + inside
+
+
+def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, moved: Tensor, drawn: Tensor) -> Tensor:
+    """What loc_k - C_k [N] must reach so that token k may still be the best, where something is drawn under the common scale.
+
+    The scale of token k is left_k^a = whole + slope max(C - loc_k + moved_k, 0) - drawn_k^a, as far as that is positive.
+
+    Args:
+        best: the highest (loc_k - C_k)/left_k that is known, [N].
+        whole: scale_S^a [N]. slope: 0, or that of a Gaussian (`Scores.slope`).
+        moved: at least every |moved_k|, [N]. drawn: at least every drawn_k^a, [N].
+    """
+    far = (
+        -best
+    )  # of a best token that lies below C: another one lies at x below it, x < far (whole + slope (x + moved))^(1/a)
+    if slope:
+        linear, constant = far**2 * slope, far**2 * (whole + slope * moved)
+        below = -(linear + (linear**2 + 4 * constant).sqrt()) / 2
+    else:
+        below = -far * law.root(whole)
+    above = best * law.root((whole - drawn).clamp(min=SCALE_FLOOR**law.alpha))
+    least = torch.where(best < 0, below, above)
+    return least - _SLACK * (least.abs() + law.root(whole))

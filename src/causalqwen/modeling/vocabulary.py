@@ -117,6 +117,13 @@ class Vocabulary:
         self._rows.append((ids, upcast(self.weight[ids])))
         return self._rows[-1][1]
 
+    def rows_at(self, tokens: Tensor) -> Tensor:
+        """W [n, C] of tokens int64 [n], `<NUM>`'s where it stands, float32."""
+        rows = upcast(self.weight[tokens.clamp(max=self.action.rows - 1)])
+        if self.action.num_token_id is None:
+            return rows
+        return torch.where((tokens == self.action.num_token_id).unsqueeze(-1), upcast(self.number_row()), rows)
+
     def number_row(self) -> Tensor:
         """W_NUM [C], as far as the score scale lets it reach."""
         action = self.action

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from causalqwen.decoding.plan import held_at
 from causalqwen.distributions import SCALE_FLOOR, upcast
+from causalqwen.kernels import Blocks, least_excess
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
     from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
+
+_SHARE = 1 / 64  # of the vocabulary: more tokens than that cost as much as all
+_ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
+"""Of a product with the matrix, relative to the longest row."""
 
 
 class CommonScale(ScoreScale):
@@ -78,11 +83,95 @@ class CommonScale(ScoreScale):
         return (chain.scores.graded() ** a - taken).clamp(min=SCALE_FLOOR**a) ** (1 / a)
 
     def ranked(self, chain: "Chain") -> Tensor:
-        """loc_S [..., V'] where nothing is drawn: a scale that all share decides nothing. Else (loc_S - C) / scale_S, with the
-        products of both locs taken at once."""
+        """loc_S [..., V'] where nothing is drawn: a scale that all share decides nothing. Else (loc_S - C) / scale_S, where the
+        best token alone is asked for only of tokens that can still win (`_winners`)."""
         if chain.drawn is None:
             return chain.loc_S
+        is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
+        return self._winners(chain) if is_bounded and not chain.draws.every_score else self._all(chain)
+
+    def _all(self, chain: "Chain") -> Tensor:
+        """(loc_S - C) / scale_S [..., V'], with the products of both locs taken at once."""
         action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
         of_both = action.number.put(action, words.at_once(both), lambda: action.num_loc(both, words))
         chain.integrated.loc_S, chain.loc_S = of_both
         return chain.scores.ranked()
+
+    @torch.compiler.disable  # looks at scores
+    def _winners(self, chain: "Chain") -> Tensor:
+        """The same, -inf for tokens that are known to lose (theory 3.6)."""
+        task = Decisions(chain)
+        scores = torch.full_like(task.columns, -torch.inf)
+        rows, tokens = task.candidates()
+        many = rows.bincount(minlength=len(scores)) > _SHARE * scores.shape[-1]
+        if task.slope and bool(many.any()):  # what is known of all tokens says too little: these have the second product
+            some, others = ~many[rows], task.closer(many.nonzero().flatten())
+            rows, tokens = torch.cat([rows[some], others[0]]), torch.cat([tokens[some], others[1]])
+            many = rows.bincount(minlength=len(scores)) > _SHARE * scores.shape[-1]
+        few = ~many[rows]
+        rows, tokens = rows[few], tokens[few]
+        scores[rows, tokens] = task.ranks(rows, tokens)
+        if bool(many.any()):
+            flat = chain._each(lambda step: step.flatten(0, -2))
+            scores[many] = self._all(flat[many])
+        return scores.view(chain.loc_S.shape)
+
+
+class Decisions:
+    """Who may be the best of N positions where something is drawn, and by how much; positions flat, [N, ...].
+
+    columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C];
+    drawn: its scale.
+    """
+
+    def __init__(self, chain: "Chain") -> None:
+        action, in_use = chain.action, chain.action.columns_in_use
+        self.law, self.slope, self.words = action.law, action.score_slope, chain.words
+        self.columns, self.threshold = upcast(chain.loc_S).flatten(0, -2), upcast(chain.threshold).flatten()
+        if in_use is not None:
+            self.columns = self.columns.masked_fill(~in_use, -torch.inf)
+        a = self.law.alpha
+        self.whole = (chain.integrated.scale_S.flatten() ** a).clamp(min=SCALE_FLOOR**a)
+        self.drawn = chain.drawn.flatten(0, -2)
+        self.moved = (upcast(chain.loc) - upcast(chain.loc_U)).flatten(0, -2)
+        longest = chain.words.all_norms.max()
+        self.most_moved = longest * torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1)
+        self.most_drawn = (longest * self.drawn.amax(-1)) ** a
+
+    def ranks(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """(loc_S - C) / scale_S [n] of some tokens, exactly."""
+        a, weight, excess = (
+            self.law.alpha,
+            self.words.rows_at(tokens),
+            self.columns[rows, tokens] - self.threshold[rows],
+        )
+        fallen = torch.linalg.vecdot(weight, self.moved[rows]) - excess  # of nobody in particular, below C
+        taken = torch.linalg.vector_norm(weight * self.drawn[rows], a, dim=-1) ** a
+        left = self.whole[rows] + self.slope * fallen.clamp(min=0) - taken
+        return excess / self.law.root(left.clamp(min=SCALE_FLOOR**a))
+
+    def candidates(self) -> tuple[Tensor, Tensor]:
+        """Rows and tokens that may be the best, by what holds of every token."""
+        blocks = Blocks(self.columns)
+        rows, tokens = blocks.at_least(blocks.best)
+        nobody = torch.full_like(self.threshold, -torch.inf)
+        self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
+        bounds = self.most_moved, self.most_drawn
+        return blocks.at_least(self.threshold + least_excess(self.best, self.whole, self.slope, self.law, *bounds))
+
+    def closer(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of some rows of a Gaussian, by how far each token was moved."""
+        weight, moved = self.words.weight, self.moved[rows]
+        by_matrix = upcast((weight @ moved.to(weight.dtype).mT).mT)
+        of_all = self.words.action.number.put(
+            self.words.action, by_matrix, lambda: moved @ upcast(self.words.number_row())
+        )
+        slack = (_ROUNDING[weight.dtype] * self.most_moved[rows]).unsqueeze(-1)
+        best, whole, most_drawn = (one[rows].unsqueeze(-1) for one in (self.best, self.whole, self.most_drawn))
+        excess = self.columns[rows] - self.threshold[rows].unsqueeze(-1)
+        fallen = torch.where(best < 0, of_all + slack, of_all - slack).sub_(excess).clamp_(min=0)
+        left = (whole - torch.where(best < 0, 0.0, most_drawn) + self.slope * fallen).clamp_(min=SCALE_FLOOR**2)
+        reached, least = excess.sign() * excess**2, best.sign() * best**2 * left
+        may_win = (reached >= least - 1e-4 * least.abs()) & (excess > -torch.inf)
+        found, tokens = may_win.nonzero(as_tuple=True)
+        return rows[found], tokens
