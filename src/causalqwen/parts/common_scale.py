@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
+_FEWEST = 16  # positions: for fewer, two products at once cost hardly more than one
 _SHARE = 1 / 64  # of the vocabulary: more tokens than that cost as much as all
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
 """Of a product with the matrix, relative to the longest row."""
@@ -88,7 +89,8 @@ class CommonScale(ScoreScale):
         if chain.drawn is None:
             return chain.loc_S
         is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
-        return self._winners(chain) if is_bounded and not chain.draws.every_score else self._all(chain)
+        is_worth_it = is_bounded and not chain.draws.every_score and chain.threshold.numel() >= _FEWEST
+        return self._winners(chain) if is_worth_it else self._all(chain)
 
     def _all(self, chain: "Chain") -> Tensor:
         """(loc_S - C) / scale_S [..., V'], with the products of both locs taken at once."""
@@ -104,7 +106,9 @@ class CommonScale(ScoreScale):
         scores = torch.full_like(task.columns, -torch.inf)
         rows, tokens = task.candidates()
         many = rows.bincount(minlength=len(scores)) > _SHARE * scores.shape[-1]
-        if task.slope and bool(many.any()):  # what is known of all tokens says too little: these have the second product
+        if task.slope and bool(
+            many.any()
+        ):  # what is known of all tokens says too little: these have the second product
             some, others = ~many[rows], task.closer(many.nonzero().flatten())
             rows, tokens = torch.cat([rows[some], others[0]]), torch.cat([tokens[some], others[1]])
             many = rows.bincount(minlength=len(scores)) > _SHARE * scores.shape[-1]
