@@ -179,6 +179,19 @@ def test_a_generated_value_is_read_back_by_the_next_step(talker):
     torch.testing.assert_close(met, right, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("asked", ["output_scores", "output_logits"])
+def test_scores_that_are_asked_for_are_those_of_every_token_however_many_rows(talker, asked):
+    plan = CausalDecoding.preset("causal", seed=3)
+    counts = []
+    for rows in (2, 20):
+        made = talker.generate(
+            **encode(talker, PROMPTS[1:2] * rows), max_new_tokens=1, causal_decoding=plan, **{asked: True}
+        )
+        scores = (made.scores if asked == "output_scores" else made.logits)[0][0]
+        counts.append(torch.isfinite(scores).sum().item())
+    assert counts[0] == counts[1] > 100
+
+
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "softmax"])
 def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_after_a_reload(talker, name, tmp_path):
     plan = CausalDecoding.preset(name, seed=[7, 8, 9])

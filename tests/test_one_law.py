@@ -286,3 +286,26 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, mon
                     left += int(some.sum())
     if share == 1.0 and dtype != torch.bfloat16:
         assert left < 0.5 * len(PLANS) * 4 * task.columns.numel()
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_the_longest_row_may_win_though_next_to_nothing_is_left_of_its_scale(tiny_tokenizer, family):
+    """Rounding decides then what its bound is: the best token that is known stays a candidate."""
+    for seed in range(4):
+        settings = {"vocabulary_family": family, "score_noise": 0.0, "score_slope": 0.0}
+        model = graft_tiny("qwen2", tiny_tokenizer, **settings)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            model.action.num_row.copy_(10 * torch.randn(model.config.causal_size, generator=generator))
+            model.action.num_bias.fill_(100.0)  # `<NUM>`'s row reaches as far as the longest, and wins
+            z = torch.randn(200, 1, model.config.hidden_size, generator=generator)
+            scale = Chain(model, z).scale_U.mean()
+            for noise in (0.1, 0.03, 0.003, 3e-4):
+                model.action.b_noise.fill_(noise * scale)
+                plan = CausalDecoding.preset("causal", seed=1)
+                bound = BoundDecoding.bind(plan, len(z), model.config.causal_size, z.device, copies=len(z))
+                at = bound.at(torch.zeros(len(z), 1, dtype=torch.int64))
+                found = Chain(model, z, at).ranked().argmax(-1)
+                slow = model.action.scales._all(Chain(model, z, at))
+                best = slow.gather(-1, found.unsqueeze(-1)).squeeze(-1)
+                torch.testing.assert_close(best, slow.amax(-1), rtol=1e-3, atol=1e-3)

@@ -31,7 +31,15 @@ from causalqwen_vllm.asking import of_tokens, processor_of, written
 INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
 """The variable that names the folder of individuals who can be asked for by name."""
 _NUMERIC = frozenset("0123456789+-.e")
-_REFUSED = ("/v1/responses", "/v1/messages", "/v1/chat/completions/", "/v1/completions/", "/tokenize", "/detokenize")
+_REFUSED = (
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/chat/completions/",
+    "/v1/completions/",
+    "/tokenize",
+    "/detokenize",
+    "/invocations",
+)
 
 
 class Endpoints:
@@ -94,7 +102,8 @@ class _Service(TextService):
         if not isinstance(config, CausalQwenConfig):
             raise ValueError(f"{model.model} is not grafted: leave {Endpoints.name} out of VLLM_PLUGINS")
         config.require("the server")
-        value_axes(config, None).law()  # a model whose numbers need a class is told so before anything is served
+        axes = value_axes(config, None)
+        axes.law()  # a model whose numbers need a class is told so before anything is served
         individuals = load_individuals(folder, config.causal_size) if folder else {}
         settings = ServerSettings(
             name=(args.served_model_name or [args.model])[0],
@@ -105,7 +114,7 @@ class _Service(TextService):
         )
         processor = processor_of(model.model, config.context)
         files = {name: str((Path(folder or "") / f"{name}.safetensors").resolve()) for name in individuals}
-        self.engine = EngineWriter(engine, processor, {id(individuals[name]): files[name] for name in files})
+        self.engine = EngineWriter(engine, processor, axes, {id(individuals[name]): files[name] for name in files})
         super().__init__(settings, processor, config, self.engine)
 
     @asks(NumbersRequest)
@@ -124,11 +133,11 @@ class _Service(TextService):
 class EngineWriter:
     """vLLM's engine as what writes jobs: each row is a request of its own, and comes back piece by piece.
 
-    files: of each individual who can be named, by identity: the workers read them there.
+    axes: on which values lie. files: of each individual who can be named, by identity: the workers read them there.
     """
 
-    def __init__(self, engine: Any, processor: CausalQwenProcessor, files: dict[int, str]) -> None:
-        self._engine, self._processor, self._files = engine, processor, files
+    def __init__(self, engine: Any, processor: CausalQwenProcessor, axes: Any, files: dict[int, str]) -> None:
+        self._engine, self._processor, self._axes, self._files = engine, processor, axes, files
         self.context = engine.vllm_config.model_config.max_model_len
         self._running: dict[Job, list[asyncio.Task]] = {}
         self._asked: dict[tuple[str, int, int | None], asyncio.Future] = {}
@@ -246,6 +255,8 @@ class EngineWriter:
         classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
         wish = {"preset": "persona" if individual else "standard"} | self._named(individual)
         try:
+            for name in set(classes):
+                self._axes.law(name)
             requests = [
                 of_tokens(self._processor, ids, of_ids, wish | {"key": key, "number_class": name}, 1)
                 for ids, of_ids, key, name in zip(

@@ -66,8 +66,8 @@ class Wish:
         if not {"temperature", "noise_temperature"} & set(given) and plan.decision != "softmax":
             plan = plan.fresh_at(text_temperature)
         top_p = float(given.get("top_p", 1.0))
-        if not 0 < top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
-            raise ValueError(f"top_p belongs to the preset 'softmax' and lies in (0, 1], got {top_p}")
+        if not 0 <= top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
+            raise ValueError(f"top_p belongs to the preset 'softmax' and lies in [0, 1], got {top_p}")
         seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
         return cls(plan, seed, values, top_p, given.get("key", ""), given.get("number_class"))
 

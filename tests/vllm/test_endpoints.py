@@ -145,6 +145,7 @@ def test_people_stop_strings_several_texts_chats_echoes_and_modes(servers):
         asked("causal", 3, stop=["e"], n=3),
         asked("noise", 4, echo=True),
         {"model": "tiny", "prompt": PROMPTS[5], "max_tokens": 0, "echo": True, "seed": 1},
+        {"model": "tiny", "prompt": PROMPTS[6], "seed": 1, "top_p": 0},
         {
             "model": "tiny",
             "prompt": PROMPTS[:3],
@@ -152,7 +153,7 @@ def test_people_stop_strings_several_texts_chats_echoes_and_modes(servers):
             "causal": {"individual_mode": "token", "noise_mode": "off"},
         },
     ]
-    assert sum(agree(theirs.post(TEXTS, json=body).json(), ours.post(TEXTS, json=body).json()) for body in bodies) >= 6
+    assert sum(agree(theirs.post(TEXTS, json=body).json(), ours.post(TEXTS, json=body).json()) for body in bodies) >= 7
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "It was 5 or"}], "max_tokens": 20, "seed": 3}
     if ours.post(CHATS, json=chat).status_code == 200:
         assert agree(theirs.post(CHATS, json=chat).json(), ours.post(CHATS, json=chat).json())
@@ -187,6 +188,8 @@ def test_what_cannot_be_served_is_refused_in_the_standard_shape(servers):
         (TEXTS, 400, None): plain | {"prompt": ""},
         (TEXTS, 400, "context_length_exceeded"): plain | {"prompt": "a " * 400},
         (NUMBERS, 400, "context_length_exceeded"): {"model": "tiny", "prompts": ["a", "a " * 400]},
+        (NUMBERS, 400, None): {"model": "tiny", "prompts": ["a"], "classes": "year"},
+        ("/invocations", 404, "not_found"): {"model": "tiny", "messages": [{"role": "user", "content": "a"}]},
         (NUMBERS, 400, "nobody"): {"model": "tiny", "prompts": ["a"], "individual": "carl"},
         ("/v1/responses", 404, "not_found"): {"model": "tiny", "input": "a"},
         ("/v1/messages", 404, "not_found"): {"model": "tiny", "max_tokens": 2, "messages": []},

@@ -115,6 +115,6 @@ def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, m
         below = -(linear + (linear**2 + 4 * constant).sqrt()) / 2
     else:
         below = -far * law.root(whole)
-    above = best * law.root((whole - drawn).clamp(min=SCALE_FLOOR**law.alpha))
+    above = best * law.root((whole * (1 - _SLACK) - drawn).clamp(min=SCALE_FLOOR**law.alpha))
     least = torch.where(best < 0, below, above)
     return least - _SLACK * (least.abs() + law.root(whole))

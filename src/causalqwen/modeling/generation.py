@@ -268,7 +268,9 @@ class CausalGenerationMixin(GenerationMixin):
     ) -> Any:
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if plan is not None:
-            every_score = any(not isinstance(processor, MaskFreeRows | ForceTokens) for processor in logits_processor)
+            every_score = bool(generation_config.output_scores or generation_config.output_logits) or any(
+                not isinstance(processor, MaskFreeRows | ForceTokens) for processor in logits_processor
+            )
             copies = generation_config.num_return_sequences or 1
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score

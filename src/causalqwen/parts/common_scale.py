@@ -161,7 +161,10 @@ class Decisions:
         nobody = torch.full_like(self.threshold, -torch.inf)
         self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
         bounds = self.most_moved, self.most_drawn
-        return blocks.at_least(self.threshold + least_excess(self.best, self.whole, self.slope, self.law, *bounds))
+        least = self.threshold + least_excess(self.best, self.whole, self.slope, self.law, *bounds)
+        return blocks.at_least(
+            torch.minimum(least, blocks.best)
+        )  # whatever rounding does, the one that is known is kept
 
     def closer(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The same of some rows of a Gaussian, by how far each token was moved."""
@@ -174,8 +177,10 @@ class Decisions:
         best, whole, most_drawn = (one[rows].unsqueeze(-1) for one in (self.best, self.whole, self.most_drawn))
         excess = self.columns[rows] - self.threshold[rows].unsqueeze(-1)
         fallen = torch.where(best < 0, of_all + slack, of_all - slack).sub_(excess).clamp_(min=0)
-        left = (whole - torch.where(best < 0, 0.0, most_drawn) + self.slope * fallen).clamp_(min=SCALE_FLOOR**2)
+        known = torch.where(best < 0, whole, whole * (1 - 1e-5) - most_drawn)
+        left = (known + self.slope * fallen).clamp_(min=SCALE_FLOOR**2)
         reached, least = excess.sign() * excess**2, best.sign() * best**2 * left
         may_win = (reached >= least - 1e-4 * least.abs()) & (excess > -torch.inf)
+        may_win |= excess == excess.amax(-1, keepdim=True)
         found, tokens = may_win.nonzero(as_tuple=True)
         return rows[found], tokens

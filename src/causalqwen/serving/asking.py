@@ -9,7 +9,7 @@ from causalqwen.modeling import CausalQwenForCausalLM, Question
 from causalqwen.modeling.prediction import told
 from causalqwen.modeling.survey import Survey
 from causalqwen.numbers.law import LEVELS
-from causalqwen.serving.requests import Count, Points, Seed, Strict
+from causalqwen.serving.requests import Count, Level, Points, Seed, Strict
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -36,9 +36,7 @@ class AnswersRequest(Strict):
     questions: Annotated[list[AskedQuestion], Field(min_length=1)]
     draws: Annotated[int, Field(ge=0, le=1000)] = 0
     seed: Seed = 0
-    levels: Annotated[
-        list[Annotated[float, Field(gt=0, lt=1)]], Field(default=list(LEVELS), min_length=1, max_length=99)
-    ]
+    levels: Annotated[list[Level], Field(default=list(LEVELS), min_length=1, max_length=99)]
     points: Points | None = None
 
     @field_validator("questions")

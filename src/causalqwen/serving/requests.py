@@ -48,6 +48,7 @@ Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Points = Annotated[int, Field(ge=2, le=1000)]
+Level = Annotated[float, Field(gt=0, lt=1 - 1e-12)]  # nearer to 1, the quantiles of an interval are infinite
 Logprobs = Annotated[int, Field(ge=0, le=20)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -268,7 +269,7 @@ class NumbersRequest(Strict):
     model: str
     prompts: Annotated[list[str | Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
     values: list[float | None] | None = None
-    levels: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1, max_length=99)] = list(LEVELS)
+    levels: Annotated[list[Level], Field(min_length=1, max_length=99)] = list(LEVELS)
     points: Points | None = None
     individual: str | None = None
     classes: str | list[str | None] | None = None
