@@ -188,7 +188,8 @@ def test_what_other_programs_are_told_of_ours_is_there(tmp_path, monkeypatch):
     assert inspected and all(re.search(rf"^def {task.split('/')[1]}\(", code, re.M) for task in inspected)
     monkeypatch.chdir(tmp_path)
     modules = {words[1] for words in of_program("python") if words[0] == "-m"}
-    assert modules == {"causalqwen_evals"}
+    assert modules == {"causalqwen_evals", "causalqwen_vllm"}  # tests/vllm/test_endpoints.py starts the latter
+    assert all((ROOT / "src" / module / "__main__.py").exists() for module in modules)
     for words in of_program("python"):
         if words[0] == "-c" and "pipeline(" not in words[1]:  # that one: test_docs.py, behind the Python before it
             exec(compile(words[1], words[1], "exec"), {})

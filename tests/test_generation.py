@@ -190,6 +190,10 @@ def test_scores_that_are_asked_for_are_those_of_every_token_however_many_rows(ta
         scores = (made.scores if asked == "output_scores" else made.logits)[0][0]
         counts.append(torch.isfinite(scores).sum().item())
     assert counts[0] == counts[1] > 100
+    with torch.no_grad():  # and those of a forward pass
+        inputs = encode(talker, PROMPTS[1:2] * 20)
+        logits = talker(**inputs, causal_decoding=plan, scores_only=True).logits
+    assert torch.isfinite(logits[0, -1]).sum() == counts[0]
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "softmax"])

@@ -330,7 +330,9 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             raise ValueError(f"causal_decoding: expected a CausalDecoding, got {causal_decoding!r}")
         if isinstance(causal_decoding, CausalDecoding):
             size = self.config.causal_size
-            causal_decoding = BoundDecoding.bind(causal_decoding, features.shape[0], size, features.device)
+            causal_decoding = BoundDecoding.bind(
+                causal_decoding, features.shape[0], size, features.device, every_score=True
+            )
         if causal_decoding is not None:
             positions = token_positions(outputs.last_hidden_state, seen, places, cache)
             draws = causal_decoding.at(positions[:, kept])
