@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from importlib.metadata import entry_points
 
 from causalqwen.modeling import CausalQwenConfig
 from causalqwen_vllm.asking import PIECEWISE, WORKER
@@ -18,8 +19,11 @@ def main() -> None:
     parser.add_argument("--individuals", help="folder of individuals who can be asked for by name")
     given, further = parser.parse_known_args()
     hides = CausalQwenConfig.from_pretrained(given.model).context.hides
-    plugins = os.environ.get("VLLM_PLUGINS", Endpoints.name).split(",")
-    os.environ["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*plugins, Endpoints.name]))
+    # Naming one plug-in leaves out all others: those that vLLM loads unasked are named too.
+    unasked = [group for group in entry_points().groups if group.startswith("vllm.") and "endpoint" not in group]
+    known = ",".join(plugin.name for group in unasked for plugin in entry_points(group=group))
+    plugins = os.environ.get("VLLM_PLUGINS", known).split(",")
+    os.environ["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*filter(None, plugins), Endpoints.name]))
     if given.individuals is not None:
         os.environ[INDIVIDUALS] = given.individuals
     needed = ["--skip-tokenizer-init", "--logits-processors", FOLLOWER, "--worker-extension-cls", WORKER]

@@ -22,7 +22,6 @@ from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.parts import value_axes
 from causalqwen.serving.batching import Job, Piece, Row
 from causalqwen.serving.numbers import texts_of
-from causalqwen.serving.openapi import asks
 from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
@@ -117,7 +116,6 @@ class _Service(TextService):
         self.engine = EngineWriter(engine, processor, axes, {id(individuals[name]): files[name] for name in files})
         super().__init__(settings, processor, config, self.engine)
 
-    @asks(NumbersRequest)
     async def numbers(self, request: Request) -> Response:
         """The laws of the numbers behind prompts."""
         asked = parse(NumbersRequest, await self.body(request))

@@ -84,7 +84,6 @@ class Blocks:
     """Scores [N, K] that are asked for their largest ones: what blocks of neighbours reach is looked at first, once."""
 
     def __init__(self, scores: Tensor) -> None:
-        self.scores = scores
         padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % _NEIGHBOURS), value=-torch.inf)
         self._blocks = padded.view(len(scores), -1, _NEIGHBOURS)
         self._reached = self._blocks.amax(-1)
@@ -107,9 +106,7 @@ def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, m
         whole: scale_S^a [N]. slope: 0, or that of a Gaussian (`Scores.slope`).
         moved: at least every |moved_k|, [N]. drawn: at least every drawn_k^a, [N].
     """
-    far = (
-        -best
-    )  # of a best token that lies below C: another one lies at x below it, x < far (whole + slope (x + moved))^(1/a)
+    far = -best  # where that lies below C, a better one lies x below C: x < far (whole + slope (x + moved))^(1/a)
     if slope:
         linear, constant = far**2 * slope, far**2 * (whole + slope * moved)
         below = -(linear + (linear**2 + 4 * constant).sqrt()) / 2

@@ -144,11 +144,8 @@ class Decisions:
 
     def ranks(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """(loc_S - C) / scale_S [n] of some tokens, exactly."""
-        a, weight, excess = (
-            self.law.alpha,
-            self.words.rows_at(tokens),
-            self.columns[rows, tokens] - self.threshold[rows],
-        )
+        a, weight = self.law.alpha, self.words.rows_at(tokens)
+        excess = self.columns[rows, tokens] - self.threshold[rows]
         fallen = torch.linalg.vecdot(weight, self.moved[rows]) - excess  # of nobody in particular, below C
         taken = torch.linalg.vector_norm(weight * self.drawn[rows], a, dim=-1) ** a
         left = self.whole[rows] + self.slope * fallen.clamp(min=0) - taken
@@ -162,9 +159,8 @@ class Decisions:
         self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
         bounds = self.most_moved, self.most_drawn
         least = self.threshold + least_excess(self.best, self.whole, self.slope, self.law, *bounds)
-        return blocks.at_least(
-            torch.minimum(least, blocks.best)
-        )  # whatever rounding does, the one that is known is kept
+        # Whatever rounding does, the best that is known is kept.
+        return blocks.at_least(torch.minimum(least, blocks.best))
 
     def closer(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The same of some rows of a Gaussian, by how far each token was moved."""
