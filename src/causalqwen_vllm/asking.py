@@ -219,20 +219,21 @@ def answer(
     done = output.outputs[0]
     text, said, of_token = GrowingText(processor, ids, values, ()), [], []
     made = list(written(processor, done.token_ids, len(ids), numbers))
-    for index, (token, law) in enumerate(made):
+    for index, (_, token, law) in enumerate(made):
         of_token.append(0.0 if law is None else law["value"])
         span = text.append(token, of_token[-1])
         if law is not None:
             said.append(Number(token=index, span=span, **law))
     text.take(final=True)
-    return Answer(text.text, [token for token, _ in made], of_token, said, done.finish_reason, seed)
+    return Answer(text.text, [token for _, token, _ in made], of_token, said, done.finish_reason, seed)
 
 
 def written(
     processor: CausalQwenProcessor, made: Sequence[int], start: int, numbers: dict[str, dict]
-) -> Iterator[tuple[int, dict | None]]:
-    """The tokens that vLLM made from place `start` on, each `<NUM>` with its number; one that vLLM does not get is put back."""
+) -> Iterator[tuple[int, int, dict | None]]:
+    """Places and tokens that vLLM made from place `start` on, each `<NUM>` with its number; one that vLLM does not get is put
+    back, at the place of its first digit."""
     for place, token in enumerate(made, start):
         if processor.context.hides and str(place) in numbers:
-            yield processor.num_token_id, numbers[str(place)]
-        yield token, numbers[str(place)] if token == processor.num_token_id else None
+            yield place, processor.num_token_id, numbers[str(place)]
+        yield place, token, numbers[str(place)] if token == processor.num_token_id else None

@@ -19,13 +19,16 @@ from fastapi.routing import APIRoute
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.modeling.likelihoods import Likelihood
 from causalqwen.parts import value_axes
-from causalqwen.serving.batching import Job, Piece, Row
+from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
+from causalqwen.serving.logprobs import Told
 from causalqwen.serving.numbers import texts_of
 from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
 from causalqwen_vllm.asking import of_tokens, processor_of, written
+from causalqwen_vllm.wishes import KEY
 
 INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
 """The variable that names the folder of individuals who can be asked for by name."""
@@ -138,7 +141,7 @@ class EngineWriter:
         self._engine, self._processor, self._axes, self._files = engine, processor, axes, files
         self.context = engine.vllm_config.model_config.max_model_len
         self._running: dict[Job, list[asyncio.Task]] = {}
-        self._asked: dict[tuple[str, int, int | None], asyncio.Future] = {}
+        self._asked: list[tuple[str, tuple, asyncio.Future]] = []
         self._asking: asyncio.Task | None = None
         tokens = range(len(processor.tokenizer))
         words = processor.tokenizer.batch_decode([[token] for token in tokens])
@@ -149,36 +152,65 @@ class EngineWriter:
         return {} if individual is None else {"individual": self._files[id(individual)]}
 
     def submit(self, job: Job) -> None:
-        """Have vLLM write the rows. ApiError 400 for what is known only where the model is."""
-        for field, given in (("logprobs", job.logprobs), ("causal.alternatives", job.alternatives)):
-            if given is not None:
-                message = f"{field} is not supported over vLLM: ask `causalqwen serve`, or leave it out"
-                raise ApiError(400, message, param=field, code="unsupported_parameter")
-        self._running[job] = [asyncio.create_task(self._write(job, place, row)) for place, row in enumerate(job.rows)]
+        """Have vLLM write the rows."""
+        self._running[job] = [asyncio.create_task(self._write(job, row)) for row in job.rows]
 
     def cancel(self, job: Job) -> None:
         job.cancelled = True
         for task in self._running.pop(job, ()):
             task.cancel()
 
-    async def _write(self, job: Job, place: int, row: Row) -> None:
+    async def _write(self, job: Job, row: Row) -> None:
         try:
+            likely = await self._likelihoods(row.prompt, job.logprobs or 0)
             row.finish = None if job.max_tokens else "length"
             if row.prompt.echo or row.finish:
-                job.deliver(Piece(place, row.prompt.echo, [], row.finish))
+                job.deliver(Piece(row.place, row.prompt.echo, [], row.finish, logprobs=likely))
             if row.finish is None:
-                async with contextlib.aclosing(self._pieces(job, place, row)) as pieces:
+                async with contextlib.aclosing(self._pieces(job, row)) as pieces:
                     async for piece in pieces:
                         job.deliver(piece)
         except Exception as error:
             logging.getLogger(__name__).exception("a request failed")
             job.deliver(error if isinstance(error, ApiError) else ApiError(500, "the engine failed on this request"))
 
-    async def _pieces(self, job: Job, place: int, row: Row) -> Any:
+    async def _likelihoods(self, prompt: Prompt, count: int) -> list[Told]:
+        """Of each token of a prompt, where they are asked for; nothing stands before the first. All but the last are read."""
+        if prompt.starts is None:
+            return []
+        key, number = uuid.uuid4().hex, self._processor.num_token_id
+        seen, found = [token for token in prompt.ids if token != number], []
+        if len(seen) > 1:
+            wish = {"preset": "standard", "key": key, "kept_from": 1}
+            whole = {"skip_reading_prefix_cache": True}
+            asked = of_tokens(self._processor, seen[:-1], [0.0] * (len(seen) - 1), wish, 1, whole)
+            try:
+                await self._read(*asked, key)
+                found = await self._ask("see_likelihoods", key, 1, seen[1:], count)
+            finally:
+                self._aside("forget_numbers", [key])
+        likely = [tuple(Likelihood(*one) for one in row) for row in found]
+        return list(zip(seen, prompt.starts, [None, *likely], strict=True))
+
+    async def _beside(self, job: Job, row: Row, key: str, place: int, token: int) -> Beside:
+        """What was asked about a token that stands at a place."""
+        could_be = likely = None
+        if job.logprobs is not None:
+            (found,) = await self._ask("see_likelihoods", key, place, [token], job.logprobs)
+            likely = tuple(Likelihood(*one) for one in found)
+        if job.alternatives is not None and not row.text.in_digits:
+            could_be = await self._ask("see_alternatives", key, place, token, row.text.tail, job.alternatives)
+        return Beside(could_be, likely)
+
+    async def _read(self, tokens: Any, params: Any, key: str) -> None:
+        async for _ in self._engine.generate(tokens, params, key):
+            pass
+
+    async def _pieces(self, job: Job, row: Row) -> Any:
         """Of one row, until it ends."""
         from vllm.sampling_params import RequestOutputKind
 
-        plan, key, number = job.plan, uuid.uuid4().hex, self._processor.num_token_id
+        plan, key, num = job.plan, uuid.uuid4().hex, self._processor.num_token_id
         wish: dict[str, Any] = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise_mode}
         if plan.decision == "softmax":
             wish = {"preset": "softmax", "top_p": job.top_p}
@@ -198,6 +230,8 @@ class EngineWriter:
             {"output_kind": RequestOutputKind.DELTA},
         )
         at = len(tokens["prompt_token_ids"])
+        if job.logprobs is not None or job.alternatives is not None:
+            params.extra_args[KEY]["kept_from"] = at
         try:
             async with contextlib.aclosing(self._engine.generate(tokens, params, key)) as outputs:
                 async for output in outputs:
@@ -205,16 +239,15 @@ class EngineWriter:
                     if done.finish_reason not in (None, "stop", "length"):
                         raise ApiError(503, f"vLLM ended this request: {done.finish_reason}")
                     hides, made = self._processor.context.hides, done.token_ids
-                    may_be = any(token in self._may_begin if hides else token == number for token in made)
-                    numbers = await self._numbers(key, at, job.points) if may_be else {}
+                    may_be = any(token in self._may_begin if hides else token == num for token in made)
+                    numbers = await self._ask("see_numbers", key, at, job.points) if may_be else {}
                     steps = list(written(self._processor, made, at, numbers))
-                    for left, (token, law) in zip(reversed(range(len(steps))), steps, strict=True):
+                    for left, (place, token, law) in zip(reversed(range(len(steps))), steps, strict=True):
                         ends = None if left else done.finish_reason
                         is_last = ends == "length" or row.written + 1 == job.max_tokens  # vLLM counts no hidden `<NUM>`
-                        text, said = row.step(
-                            token, law["value"] if law else 0.0, partial(dict, law or {}), ends == "stop", is_last
-                        )
-                        yield Piece(place, text, said, row.finish)
+                        beside = await self._beside(job, row, key, place, token)
+                        number = law or {"value": 0.0}
+                        yield row.step(token, number["value"], partial(dict, number), ends == "stop", is_last, beside)
                         if row.finish is not None:
                             return
                     at += len(made)
@@ -226,23 +259,26 @@ class EngineWriter:
         task = asyncio.ensure_future(self._engine.collective_rpc(method, args=args))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def _numbers(self, key: str, since: int, points: int | None) -> dict[str, dict[str, Any]]:
-        """The numbers that a request made from a place on. What rows ask for at once is asked in one."""
-        future = self._asked[key, since, points] = asyncio.get_running_loop().create_future()
+    async def _ask(self, method: str, *question: Any) -> Any:
+        """Ask the workers. What rows ask for at once is asked in one."""
+        future = asyncio.get_running_loop().create_future()
+        self._asked.append((method, question, future))
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+            self._asking = asyncio.create_task(self._ask_all())
         return await future
 
-    async def _ask(self) -> None:
+    async def _ask_all(self) -> None:
         while self._asked:
-            asked, self._asked = self._asked, {}
-            try:
-                told = (await self._engine.collective_rpc("see_numbers", args=(list(asked),)))[0]
-            except Exception as error:
-                told = [error] * len(asked)
-            for future, one in zip(asked.values(), told, strict=True):
-                if not future.done():
-                    future.set_exception(one) if isinstance(one, Exception) else future.set_result(one)
+            asked, self._asked = self._asked, []
+            for method in dict.fromkeys(method for method, _, _ in asked):
+                of_method = [(question, future) for name, question, future in asked if name == method]
+                try:
+                    told = (await self._engine.collective_rpc(method, args=([one for one, _ in of_method],)))[0]
+                except Exception as error:
+                    told = [error] * len(of_method)
+                for (_, future), one in zip(of_method, told, strict=True):
+                    if not future.done():
+                        future.set_exception(one) if isinstance(one, Exception) else future.set_result(one)
 
     async def laws(
         self, texts: list[str], individual: Individual | None, values: list[float | None], asked: NumbersRequest
@@ -269,11 +305,7 @@ class EngineWriter:
                     message = f"prompt {place} has {count} tokens, the context is {self.context} with its number"
                     raise ApiError(400, message, param="prompts", code="context_length_exceeded")
 
-            async def read(tokens: Any, params: Any, key: str) -> None:
-                async for _ in self._engine.generate(tokens, params, key):
-                    pass
-
-            await asyncio.gather(*(read(*one, key) for one, key in zip(requests, keys, strict=True)))
+            await asyncio.gather(*(self._read(*one, key) for one, key in zip(requests, keys, strict=True)))
             told = await self._engine.collective_rpc(
                 "tell_laws", args=(list(zip(keys, values, strict=True)), asked.levels, asked.points)
             )

@@ -69,9 +69,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         refuse_settings(vllm_config)
         self.config = config
         self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)  # `GraftState` gives V2's
-        self._writer = None
-        if config.context.writes:
-            self._writer = processor_of(vllm_config.model_config.model, config.context)
+        self.processor = processor_of(vllm_config.model_config.model, config.context)
         self.backbone = init_vllm_registered_model(
             vllm_config=vllm_config,
             prefix=maybe_prefix(prefix, "backbone"),
@@ -128,6 +126,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         requests = [] if self.table is None else self.table.requests  # none while vLLM warms up
         metadata = get_forward_context().attn_metadata
         self._step, values = None, None
+        spans: list[tuple[int, int]] = []  # of the rows' tokens
         if requests and metadata is not None:
             count = len(requests)
             if len(input_ids) == count:
@@ -137,10 +136,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
                 last = positions[starts[1:].long() - 1]
                 starts = starts.tolist()
             self._step = requests, last
+            spans = list(pairwise(range(count + 1) if starts is None else starts))
             if self.config.context.writes:
                 ids, places = input_ids.tolist(), positions.tolist()
-                of_rows = pairwise(range(count + 1) if starts is None else starts)
-                for request, (start, end) in zip(requests, of_rows, strict=True):
+                for request, (start, end) in zip(requests, spans, strict=True):
                     request.feed(places[start], ids[start:end])
             if not self.config.context.hides:
                 values = self._values(requests, input_ids, positions, starts)
@@ -150,7 +149,11 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
             embeddings = self.embed_input_ids(input_ids.clamp(max=self.config.text_config.vocab_size - 1))
         else:
             embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
-        return self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+        features: Tensor = self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+        for request, (start, end) in zip(requests, spans, strict=False):  # no spans while vLLM warms up
+            if request.wish.kept_from is not None:
+                request.keep(int(positions[start]), features[start:end])
+        return features
 
     def _values(
         self, requests: list[Request], input_ids: Tensor, positions: Tensor, starts: list[int] | None
@@ -267,7 +270,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
 
     def _write_digits(self, request: Request, number: int, place: int) -> None:
         """The digits of the number at `number` stand from `place` on."""
-        request.write_digits(place, self._writer.tokens_of(request.ids[:number], request.value(number)))
+        request.write_digits(place, self.processor.tokens_of(request.ids[:number], request.value(number)))
 
     def _scores_of_groups(self, requests: list[Request], features: Tensor, last: Tensor) -> Tensor:
         """[B, V'], each row's under its plan."""

@@ -13,7 +13,8 @@ class Request:
     """One request of vLLM, from its first step to its last; preemption takes its cache away, but not this.
 
     A token's place is its index in vLLM's sequence, the prompt included. `values`: place -> value. `followed`: place -> the
-    features [H] that a generated number follows from. `pending`: place and features of the token that was decided last.
+    features [H] that a generated number follows from. `pending`: place and features of the token that was decided last. `kept`:
+    place -> the features that any token follows from, from the place on that was wished for.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
     tokens of the prompt and those fed since; vLLM feeds nothing that its prefix cache knows. With `hides` the sequence holds
@@ -43,12 +44,19 @@ class Request:
         self.digits: dict[int, int] = {}
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None
+        self.kept: dict[int, Tensor] = {}
         self.decided = len(prompt) - 1  # the last place whose token was decided
         self.bound = wish.bind(causal_size, device)
 
     def feed(self, place: int, tokens: Sequence[int]) -> None:
         """Note the tokens that stand from `place` on."""
         self.ids[place : place + len(tokens)] = tokens
+
+    def keep(self, place: int, features: Tensor) -> None:
+        """Keep the features [n, H] of the tokens from `place` on, where somebody may ask what follows from them."""
+        first = self.wish.kept_from
+        if first is not None:
+            self.kept |= {at: row.clone() for at, row in enumerate(features, place + 1) if at >= first}
 
     def decide(self, place: int, features: Tensor) -> bool:
         """Note what the token at `place` follows from, and tell whether it is decided now. Places of the prompt, and those

@@ -20,7 +20,7 @@ TOKENS_ALONE = (
 
 _KNOWN = {
     "preset", "individual_mode", "noise_mode", "seed", "temperature", "noise_temperature", "central_mass", "top_p",
-    "individual", "drawn", "values", "key", "number_class",
+    "individual", "drawn", "values", "key", "number_class", "kept_from",
 }  # fmt: skip
 
 
@@ -31,6 +31,7 @@ class Wish:
     plan: without its seed. values: of the prompt's numbers, left to right; where vLLM gets no `<NUM>`, their count matters to
     the draws of `softmax`. key: under which its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset
     `softmax`, whose draws are those of `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`.
+    kept_from: the first place of which what it follows from is kept under the key; None for none.
     """
 
     plan: CausalDecoding
@@ -39,6 +40,7 @@ class Wish:
     top_p: float = 1.0
     key: str = ""
     number_class: str | None = None
+    kept_from: int | None = None
 
     @classmethod
     def read(cls, given: Any, text_temperature: float = 1.0) -> "Wish":
@@ -68,8 +70,9 @@ class Wish:
         top_p = float(given.get("top_p", 1.0))
         if not 0 <= top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
             raise ValueError(f"top_p belongs to the preset 'softmax' and lies in [0, 1], got {top_p}")
-        seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
-        return cls(plan, seed, values, top_p, given.get("key", ""), given.get("number_class"))
+        seed, values, kept = int(given.get("seed", 0)), given.get("values", ()), given.get("kept_from")
+        of_numbers = tuple(map(float, values)), top_p, given.get("key", ""), given.get("number_class")
+        return cls(plan, seed, *of_numbers, None if kept is None else int(kept))
 
     @property
     def individual(self) -> Individual | None:

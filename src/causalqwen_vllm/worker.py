@@ -1,8 +1,14 @@
-"""What vLLM's workers can be asked for beyond tokens: the numbers of a request."""
+"""What vLLM's workers can be asked for beyond tokens: the numbers of a request, and how likely its tokens were."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, astuple
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from causalqwen.modeling.alternatives import alternatives
+from causalqwen.modeling.likelihoods import likelihoods
 from causalqwen.modeling.prediction import NumberPrediction, told
 
 
@@ -34,6 +40,42 @@ class NumberWorker:
             request = model.table.by_key.get(key)
             seen.append({} if request is None else model.numbers_of(request, since, tell))
         return seen
+
+    def see_likelihoods(self, asked: Sequence[tuple[str, int, list[int], int]]) -> list[list[list[tuple]]]:
+        """Of each key's tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
+        follow from was kept (`Wish.kept_from`); where a key is unknown there are none."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        seen = []
+        for key, place, tokens, count in asked:
+            features = self._kept(key, place, len(tokens))
+            found = (
+                []
+                if features is None
+                else likelihoods(model, features, torch.tensor(tokens, device=features.device), count)
+            )
+            seen.append([[astuple(one) for one in row] for row in found])
+        return seen
+
+    def see_alternatives(
+        self, asked: Sequence[tuple[str, int, int, tuple[list[int], list[float]], int]]
+    ) -> list[dict[str, Any]]:
+        """Of each key's place, where a token stands behind a text: the fields of a `Place`, with so many alternatives."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        seen: list[dict[str, Any]] = []
+        for key, place, token, before, count in asked:
+            features = self._kept(key, place, 1)
+            if features is None:
+                seen.append({})
+                continue
+            model.number_class = model.table.by_key[key].wish.number_class
+            (found,) = alternatives(model, features, [token], [before], count)
+            seen.append(asdict(found))
+        return seen
+
+    def _kept(self, key: str, place: int, count: int) -> Tensor | None:
+        """The features [count, H] that the tokens from a place on follow from; None where the key is unknown."""
+        request = self.model_runner.get_model().table.by_key.get(key)  # type: ignore[attr-defined]
+        return None if request is None else torch.stack([request.kept[at] for at in range(place, place + count)])
 
     def tell_laws(
         self, asked: Sequence[tuple[str, float | None]], levels: Sequence[float], points: int | None

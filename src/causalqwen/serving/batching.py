@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,10 +38,18 @@ class Prompt:
     starts: list[int] | None = None
 
 
+class Beside(NamedTuple):
+    """What else was asked about a token: what could stand in its place, and how likely it was."""
+
+    could_be: dict[str, Any] | None = None
+    likely: tuple[Likelihood, ...] | None = None
+
+
 @dataclass
 class Row:
-    """One text to write: behind what, its seed, and what was written so far."""
+    """One text to write: which of its job, behind what, its seed, and what was written so far."""
 
+    place: int
     prompt: Prompt
     seed: int
     text: GrowingText
@@ -49,12 +57,19 @@ class Row:
     finish: str | None = None
 
     def step(
-        self, token: int, value: float, law: Callable[[], dict[str, Any]], is_end: bool, is_last: bool
-    ) -> tuple[str, list[dict[str, Any]]]:
-        """Take the next token, and `finish` where the text ends with it: what can be sent now, and the number in it.
+        self,
+        token: int,
+        value: float,
+        law: Callable[[], dict[str, Any]],
+        is_end: bool,
+        is_last: bool,
+        beside: Beside,
+    ) -> "Piece":
+        """Take the next token, and `finish` where the text ends with it: what can be sent now.
 
         value, law: of a `<NUM>`. is_end: whether the token ends a text. is_last: whether none may follow.
         """
+        begun, start = self.text.end, len(self.text.text)
         self.written += 1
         numbers: list[dict[str, Any]] = []
         if is_end:
@@ -66,7 +81,11 @@ class Row:
             self.finish = "stop"
         elif is_last and self.finish is None:
             self.finish = "length"
-        return piece, [number for number in numbers if number["span"][1] <= len(self.text.text)]
+        end = len(self.text.text)
+        tokens = [] if beside.could_be is None else [{"span": [min(start, end), end]} | beside.could_be]
+        told = [] if beside.likely is None else [(token, len(self.prompt.echo) + min(begun, end), beside.likely)]
+        whole = [number for number in numbers if number["span"][1] <= end]
+        return Piece(self.place, piece, whole, self.finish, tokens, told)
 
 
 @dataclass(frozen=True)
@@ -263,14 +282,14 @@ class Batcher:
     def _echo(self, job: Job) -> None:
         """Give prompts back that are to stand before their texts; those of no text end there."""
         likely: dict[Prompt, list[Told]] = {}
-        for place, row in enumerate(job.rows):
+        for row in job.rows:
             prompt = row.prompt
             if prompt not in likely and not job.cancelled:
                 likely[prompt] = [] if prompt.starts is None else self._likelihoods(prompt, prompt.starts, job.logprobs)
                 self.step_aside()
             row.finish = None if job.max_tokens else "length"
             if prompt.echo or row.finish:
-                job.deliver(Piece(place, prompt.echo, [], row.finish, logprobs=likely.get(prompt, [])))
+                job.deliver(Piece(row.place, prompt.echo, [], row.finish, logprobs=likely.get(prompt, [])))
 
     def _likelihoods(self, prompt: Prompt, starts: list[int], count: int) -> list[Told]:
         """Of each token of a prompt; nothing stands before the first. Each is read alone: no padding moves a digit."""
@@ -329,7 +348,7 @@ class _Watch(StoppingCriteria):
 
     def __init__(self, model: CausalQwenForCausalLM, batch: list[Job], between: Callable[[], None]) -> None:
         self.model, self.between = model, between
-        self.rows = [(job, place, row) for job in batch for place, row in enumerate(job.rows)]
+        self.rows = [(job, row) for job in batch for row in job.rows]
         end = model.generation_config.eos_token_id
         self.ends = set(end) if isinstance(end, list) else {end}
         self.log: ValueLog
@@ -347,17 +366,17 @@ class _Watch(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         tokens = input_ids[:, -1].tolist()
         places, likely = self._places(tokens), self._likelihoods(tokens)
-        for index, (job, place, row) in enumerate(self.rows):
+        for index, (job, row) in enumerate(self.rows):
             if row.finish is None and not job.cancelled:
-                job.deliver(self._step(index, job, place, row, tokens[index], places.get(index), likely.get(index)))
+                job.deliver(self._step(index, tokens[index], Beside(places.get(index), likely.get(index))))
         self.between()
-        done = [job.cancelled or row.finish is not None for job, _, row in self.rows]
+        done = [job.cancelled or row.finish is not None for job, row in self.rows]
         return torch.tensor(done, device=input_ids.device)
 
     def _places(self, tokens: list[int]) -> dict[int, dict[str, Any]]:
         """What else could stand where each row's token does, by the row's index, where that was asked for."""
         places = {}
-        for index, (job, _, row) in enumerate(self.rows):
+        for index, (job, row) in enumerate(self.rows):
             if job.alternatives is None or row.finish is not None or job.cancelled or row.text.in_digits:
                 continue
             features, before = self.log.follows[index], row.text.tail
@@ -369,7 +388,7 @@ class _Watch(StoppingCriteria):
         """How likely each row's token was, by the row's index, where that was asked for. The first digit of a number follows
         from what its `<NUM>` did, where the backbone does not see that."""
         before, self._announced, found = self._announced, {}, {}
-        for index, (job, _, row) in enumerate(self.rows):
+        for index, (job, row) in enumerate(self.rows):
             if job.logprobs is None or row.finish is not None or job.cancelled:
                 continue
             features, token = before.get(index, self.log.follows[index]), tokens[index]
@@ -379,24 +398,12 @@ class _Watch(StoppingCriteria):
             (found[index],) = likelihoods(self.model, features, told, job.logprobs)
         return found
 
-    def _step(
-        self,
-        index: int,
-        job: Job,
-        place: int,
-        row: Row,
-        token: int,
-        could_be: dict[str, Any] | None,
-        likely: tuple[Likelihood, ...] | None,
-    ) -> Piece:
-        text, start, begun = row.text, len(row.text.text), row.text.end
+    def _step(self, index: int, token: int, beside: Beside) -> Piece:
+        job, row = self.rows[index]
         is_number = token == self.model.config.num_token_id and token not in self.ends
         value = self.log[self.log.last][index].item() if is_number else 0.0
         is_last = row.written + 1 >= job.max_tokens
-        piece, numbers = row.step(token, value, lambda: self._law(index, job, value), token in self.ends, is_last)
-        tokens = [] if could_be is None else [{"span": [min(start, len(text.text)), len(text.text)]} | could_be]
-        told = [] if likely is None else [(token, len(row.prompt.echo) + min(begun, len(text.text)), likely)]
-        return Piece(place, piece, numbers, row.finish, tokens, told)
+        return row.step(token, value, lambda: self._law(index, job, value), token in self.ends, is_last, beside)
 
     def _law(self, index: int, job: Job, value: float) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""

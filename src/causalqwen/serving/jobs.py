@@ -100,9 +100,8 @@ def job_of(
         message = f"{width} tokens of prompt and {least} of text are more than the context of {context}"
         raise ApiError(400, message, param=field, code="context_length_exceeded")
     rows = [
-        Row(prompt, seed + copy, GrowingText(processor, prompt.ids, prompt.values, asked.stops))
-        for prompt in read
-        for copy in range(asked.n)
+        Row(place, prompt, seed + place % asked.n, GrowingText(processor, prompt.ids, prompt.values, asked.stops))
+        for place, prompt in enumerate(prompt for prompt in read for _ in range(asked.n))
     ]
     return Job(
         rows,
