@@ -1,5 +1,6 @@
 """Values that share an individual: likelihood, posterior, training, prediction."""
 
+import itertools
 import math
 
 import mpmath
@@ -26,7 +27,7 @@ from causalqwen.individuals import (
 )
 from causalqwen.individuals.sampler import effective_draws, split_rhat
 from causalqwen.modeling.prediction import MixedNumberPrediction
-from causalqwen.parts.crossing import Crossing, held, let_cross
+from causalqwen.parts.crossing import _SHRUNK, Crossing, _Pairs, held, let_cross
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows, collate_facts
 from causalqwen.training.features import FactStore, token_facts
@@ -291,18 +292,50 @@ def test_people_in_many_contexts_are_learned_saved_and_asked(tiny_tokenizer, tmp
 
 
 def test_what_is_drawn_to_zero_is_what_tells_people_who_are_held_out_most():
-    from causalqwen.parts.crossing import _SHRUNK, _Pairs
-
     x = draws(30, 48, seed=9)
     chosen = []
     for people in (200, 4000):
         _, person, place, values = world_of_many_contexts(people, 30)
-        pairs = _Pairs.of(values, person, place)
-        chosen.append(pairs.likeliest(x, 16) / people)
+        pairs = _Pairs.of(values, person, place, x)
+        chosen.append(pairs.likeliest(16) / people)
         assert chosen[-1] * people in _SHRUNK
     assert chosen[1] < chosen[0]  # the more they are, the less of it
-    noise = _Pairs.of(draws(len(person), seed=3), person, place)
-    assert noise.likeliest(x, 16) == _SHRUNK[-1]
+    noise = _Pairs.of(draws(len(person), seed=3), person, place, x)
+    assert noise.likeliest(16) == _SHRUNK[-1]
+
+
+def world_of_studies(people, studies=12, questions=6):
+    """Contexts of which those of one study are alike; their values have a correlation of 0.5 there, and of 0.05 elsewhere."""
+    study = torch.arange(studies).repeat_interleave(questions)
+    x = 3 * draws(studies, 48, seed=1)[study] + draws(len(study), 48, seed=2)
+    parts = draws(people, 1, seed=3), draws(people, studies, seed=4)[:, study], draws(people, len(study), seed=5)
+    values = sum(share**0.5 * part for share, part in zip((0.05, 0.45, 0.5), parts, strict=True))
+    person, place = (draws(people, len(study), seed=6) > 0).nonzero(as_tuple=True)
+    same = (study.unsqueeze(-1) == study) & ~torch.eye(len(study), dtype=torch.bool)
+    return x, person, place, values[person, place], same
+
+
+def test_correlations_of_contexts_that_are_alike_are_not_drawn_to_zero_with_the_others():
+    """The levels of likeness by sorting, pair by pair; what a study's questions share is there, what others share is less."""
+    x, person, place, values, same = world_of_studies(400)
+    pairs = _Pairs.of(values, person, place, x)
+    middle = x - x.mean(0)
+    cosines = {
+        (i, j): float(middle[i] @ middle[j] / middle[i].norm() / middle[j].norm())
+        for i, j in itertools.combinations(range(len(x)), 2)
+    }
+    for rank, (i, j) in enumerate(sorted(cosines, key=cosines.__getitem__, reverse=True), 1):
+        level = min(int(math.log2(len(cosines) / rank)), int(math.log2(len(cosines) / 100)))
+        assert pairs.levels[i, j] == pairs.levels[j, i] == level
+    assert bool((pairs.near[same & (pairs.levels > 0)] != 0).all())
+    assert float(pairs.near[same].mean()) == pytest.approx(0.5, abs=0.04)
+    told = pairs.directions(1000.0, 64)
+    found = (told @ told.T) / pairs.variance.sqrt() / pairs.variance.sqrt().unsqueeze(-1)
+    assert float(found[same].mean()) == pytest.approx(0.5, abs=0.05)
+    other = ~same & ~torch.eye(len(x), dtype=torch.bool)
+    assert 0 < float(found[other].mean()) < 0.03  # a thousand products of 0 beside about a hundred
+    few = _Pairs.of(values[place < 12], person[place < 12], place[place < 12], x[:12])
+    assert not few.levels.max() and not few.near.any()  # two studies of six: all pairs of contexts are one level
 
 
 def test_a_regression_on_few_contexts_of_many_rows_is_that_of_the_rows():

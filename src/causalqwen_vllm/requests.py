@@ -38,7 +38,7 @@ class Request:
             raise ValueError(f"this model sees no <NUM>, but one stands at {places[0]} of the prompt: leave it out")
         if not hides and len(places) != len(wish.values):
             raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
-        self.wish, self.prompt_length, self.hides = wish, len(prompt), hides
+        self.wish, self.hides = wish, hides
         self.values = {} if hides else dict(zip(places, wish.values, strict=True))
         self.ids = list(prompt)
         self.digits: dict[int, int] = {}

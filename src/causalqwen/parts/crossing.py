@@ -31,7 +31,9 @@ _TOLD = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
 _ENOUGH = 100  # products of two values of one person for each pair of contexts: then the pair can speak for itself
 _MANY, _MOST = 64, 1024  # directions where contexts are many; contexts whose pairs are looked at one by one
-_SHRUNK = tuple(10.0 ** (power / 2) for power in range(9))  # products of 0 that are added to those of each pair
+_SHRUNK = tuple(10.0 ** (power / 2) for power in range(9))  # products of 0 that are added to those of each far pair
+_OF_A_LEVEL = 100  # pairs of contexts at least: then they tell how large correlations are at this level of likeness
+_NEAR = 2.0  # mean square of correlations at a level, over that of the half of all pairs that are least alike
 _FOLDS = 4  # of people, one of them held out, and of contexts, each of them hidden in turn
 _HELD = 1000  # of those people, at most
 _PRIOR = 10.0  # values that the mean of all counts for, in a context's own variance
@@ -92,7 +94,7 @@ class Crossing(nn.Module):
         e = e.clamp(-limit, limit) if limit > 0 else e
         contexts, places = x.unique(dim=0, return_inverse=True)
         if self.turn.out_features > 1 and _COMPONENTS + 1 < len(contexts) <= _MOST:
-            pairs = _Pairs.of(e, people, places)
+            pairs = _Pairs.of(e, people, places, contexts)
             if pairs.counts.sum() >= _ENOUGH * len(contexts) ** 2:
                 size, left = self._lean_on_pairs(contexts, pairs, row)
                 return size[places], left
@@ -133,7 +135,7 @@ class Crossing(nn.Module):
         """
         count = 2 ** int(math.log2(min(_MANY, self.causal_size)))
         self.turn = nn.Linear(x.shape[1], count).to(self.turn.weight).requires_grad_(False)
-        told = pairs.directions(pairs.likeliest(x, count), count)
+        told = pairs.directions(pairs.likeliest(count), count)
         noise = (pairs.variance - told.square().sum(1)).min() / 4
         size = (pairs.variance - noise).sqrt()
         weights = x.new_ones(self.causal_size) if row is None else row.double().square()
@@ -161,24 +163,26 @@ class _Pairs:
     """What pairs of values of one person say of pairs of contexts.
 
     totals, known, squares: of each person in each context, the sum of the values, how many there are, and the sum of their
-    squares, float64 [people, P].
+    squares, float64 [people, P]. contexts: x [P, H].
     """
 
     totals: Tensor
     known: Tensor
     squares: Tensor
+    contexts: Tensor
 
     @classmethod
-    def of(cls, e: Tensor, people: Tensor, places: Tensor) -> "_Pairs":
-        """Of residuals e [n], whose each is, and in which context."""
-        shape = int(people.max()) + 1, int(places.max()) + 1
+    def of(cls, e: Tensor, people: Tensor, places: Tensor, contexts: Tensor) -> "_Pairs":
+        """Of residuals e [n], whose each is, and in which of the contexts."""
+        shape = int(people.max()) + 1, len(contexts)
         cells, size = people * shape[1] + places, shape[0] * shape[1]
         columns = (e, torch.ones_like(e), e.square())
-        return cls(*(torch.bincount(cells, column, size).view(shape) for column in columns))
+        totals, known, squares = (torch.bincount(cells, column, size).view(shape) for column in columns)
+        return cls(totals, known, squares, contexts)
 
     def part(self, people: Tensor) -> "_Pairs":
         """Of some of the people."""
-        return _Pairs(self.totals[people], self.known[people], self.squares[people])
+        return _Pairs(self.totals[people], self.known[people], self.squares[people], self.contexts)
 
     @cached_property
     def counts(self) -> Tensor:
@@ -191,22 +195,59 @@ class _Pairs:
         squares, known = self.squares.sum(0), self.known.sum(0)
         return (squares + _PRIOR * squares.sum() / known.sum()) / (known + _PRIOR)
 
-    def directions(self, shrunk: float, count: int) -> Tensor:
-        """What each of the leading directions adds to each context's values, [P, up to count]; every correlation as if so many
-        products of 0 stood beside those that were seen."""
+    @cached_property
+    def levels(self) -> Tensor:
+        """How much alike the contexts of each pair are, int64 [P, P]: 0 for the half of all pairs whose features have the least
+        cosines, 1 for the next quarter, and so on while `_OF_A_LEVEL` pairs are left; -1 on the diagonal."""
+        one, other = torch.triu_indices(len(self.counts), len(self.counts), 1, device=self.counts.device)
+        x = nn.functional.normalize(self.contexts - self.contexts.mean(0), dim=1)
+        ranks = (x[one] * x[other]).sum(1).argsort(descending=True).argsort() + 1
+        most = max(math.log2(len(ranks) / _OF_A_LEVEL), 0.0)
+        found = torch.full_like(self.counts, -1, dtype=torch.int64)
+        found[one, other] = (len(ranks) / ranks).log2().clamp(max=most).long()
+        return torch.maximum(found, found.T)
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """Of products of two values in units of their contexts' standard deviations, [P, P]; 0 on the diagonal."""
         scale = self.variance.sqrt()
-        sums = self.totals.T @ self.totals - self.squares.sum(0).diag()
-        correlations = sums / (self.counts + shrunk) / scale / scale.unsqueeze(-1)
-        correlations.fill_diagonal_(0.0)
+        return (self.totals.T @ self.totals / scale / scale.unsqueeze(-1)).fill_diagonal_(0.0)
+
+    @cached_property
+    def near(self) -> Tensor:
+        """Correlations of contexts that are alike, [P, P], and 0 elsewhere: those of a level whose correlations have a mean
+        square tau^2 of `_NEAR` times that of level 0, each as if 1 / tau^2 products of 0 stood beside those that were seen."""
+        found, least = torch.zeros_like(self.sums), math.inf
+        for level in range(int(self.levels.max()) + 1):
+            at = (self.levels == level) & (self.counts > 0)
+            sums, counts = self.sums[at], self.counts[at]
+            square = float((sums.square() / counts - 1).sum() / counts.sum())
+            least = _NEAR * max(square, 0.0) if level == 0 else least
+            if level and square > least:
+                found[at] = sums / (counts + 1 / square)
+        return found
+
+    def directions(self, shrunk: float, count: int) -> Tensor:
+        """What each of the leading directions adds to each context's values, [P, up to count].
+
+        Correlations of contexts that are not alike are taken as if `shrunk` products of 0 stood beside those that were seen,
+        and as what is common to contexts that are alike has them: where those differ among themselves is mostly chance.
+        """
+        scale, near = self.variance.sqrt(), self.near
+        values, vectors = torch.linalg.eigh(near + torch.eye(len(near), dtype=near.dtype, device=near.device))
+        common = (vectors * values.clamp(0, 1)) @ vectors.T
+        far = common @ (self.sums / (self.counts + shrunk)).masked_fill(near != 0, 0.0) @ common
+        correlations = torch.where(near != 0, near, far).fill_diagonal_(0.0)
         correlations.diagonal().copy_(correlations.abs().amax(1))
         values, vectors = torch.linalg.eigh(correlations)
         told = vectors[:, -count:] * values[-count:].clamp(min=0).sqrt()
         size = told.square().sum(1, keepdim=True).sqrt()
         return told * (_MOST_WHO / size.clamp(min=_MOST_WHO)) * scale.unsqueeze(-1)
 
-    def likeliest(self, x: Tensor, count: int) -> float:
+    def likeliest(self, count: int) -> float:
         """The one of `_SHRUNK` that tells most of what people who are held out say in contexts unlike those where they are
-        heard: the contexts are parted along the leading component of x [P, H]."""
+        heard: the contexts are parted along the leading component of their features."""
+        x = self.contexts
         _, _, axes = torch.linalg.svd(x - x.mean(0), full_matrices=False)
         block = (x @ axes[0]).argsort().argsort() * _FOLDS // len(x)
         held = torch.arange(len(self.known), device=x.device) % _FOLDS == 0
