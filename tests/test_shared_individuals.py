@@ -297,11 +297,12 @@ def test_what_is_drawn_to_zero_is_what_tells_people_who_are_held_out_most():
     for people in (200, 4000):
         _, person, place, values = world_of_many_contexts(people, 30)
         pairs = _Pairs.of(values, person, place, x)
-        chosen.append(pairs.likeliest(16) / people)
-        assert chosen[-1] * people in _SHRUNK
+        form, shrunk = pairs.likeliest(16)
+        chosen.append(shrunk / people)
+        assert form == "one" and shrunk in _SHRUNK
     assert chosen[1] < chosen[0]  # the more they are, the less of it
     noise = _Pairs.of(draws(len(person), seed=3), person, place, x)
-    assert noise.likeliest(16) == _SHRUNK[-1]
+    assert noise.likeliest(16)[1] == _SHRUNK[-1]
 
 
 def world_of_studies(people, studies=12, questions=6):
@@ -329,13 +330,42 @@ def test_correlations_of_contexts_that_are_alike_are_not_drawn_to_zero_with_the_
         assert pairs.levels[i, j] == pairs.levels[j, i] == level
     assert bool((pairs.near[same & (pairs.levels > 0)] != 0).all())
     assert float(pairs.near[same].mean()) == pytest.approx(0.5, abs=0.04)
-    told = pairs.directions(1000.0, 64)
+    told = pairs.directions("common", 1000.0, 64)
     found = (told @ told.T) / pairs.variance.sqrt() / pairs.variance.sqrt().unsqueeze(-1)
     assert float(found[same].mean()) == pytest.approx(0.5, abs=0.05)
     other = ~same & ~torch.eye(len(x), dtype=torch.bool)
     assert 0 < float(found[other].mean()) < 0.03  # a thousand products of 0 beside about a hundred
     few = _Pairs.of(values[place < 12], person[place < 12], place[place < 12], x[:12])
     assert not few.levels.max() and not few.near.any()  # two studies of six: all pairs of contexts are one level
+    alike = _Pairs.of(values, person, place, torch.eye(len(x)).double())
+    assert not alike.levels.max()  # all are as much alike as all others, in whatever order they come
+    own = place // 6 == person % 12  # everybody is in one study
+    once = _Pairs.of(values[own], person[own], place[own], x)
+    assert float(once.near[same].mean()) > 0.2 and not once.near[other].any()
+
+
+def test_the_form_of_what_is_not_alike_is_the_one_that_tells_most_elsewhere():
+    """Six traits that studies share are told by what is common to a study; the same items asked in every study are not."""
+    study, item = torch.arange(96) // 8, torch.arange(96) % 8
+    x = 3 * draws(12, 96, seed=1)[study] + draws(96, 96, seed=2)
+    one_hot = torch.nn.functional.one_hot
+    worlds = {
+        "common": torch.cat([0.17 * draws(12, 6, seed=3)[study], 0.6 * one_hot(study)], dim=1),
+        "apart": torch.cat([0.7 * one_hot(item), 0.6 * one_hot(study)], dim=1),
+        "one": 0.3 * draws(96, 6, seed=3),
+    }
+    people = draws(500, 96, seed=8) > 0
+    for form, loadings in worlds.items():
+        values = draws(500, loadings.shape[1], seed=4) @ loadings.T.double() + 0.5 * draws(500, 96, seed=5)
+        person, place = people.nonzero(as_tuple=True)
+        assert _Pairs.of(values[person, place], person, place, x).likeliest(64)[0] == form
+
+
+def test_values_that_are_all_the_same_have_no_directions():
+    x, person, place, values, _ = world_of_studies(400)
+    crossing = Crossing(48, 64, 8)
+    size, noise = crossing.lean(x[place].float(), torch.full_like(values, 3.0), person)
+    assert not size.any() and noise == 0
 
 
 def test_a_regression_on_few_contexts_of_many_rows_is_that_of_the_rows():

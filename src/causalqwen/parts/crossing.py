@@ -7,6 +7,7 @@ law of Y in each context alone is the same for every r. Only values of one indiv
 the documents' form.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ _MANY, _MOST = 64, 1024  # directions where contexts are many; contexts whose pa
 _SHRUNK = tuple(10.0 ** (power / 2) for power in range(9))  # products of 0 that are added to those of each far pair
 _OF_A_LEVEL = 100  # pairs of contexts at least: then they tell how large correlations are at this level of likeness
 _NEAR = 2.0  # mean square of correlations at a level, over that of the half of all pairs that are least alike
+_FORMS = ("common", "apart", "one")  # of correlations, beside those of contexts that are alike
 _FOLDS = 4  # of people, one of them held out, and of contexts, each of them hidden in turn
 _HELD = 1000  # of those people, at most
 _PRIOR = 10.0  # values that the mean of all counts for, in a context's own variance
@@ -93,7 +95,7 @@ class Crossing(nn.Module):
         e, limit = e - e.median(), _CLIPPED * (high - low) / 1.349
         e = e.clamp(-limit, limit) if limit > 0 else e
         contexts, places = x.unique(dim=0, return_inverse=True)
-        if self.turn.out_features > 1 and _COMPONENTS + 1 < len(contexts) <= _MOST:
+        if bool(e.any()) and self.turn.out_features > 1 and _COMPONENTS + 1 < len(contexts) <= _MOST:
             pairs = _Pairs.of(e, people, places, contexts)
             if pairs.counts.sum() >= _ENOUGH * len(contexts) ** 2:
                 size, left = self._lean_on_pairs(contexts, pairs, row)
@@ -135,7 +137,8 @@ class Crossing(nn.Module):
         """
         count = 2 ** int(math.log2(min(_MANY, self.causal_size)))
         self.turn = nn.Linear(x.shape[1], count).to(self.turn.weight).requires_grad_(False)
-        told = pairs.directions(pairs.likeliest(count), count)
+        form, shrunk = pairs.likeliest(count)
+        told = pairs.directions(form, shrunk, count)
         noise = (pairs.variance - told.square().sum(1)).min() / 4
         size = (pairs.variance - noise).sqrt()
         weights = x.new_ones(self.causal_size) if row is None else row.double().square()
@@ -163,13 +166,14 @@ class _Pairs:
     """What pairs of values of one person say of pairs of contexts.
 
     totals, known, squares: of each person in each context, the sum of the values, how many there are, and the sum of their
-    squares, float64 [people, P]. contexts: x [P, H].
+    squares, float64 [people, P]. contexts: x [P, H]. levels: how much alike those of each pair are, int64 [P, P] (`_levels`).
     """
 
     totals: Tensor
     known: Tensor
     squares: Tensor
     contexts: Tensor
+    levels: Tensor
 
     @classmethod
     def of(cls, e: Tensor, people: Tensor, places: Tensor, contexts: Tensor) -> "_Pairs":
@@ -178,11 +182,11 @@ class _Pairs:
         cells, size = people * shape[1] + places, shape[0] * shape[1]
         columns = (e, torch.ones_like(e), e.square())
         totals, known, squares = (torch.bincount(cells, column, size).view(shape) for column in columns)
-        return cls(totals, known, squares, contexts)
+        return cls(totals, known, squares, contexts, _levels(contexts))
 
     def part(self, people: Tensor) -> "_Pairs":
         """Of some of the people."""
-        return _Pairs(self.totals[people], self.known[people], self.squares[people], self.contexts)
+        return _Pairs(self.totals[people], self.known[people], self.squares[people], self.contexts, self.levels)
 
     @cached_property
     def counts(self) -> Tensor:
@@ -196,18 +200,6 @@ class _Pairs:
         return (squares + _PRIOR * squares.sum() / known.sum()) / (known + _PRIOR)
 
     @cached_property
-    def levels(self) -> Tensor:
-        """How much alike the contexts of each pair are, int64 [P, P]: 0 for the half of all pairs whose features have the least
-        cosines, 1 for the next quarter, and so on while `_OF_A_LEVEL` pairs are left; -1 on the diagonal."""
-        one, other = torch.triu_indices(len(self.counts), len(self.counts), 1, device=self.counts.device)
-        x = nn.functional.normalize(self.contexts - self.contexts.mean(0), dim=1)
-        ranks = (x[one] * x[other]).sum(1).argsort(descending=True).argsort() + 1
-        most = max(math.log2(len(ranks) / _OF_A_LEVEL), 0.0)
-        found = torch.full_like(self.counts, -1, dtype=torch.int64)
-        found[one, other] = (len(ranks) / ranks).log2().clamp(max=most).long()
-        return torch.maximum(found, found.T)
-
-    @cached_property
     def sums(self) -> Tensor:
         """Of products of two values in units of their contexts' standard deviations, [P, P]; 0 on the diagonal."""
         scale = self.variance.sqrt()
@@ -216,43 +208,58 @@ class _Pairs:
     @cached_property
     def near(self) -> Tensor:
         """Correlations of contexts that are alike, [P, P], and 0 elsewhere: those of a level whose correlations have a mean
-        square tau^2 of `_NEAR` times that of level 0, each as if 1 / tau^2 products of 0 stood beside those that were seen."""
-        found, least = torch.zeros_like(self.sums), math.inf
+        square tau^2 more than `_NEAR` times that of level 0, by more than chance, each as if 1 / tau^2 products of 0 stood
+        beside those that were seen."""
+        found, least = torch.zeros_like(self.sums), 0.0
         for level in range(int(self.levels.max()) + 1):
             at = (self.levels == level) & (self.counts > 0)
             sums, counts = self.sums[at], self.counts[at]
+            if not len(counts):
+                continue
             square = float((sums.square() / counts - 1).sum() / counts.sum())
-            least = _NEAR * max(square, 0.0) if level == 0 else least
-            if level and square > least:
+            sure = square - 2 * len(counts) ** 0.5 / float(counts.sum())  # every pair stands twice: two standard errors
+            if level == 0:
+                least = _NEAR * max(sure, 0.0)
+            elif sure > least:
                 found[at] = sums / (counts + 1 / square)
         return found
 
-    def directions(self, shrunk: float, count: int) -> Tensor:
+    @cached_property
+    def common(self) -> Tensor:
+        """What is common to contexts that are alike, [P, P]: 1 + `near` with its eigenvalues cut to [0, 1]."""
+        values, vectors = torch.linalg.eigh(self.near + torch.eye(len(self.near)).to(self.near))
+        return (vectors * values.clamp(0, 1)) @ vectors.T
+
+    def directions(self, form: str, shrunk: float, count: int) -> Tensor:
         """What each of the leading directions adds to each context's values, [P, up to count].
 
-        Correlations of contexts that are not alike are taken as if `shrunk` products of 0 stood beside those that were seen,
-        and as what is common to contexts that are alike has them: where those differ among themselves is mostly chance.
+        All correlations but those that are `near` as if `shrunk` products of 0 stood beside those that were seen. form:
+        "common", those as what is common to contexts that are alike has them: where these differ among themselves is chance;
+        "apart", as they are; "one", of all contexts, near or not.
         """
-        scale, near = self.variance.sqrt(), self.near
-        values, vectors = torch.linalg.eigh(near + torch.eye(len(near), dtype=near.dtype, device=near.device))
-        common = (vectors * values.clamp(0, 1)) @ vectors.T
-        far = common @ (self.sums / (self.counts + shrunk)).masked_fill(near != 0, 0.0) @ common
-        correlations = torch.where(near != 0, near, far).fill_diagonal_(0.0)
+        scale, is_near = self.variance.sqrt(), (self.near != 0) & (form != "one")
+        far = (self.sums / (self.counts + shrunk)).masked_fill(is_near, 0.0)
+        far = self.common @ far @ self.common if form == "common" else far
+        correlations = torch.where(is_near, self.near, far).fill_diagonal_(0.0)
         correlations.diagonal().copy_(correlations.abs().amax(1))
         values, vectors = torch.linalg.eigh(correlations)
         told = vectors[:, -count:] * values[-count:].clamp(min=0).sqrt()
         size = told.square().sum(1, keepdim=True).sqrt()
         return told * (_MOST_WHO / size.clamp(min=_MOST_WHO)) * scale.unsqueeze(-1)
 
-    def likeliest(self, count: int) -> float:
-        """The one of `_SHRUNK` that tells most of what people who are held out say in contexts unlike those where they are
-        heard: the contexts are parted along the leading component of their features."""
+    def likeliest(self, count: int) -> tuple[str, float]:
+        """The form, and the one of `_SHRUNK`, that tell most of what people who are held out say in contexts unlike those where
+        they are heard: the contexts are parted along the leading component of their features."""
         x = self.contexts
         _, _, axes = torch.linalg.svd(x - x.mean(0), full_matrices=False)
         block = (x @ axes[0]).argsort().argsort() * _FOLDS // len(x)
         held = torch.arange(len(self.known), device=x.device) % _FOLDS == 0
         taught, others = self.part(~held), self.part(held.nonzero().flatten()[:_HELD])
-        return max(_SHRUNK, key=lambda shrunk: others.told(taught.directions(shrunk, count), taught.variance, block))
+        forms = _FORMS if bool(taught.near.any()) else _FORMS[-1:]
+        return max(
+            itertools.product(forms, _SHRUNK),
+            key=lambda one: others.told(taught.directions(one[0], one[1], count), taught.variance, block),
+        )
 
     def told(self, directions: Tensor, variance: Tensor, block: Tensor) -> float:
         """Sum of log p of each person's mean value in each context, given those in contexts of the other blocks."""
@@ -270,6 +277,18 @@ class _Pairs:
             asked = (self.known > 0) & (block == hidden)
             total -= 0.5 * (errors.square() / variances + variances.log())[asked].sum().item()
         return total
+
+
+def _levels(contexts: Tensor) -> Tensor:
+    """How much alike the contexts of each pair are, x [P, H] -> int64 [P, P]: 0 for the half of all pairs whose features have
+    the least cosines, 1 for the next quarter, and so on while `_OF_A_LEVEL` pairs are left; -1 on the diagonal."""
+    x = nn.functional.normalize(contexts - contexts.mean(0), dim=1)
+    one, other = torch.triu_indices(len(x), len(x), 1, device=x.device)
+    _, place, times = (x @ x.T)[one, other].round(decimals=6).unique(return_inverse=True, return_counts=True)
+    ranks = times.flip(0).cumsum(0).flip(0)[place]  # how many pairs are as much alike, or more
+    levels = torch.full((len(x), len(x)), -1, device=x.device)
+    levels[one, other] = (len(ranks) / ranks).log2().clamp(max=max(math.log2(len(ranks) / _OF_A_LEVEL), 0.0)).long()
+    return torch.maximum(levels, levels.T)
 
 
 class _Held(torch.autograd.Function):
