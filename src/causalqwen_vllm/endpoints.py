@@ -153,16 +153,19 @@ class EngineWriter:
 
     def submit(self, job: Job) -> None:
         """Have vLLM write the rows."""
-        self._running[job] = [asyncio.create_task(self._write(job, row)) for row in job.rows]
+        prompts = dict.fromkeys(row.prompt for row in job.rows)
+        likely = {one: asyncio.create_task(self._likelihoods(one, job.logprobs or 0)) for one in prompts}
+        writing = [asyncio.create_task(self._write(job, row, likely[row.prompt])) for row in job.rows]
+        self._running[job] = [*writing, *likely.values()]
 
     def cancel(self, job: Job) -> None:
         job.cancelled = True
         for task in self._running.pop(job, ()):
             task.cancel()
 
-    async def _write(self, job: Job, row: Row) -> None:
+    async def _write(self, job: Job, row: Row, scored: asyncio.Task[list[Told]]) -> None:
         try:
-            likely = await self._likelihoods(row.prompt, job.logprobs or 0)
+            likely = await scored
             row.finish = None if job.max_tokens else "length"
             if row.prompt.echo or row.finish:
                 job.deliver(Piece(row.place, row.prompt.echo, [], row.finish, logprobs=likely))
@@ -271,14 +274,21 @@ class EngineWriter:
         while self._asked:
             asked, self._asked = self._asked, []
             for method in dict.fromkeys(method for method, _, _ in asked):
-                of_method = [(question, future) for name, question, future in asked if name == method]
-                try:
-                    told = (await self._engine.collective_rpc(method, args=([one for one, _ in of_method],)))[0]
-                except Exception as error:
-                    told = [error] * len(of_method)
-                for (_, future), one in zip(of_method, told, strict=True):
-                    if not future.done():
-                        future.set_exception(one) if isinstance(one, Exception) else future.set_result(one)
+                await self._ask_of(method, [one[1:] for one in asked if one[0] == method])
+
+    async def _ask_of(self, method: str, asked: list[tuple[tuple, asyncio.Future]]) -> None:
+        """All in one; where that fails, each alone."""
+        try:
+            told = (await self._engine.collective_rpc(method, args=([one for one, _ in asked],)))[0]
+            for (_, future), one in zip(asked, told, strict=True):
+                if not future.done():
+                    future.set_result(one)
+        except Exception as error:
+            left = [one for one in asked if not one[1].done()]
+            if len(asked) == 1 and left:
+                left[0][1].set_exception(error)
+            for one in left if len(asked) > 1 else ():
+                await self._ask_of(method, [one])
 
     async def laws(
         self, texts: list[str], individual: Individual | None, values: list[float | None], asked: NumbersRequest

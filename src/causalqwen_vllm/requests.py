@@ -14,7 +14,8 @@ class Request:
 
     A token's place is its index in vLLM's sequence, the prompt included. `values`: place -> value. `followed`: place -> the
     features [H] that a generated number follows from. `pending`: place and features of the token that was decided last. `kept`:
-    place -> the features that any token follows from, from the place on that was wished for.
+    place -> the features that any token follows from, from the place on that was wished for, in the processor's memory, since
+    vLLM counts on the whole of a GPU's. Once `forgotten`, neither is kept.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
     tokens of the prompt and those fed since; vLLM feeds nothing that its prefix cache knows. With `hides` the sequence holds
@@ -45,6 +46,7 @@ class Request:
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None
         self.kept: dict[int, Tensor] = {}
+        self.forgotten = False
         self.decided = len(prompt) - 1  # the last place whose token was decided
         self.bound = wish.bind(causal_size, device)
 
@@ -55,8 +57,15 @@ class Request:
     def keep(self, place: int, features: Tensor) -> None:
         """Keep the features [n, H] of the tokens from `place` on, where somebody may ask what follows from them."""
         first = self.wish.kept_from
-        if first is not None:
-            self.kept |= {at: row.clone() for at, row in enumerate(features, place + 1) if at >= first}
+        if first is not None and not self.forgotten and place + len(features) >= first:
+            rows = features[max(first - place - 1, 0) :].to("cpu", copy=True)
+            self.kept |= dict(enumerate(rows, max(first, place + 1)))
+
+    def forget(self) -> None:
+        """Nobody will ask for what tokens followed from any more; what they are may still be needed."""
+        self.forgotten = True
+        self.kept.clear()
+        self.followed.clear()
 
     def decide(self, place: int, features: Tensor) -> bool:
         """Note what the token at `place` follows from, and tell whether it is decided now. Places of the prompt, and those
@@ -82,7 +91,9 @@ class Request:
         """The token that was decided last is the number `value`."""
         assert self.pending is not None, "a number follows from something"
         place, features = self.pending
-        self.values[place], self.followed[place] = value, features.clone()
+        self.values[place] = value
+        if not self.forgotten:
+            self.followed[place] = features.clone()
 
     def value(self, place: int) -> float:
         """Of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""

@@ -49,8 +49,14 @@ class RequestTable:
         if wish.key:
             self.by_key[wish.key] = request
             if len(self.by_key) > _KEPT:
-                self.by_key.popitem(last=False)
+                self.forget(next(iter(self.by_key)))
         return request
+
+    def forget(self, key: str) -> None:
+        """Nobody will ask for what is kept under a key any more."""
+        request = self.by_key.pop(key, None)
+        if request is not None:
+            request.forget()
 
 
 class RowFollower(FirstLogitsProcessor, SecondLogitsProcessor):

@@ -70,9 +70,13 @@ class Wish:
         top_p = float(given.get("top_p", 1.0))
         if not 0 <= top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
             raise ValueError(f"top_p belongs to the preset 'softmax' and lies in [0, 1], got {top_p}")
-        seed, values, kept = int(given.get("seed", 0)), given.get("values", ()), given.get("kept_from")
-        of_numbers = tuple(map(float, values)), top_p, given.get("key", ""), given.get("number_class")
-        return cls(plan, seed, *of_numbers, None if kept is None else int(kept))
+        key, kept = given.get("key", ""), given.get("kept_from")
+        if not isinstance(key, str):
+            raise ValueError(f"the key is a string, got {key!r}")
+        if kept is not None and (type(kept) is not int or kept < 1 or not key):
+            raise ValueError(f"kept_from is a place, an integer of 1 or more, and needs a key; got {kept!r}")
+        seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
+        return cls(plan, seed, values, top_p, key, given.get("number_class"), kept)
 
     @property
     def individual(self) -> Individual | None:

@@ -25,7 +25,9 @@ class NumberWorker:
         known = model.table.by_key
         if missing := [key for key in keys if key not in known]:
             raise ValueError(f"no numbers are kept under the key {missing[0]!r}; they are given once")
-        return [model.numbers_of(known.pop(key)) for key in keys]
+        numbers = [model.numbers_of(known[key]) for key in keys]
+        self.forget_numbers(keys)
+        return numbers
 
     def see_numbers(self, asked: Sequence[tuple[str, int, int | None]]) -> list[dict[str, dict[str, Any]]]:
         """As `take_numbers`, of requests that may go on: those of a key from a place on, as a server tells them, with so many
@@ -43,17 +45,22 @@ class NumberWorker:
 
     def see_likelihoods(self, asked: Sequence[tuple[str, int, list[int], int]]) -> list[list[list[tuple]]]:
         """Of each key's tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
-        follow from was kept (`Wish.kept_from`); where a key is unknown there are none."""
+        follow from was kept (`Wish.kept_from`), and what the tokens before them follow from is so no longer; where a key is
+        unknown there are none."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        seen = []
-        for key, place, tokens, count in asked:
-            features = self._kept(key, place, len(tokens))
-            found = (
-                []
-                if features is None
-                else likelihoods(model, features, torch.tensor(tokens, device=features.device), count)
+        seen: list[list[list[tuple]]] = [[] for _ in asked]
+        of_count: dict[int, list[int]] = {}
+        for row, (key, _, _, count) in enumerate(asked):
+            if key in model.table.by_key:
+                of_count.setdefault(count, []).append(row)
+        for count, rows in of_count.items():
+            features = torch.cat(
+                [self._kept(key, place, len(tokens)) for key, place, tokens, _ in map(asked.__getitem__, rows)]
             )
-            seen.append([[astuple(one) for one in row] for row in found])
+            tokens = torch.tensor([token for row in rows for token in asked[row][2]], device=features.device)
+            found = iter(likelihoods(model, features, tokens, count))
+            for row in rows:
+                seen[row] = [[astuple(one) for one in next(found)] for _ in asked[row][2]]
         return seen
 
     def see_alternatives(
@@ -63,19 +70,24 @@ class NumberWorker:
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[dict[str, Any]] = []
         for key, place, token, before, count in asked:
-            features = self._kept(key, place, 1)
-            if features is None:
-                seen.append({})
-                continue
-            model.number_class = model.table.by_key[key].wish.number_class
-            (found,) = alternatives(model, features, [token], [before], count)
-            seen.append(asdict(found))
+            request, found = model.table.by_key.get(key), None
+            if request is not None:
+                model.number_class = request.wish.number_class
+                (found,) = alternatives(model, self._kept(key, place, 1), [token], [before], count)
+            seen.append({} if found is None else asdict(found))
         return seen
 
-    def _kept(self, key: str, place: int, count: int) -> Tensor | None:
-        """The features [count, H] that the tokens from a place on follow from; None where the key is unknown."""
-        request = self.model_runner.get_model().table.by_key.get(key)  # type: ignore[attr-defined]
-        return None if request is None else torch.stack([request.kept[at] for at in range(place, place + count)])
+    def _kept(self, key: str, place: int, count: int) -> Tensor:
+        """The features [count, H] that the tokens from a place on follow from. ValueError for one that is not kept."""
+        kept = self.model_runner.get_model().table.by_key[key].kept  # type: ignore[attr-defined]
+        if missing := [at for at in range(place, place + count) if at not in kept]:
+            raise ValueError(
+                f"what the token at {missing[0]} of {key!r} follows from is not kept: was it told already, does kept_from lie "
+                "behind it, or did the prefix cache know it (skip_reading_prefix_cache)?"
+            )
+        for at in [at for at in kept if at < place]:
+            del kept[at]
+        return torch.stack([kept[at] for at in range(place, place + count)]).to(self.device)  # type: ignore[attr-defined]
 
     def tell_laws(
         self, asked: Sequence[tuple[str, float | None]], levels: Sequence[float], points: int | None
@@ -83,10 +95,11 @@ class NumberWorker:
         """The law of the number behind each key's prompt, of which one token was made, as a server tells it; given once. With
         the true value, where one is known."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        laws = [model.law_of(model.table.by_key.pop(key)) for key, _ in asked]
+        laws = [model.law_of(model.table.by_key[key]) for key, _ in asked]
+        self.forget_numbers([key for key, _ in asked])
         return [told(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]
 
     def forget_numbers(self, keys: list[str]) -> None:
         """Nobody will ask for these any more."""
         for key in keys:
-            self.model_runner.get_model().table.by_key.pop(key, None)  # type: ignore[attr-defined]
+            self.model_runner.get_model().table.forget(key)  # type: ignore[attr-defined]

@@ -330,6 +330,53 @@ def test_prompts_cut_into_chunks(model, settings, folders, engines):
     assert_same(ask(cut, prompts, **settings), wanted)
 
 
+@every_runner
+def test_how_likely_tokens_were_is_told_of_any_place_and_then_forgotten(folders, engines):
+    """Prompts in chunks, those of others in the prefix cache: log-probabilities as the model's own, and nothing stays."""
+    from causalqwen.modeling.likelihoods import likelihoods
+    from causalqwen_vllm.asking import of_tokens, processor_of
+
+    llm = engines(folders["digits"], max_num_batched_tokens=48, max_num_seqs=4)
+    model = load_model(folders["digits"])
+    processor = processor_of(str(folders["digits"]), model.config.context)
+    texts = [" ".join(PROMPTS[row : row + 6]) for row in range(0, 16, 4)]
+    encoded = [processor(text)["input_ids"] for text in texts]
+    keys = [f"of {row}" for row in range(len(texts))]
+    asked = [
+        of_tokens(processor, ids, [0.0] * len(ids), {"seed": 1, "key": key, "kept_from": 1}, 8, {"ignore_eos": True})
+        for ids, key in zip(encoded, keys, strict=True)
+    ]
+    for _ in range(2):
+        for _, params in asked:
+            params.skip_reading_prefix_cache = True
+        outputs = llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+        written = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
+        questions = [(key, 1, ids[1:], 2) for key, ids in zip(keys, written, strict=True)]
+        told = llm.collective_rpc("see_likelihoods", args=(questions,))[0]
+        for ids, rows in zip(written, told, strict=True):
+            with torch.no_grad():
+                features = model.features(torch.tensor([ids])).last_hidden_state[0]
+            known = likelihoods(model, features[:-1], torch.tensor(ids[1:]), 2)
+            for row, row_known in zip(rows, known, strict=True):
+                assert [one[0] for one in row[:1]] == [one.token for one in row_known[:1]]
+                assert [one[1:] for one in row] == [
+                    pytest.approx((one.log_prob, one.log_ovr), abs=2e-3) for one in row_known
+                ]
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        requests = [worker.get_model().table.by_key[key] for key in keys]
+        assert all(request.kept for request in requests)
+        last = [(keys[0], len(written[0]) - 1, written[0][-1:], 0)]
+        llm.collective_rpc("see_likelihoods", args=(last,))
+        assert list(requests[0].kept) == [len(written[0]) - 1]  # what comes before was told
+        with pytest.raises(Exception, match=r"follows from is not kept"):
+            llm.collective_rpc("see_likelihoods", args=(questions[:1],))
+        llm.collective_rpc("forget_numbers", args=(keys,))
+        assert not any(request.kept or request.followed for request in requests)
+        requests[0].keep(3, torch.zeros(2, 128))  # a step that was under way
+        assert not requests[0].kept
+        assert llm.collective_rpc("see_likelihoods", args=(questions[:1],))[0] == [[]]
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +438,10 @@ def test_other_backbones_are_refused(folders, engines, monkeypatch):
         ({"individual": [0.5, 0.5]}, "does not fit"),
         ({"top_p": 0.9}, "top_p belongs to the preset 'softmax'"),
         ({"colour": 1}, "unknown settings colour"),
+        ({"kept_from": 1.7}, "kept_from is a place"),
+        ({"kept_from": True}, "kept_from is a place"),
+        ({"kept_from": [1]}, "kept_from is a place"),
+        ({"kept_from": 0}, "kept_from is a place"),
     ],
 )
 def test_requests_that_are_refused(settings, message, folders, engines):
