@@ -150,7 +150,7 @@ def seconds(model: CausalQwenForCausalLM, known: Tensor, later: Tensor) -> dict[
 
         def run(window: Tensor) -> None:
             backbone(input_ids=window[None], past_key_values=cache)
-            cache.crop(known.shape[1])
+            cache.crop(-len(window))
 
         return run
 
