@@ -46,7 +46,8 @@ class GraftState(DefaultModelState):
         self._slots[req_index] = self._by_id[name]
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
-        self._table.stand([self._slots[slot] for slot in input_batch.idx_mapping_np.tolist()])
+        rows = input_batch.idx_mapping_np.tolist() if self._slots else []  # none while vLLM warms up
+        self._table.stand([self._slots[slot] for slot in rows])
         return super().prepare_inputs(input_batch, req_states)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
