@@ -287,7 +287,8 @@ class EngineWriter:
             left = [one for one in asked if not one[1].done()]
             if len(asked) == 1 and left:
                 left[0][1].set_exception(error)
-            for one in left if len(asked) > 1 else ():
+                return
+            for one in left:
                 await self._ask_of(method, [one])
 
     async def laws(
