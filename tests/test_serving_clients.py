@@ -538,7 +538,7 @@ def test_the_command_ends_a_text_on_a_signal_and_with_status_0(tmp_path, tiny_to
         told = json.loads(process.stdout.readline())
         answers = []
         with openai.OpenAI(base_url=told["url"], api_key="none", max_retries=0) as client:
-            fields = {"model": told["model"], "prompt": "It is", "max_tokens": 800}
+            fields = {"model": told["model"], "prompt": "It is", "max_tokens": 300}
             asking = threading.Thread(target=lambda: answers.append(client.completions.create(**fields)))
             asking.start()
             metrics = told["url"].removesuffix("/v1") + "/metrics"
@@ -546,6 +546,6 @@ def test_the_command_ends_a_text_on_a_signal_and_with_status_0(tmp_path, tiny_to
             process.send_signal(name)
             asking.join()
         out, err = process.communicate(timeout=60)
-    assert answers[0].usage.completion_tokens == 800 and process.returncode == 0 and out == ""
+    assert answers[0].usage.completion_tokens == 300 and process.returncode == 0 and out == ""
     last = json.loads(err.splitlines()[-1])
     assert last["path"] == "/v1/completions" and last["status"] == 200
