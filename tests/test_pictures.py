@@ -228,7 +228,7 @@ def test_favoured_tokens_at_one_position_are_its_softmax(model, people):
     bob = people["Bob"]
     read = model.read(model.contexts(Observation(" and", "They say that"), 99))
     evidence = model.token_evidence(read[:1])
-    more, less = favoured_tokens(model, evidence, bob, count=5)
+    more, less = favoured_tokens(model, (evidence, evidence), bob, count=5)
     q = evidence.reader(bob.factor).float()
     own, nobodys = (
         torch.softmax((loc @ evidence.weight.T).masked_fill(~evidence.mask, -torch.inf), -1)[0]

@@ -220,6 +220,18 @@ def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, Any], di
     return about, tensors
 
 
+def kind_of(path: str | os.PathLike) -> str:
+    """Of what kind `save_tensors` wrote it; "" for what it did not write. FileNotFoundError where there is no file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("causalqwen", "{}"))
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError):
+        return ""
+    return str(about.get("kind", "")) if isinstance(about, dict) else ""
+
+
 def _sum_of_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):

@@ -1,5 +1,5 @@
-"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, counterfactual, population, survey, evaluate,
-benchmark, serve, explore, demo, doctor."""
+"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, voices, counterfactual, population, survey,
+evaluate, benchmark, serve, explore, demo, doctor."""
 
 from causalqwen_cli import asking, making, scoring, serving, speaking, tables
 from causalqwen_cli.base import app

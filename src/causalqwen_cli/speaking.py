@@ -112,7 +112,9 @@ def abduct(
         Path | None, typer.Option(help="Rows of one `individual` (JSONL, CSV, Parquet): numbers, choices, words.")
     ] = None,
     name: Annotated[str, typer.Option(help="What to call them.")] = "",
-    prior: Annotated[Path | None, typer.Option(help="File of an individual or a population to start from.")] = None,
+    prior: Annotated[
+        Path | None, typer.Option(help="File of an individual, a population (--population) or voices to start from.")
+    ] = None,
     spread: Annotated[
         float | None, typer.Option(help="Prior standard deviation; by default the likeliest one.", min=1e-6)
     ] = None,
@@ -136,6 +138,7 @@ def abduct(
     from causalqwen.data import stream_rows
     from causalqwen.data.people import people_of_rows
     from causalqwen.data.texts import read_text
+    from causalqwen.decoding import load_prior
     from causalqwen.modeling.loading import load_model
 
     text = text or []
@@ -158,7 +161,7 @@ def abduct(
     if html is not None:
         from causalqwen.evaluation.portrait import write_portrait
     others = [(path, Individual.load(path)) for path in beside or []]
-    before = None if prior is None else Individual.load(prior)
+    before = None if prior is None else load_prior(prior)
     loaded = load_model(model, device)
     if population:
         people = {str(path): words for path, words in zip(text, texts, strict=True)}
@@ -177,6 +180,46 @@ def abduct(
     about: dict[str, Any] = {"name": individual.name, "evidence": [vars(observed) for observed in individual.evidence]}
     paths = {"output": str(output)} | ({} if html is None else {"html": str(html)})
     show(paths | about, f"{output}: {individual}", as_json)
+
+
+@command
+def voices(
+    model: Model,
+    rows: Annotated[
+        Path,
+        typer.Option(help="Rows that name an `individual` (JSONL, CSV, Parquet): texts of many people, long or short."),
+    ],
+    output: Annotated[Path, typer.Option(help="File for the voices (safetensors), a --prior of `causalqwen abduct`.")],
+    directions: Annotated[int, typer.Option(min=1, help="In which people differ, at most.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Of each of the two searches.")] = 150,
+    seed: Annotated[int, typer.Option(help="Seed of what is read at which step.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Learn from the texts of many people how somebody is heard at every depth of the backbone."""
+    from causalqwen import Observation
+    from causalqwen.data import stream_rows
+    from causalqwen.data.people import people_of_rows
+    from causalqwen.modeling.loading import load_model
+    from causalqwen.training import learn_voices
+
+    check_written(output, rows)
+    given = list(stream_rows(rows))  # a row that cannot be read stops the run here
+    loaded = load_model(model, device)
+    said, _, kinds = people_of_rows(given, loaded.processor)
+    if kinds != {"words"}:
+        raise ValueError(f"{rows} holds {', '.join(sorted(kinds))}, and voices are learned from words alone")
+    say(f"{rows.name}: {len(said):,} people")
+    words = {name: [one for one in of if isinstance(one, Observation)] for name, of in said.items()}
+    learned = learn_voices(loaded, words, directions=directions, steps=steps, seed=seed)
+    learned.save(output)
+    result = {
+        "output": str(output),
+        "people": learned.people,
+        "directions": len(learned.loadings),
+        "gained": learned.gained,
+    }
+    show(result, f"{output}: {learned}", as_json)
 
 
 @command

@@ -13,7 +13,7 @@ from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.parts import value_axes
 from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params
+from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params, check_silent
 
 WORKER = "causalqwen_vllm.worker.NumberWorker"
 NEEDED = {
@@ -114,6 +114,7 @@ def request(
         ValueError: whatever the plug-in would refuse, before vLLM sees it.
     """
     if isinstance(individual, Individual):
+        check_silent(individual)
         if individual.is_inferred:
             raise ValueError(f"{individual} is not known exactly: save it and give its file, which says how well")
         settings |= {"individual": individual.factor.tolist(), "drawn": individual.drawn}

@@ -100,13 +100,23 @@ def _named(given: Mapping[str, Any]) -> CausalDecoding:
     return CausalDecoding(**modes)
 
 
+def check_silent(individual: Individual) -> None:
+    """ValueError for somebody with a voice."""
+    if individual.voice is not None:
+        raise ValueError(
+            f"{individual} is heard at every depth, and vLLM's layers are compiled: serve them by `causalqwen serve`"
+        )
+
+
 def _individual(given: Any, drawn: bool) -> Individual:
     """A file's, or the one at the coordinates e1 that are given, which a seed has drawn or not."""
     if isinstance(given, str):
         try:
-            return Individual.load(given)
+            individual = Individual.load(given)
         except OSError as error:
             raise ValueError(f"no individual can be read from {given}: {error}") from None
+        check_silent(individual)
+        return individual
     return Individual(torch.tensor(given, dtype=torch.float64), drawn=drawn)
 
 

@@ -6,6 +6,7 @@ from causalqwen.decoding.hindsight import Hindsight, SaidNumber
 from causalqwen.decoding.individual import Individual, Observed
 from causalqwen.decoding.plan import PRESETS, CausalDecoding
 from causalqwen.decoding.population import Population
+from causalqwen.decoding.voices import Voices, load_prior
 
 __all__ = [
     "PRESETS",
@@ -20,6 +21,8 @@ __all__ = [
     "Population",
     "QuantileReader",
     "SaidNumber",
+    "Voices",
+    "load_prior",
     "mean",
     "mix",
     "move",

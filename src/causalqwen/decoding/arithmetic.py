@@ -1,11 +1,14 @@
 """Arithmetic of individuals, in normal scores g = Phi^-1(e1), which are N(0, I) over people (theory 3.16).
 
+Voices (theory 3.17) are added as they are, and nobody's is 0: whoever has none counts as 0 beside somebody who has one.
+
 What is not known of people who were inferred is kept as draws around the result: of a mixture or a mean as much as of those
 who enter it, on average. Different people are taken to be independent of each other.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,7 +36,8 @@ def mix(one: Individual, other: Individual, share: float = 0.5) -> Individual:
     cosine = max((left @ right).item() / lengths, 0.0) if lengths > 0 else 0.0
     size = math.sqrt((1 - share) ** 2 + share**2 + 2 * share * (1 - share) * cosine)
     name = f"{1 - share:.0%} {_called(one)}, {share:.0%} {_called(other)}"
-    return _made(torch.lerp(left, right, share) / size, [(one, 1 - share), (other, share)], name)
+    made = _made(torch.lerp(left, right, share) / size, [(one, 1 - share), (other, share)], name)
+    return _speaking(made, [(one, 1 - share), (other, share)])
 
 
 def move(one: Individual, start: Individual, end: Individual, amount: float = 1.0) -> Individual:
@@ -43,7 +47,8 @@ def move(one: Individual, start: Individual, end: Individual, amount: float = 1.
     """
     g, first, last = _normals([one, start, end])
     name = f"{_called(one)} {amount:+g} of the way from {_called(start)} to {_called(end)}"
-    return _made(g + amount * (last - first), [(one, 1.0), (start, 0.0), (end, 0.0)], name)
+    made = _made(g + amount * (last - first), [(one, 1.0), (start, 0.0), (end, 0.0)], name)
+    return _speaking(made, [(one, 1.0), (end, amount), (start, -amount)])
 
 
 def mean(people: Sequence[Individual] | Population) -> Individual:
@@ -55,22 +60,43 @@ def mean(people: Sequence[Individual] | Population) -> Individual:
     if not several:
         raise ValueError("a mean needs one individual at least")
     parts = [(one, 1 / len(several)) for one in several]
-    return _made(torch.stack(_normals(several)).mean(0), parts, f"the mean of {len(several)}")
+    return _speaking(_made(torch.stack(_normals(several)).mean(0), parts, f"the mean of {len(several)}"), parts)
 
 
 def nearest(one: Individual, people: Mapping[str, Individual] | Population, count: int = 1) -> list[tuple[str, float]]:
     """Names of those who are most like `one`, with how far away each is, nearest first.
 
     The distance is |g - g'| / (2 C)^(1/2), C the coordinates: two strangers drawn from the law are 1 apart on average. Who was
-    inferred from little lies near nobody: compare people of whom equally much is known.
+    inferred from little lies near nobody: compare people of whom equally much is known. Between two who have voices it is
+    |v - v'| / (|v|^2 + |v'|^2)^(1/2), the voice being what is known of them. ValueError where some have one and others none.
     """
     names = list(people.names) if isinstance(people, Population) else list(people)
     if not names:
         raise ValueError("nobody to compare with")
-    g, *others = _normals([one, *(people[name] for name in names)])
-    far = (torch.stack(others) - g).norm(dim=-1) / math.sqrt(2 * len(g))
+    met = [people[name] for name in names]
+    if one.voice is None and all(other.voice is None for other in met):
+        g, *others = _normals([one, *met])
+        far = (torch.stack(others) - g).norm(dim=-1) / math.sqrt(2 * len(g))
+    else:
+        far = torch.tensor([_apart(one, other) for other in met])
     places = far.argsort(stable=True)[:count].tolist()
     return [(names[place], far[place].item()) for place in places]
+
+
+def _apart(one: Individual, other: Individual) -> float:
+    if one.voice is None or other.voice is None:
+        silent = one if one.voice is None else other
+        raise ValueError(f"{_called(silent)} has no voice to compare: compare people who were heard in the same way")
+    sizes = one.voice.square().sum() + other.voice.square().sum()
+    return float((one.voice - other.voice).norm() / sizes.sqrt().clamp(min=1e-12))
+
+
+def _speaking(made: Individual, parts: Sequence[tuple[Individual, float]]) -> Individual:
+    """With the sum of share_i voice_i, where anybody has a voice."""
+    spoken = [share * one.voice for one, share in parts if one.voice is not None]
+    if any(voice.shape != spoken[0].shape for voice in spoken):
+        raise ValueError("the individuals have voices of different backbones")
+    return replace(made, voice=sum(spoken[1:], spoken[0])) if spoken else made
 
 
 def _called(one: Individual) -> str:

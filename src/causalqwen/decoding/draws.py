@@ -40,6 +40,7 @@ class BoundDecoding:
     seeds: Tensor  # int64 [B]
     causal_size: int
     individuals: Tensor | None = None  # e1 of given individuals, float64 [B, C]
+    voice: Tensor | None = None  # theirs [B, L, H], 0 for one who has none; None where nobody has one
     hindsight: list[Hindsight] | None = None  # given noise, one per row
     origins: Tensor | None = None  # int64 [B]: the position that the first token of a given noise is decided at
     every_score: bool = False  # scores of tokens that cannot win are wanted too: a processor may take the best away
@@ -72,7 +73,7 @@ class BoundDecoding:
                 raise ValueError(f"{len(seeds)} seeds for {prompts} prompts; give one, or one per prompt")
             seeds = seeds.expand(prompts)
         seeds = (seeds.unsqueeze(1) + torch.arange(copies)).flatten().to(device)
-        individuals = None
+        individuals = voice = None
         if given := plan.individuals:
             if len(given) not in (1, prompts):
                 raise ValueError(f"{len(given)} individuals for {prompts} prompts; give one, or one per prompt")
@@ -80,6 +81,12 @@ class BoundDecoding:
                 individual.check_size(causal_size)
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
+            if (spoken := next((one.voice for one in given if one.voice is not None), None)) is not None:
+                voices = [torch.zeros_like(spoken) if one.voice is None else one.voice for one in given]
+                if any(one.shape != spoken.shape for one in voices):
+                    raise ValueError("the individuals have voices of different backbones")
+                of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
+                voice = of_prompts.repeat_interleave(copies, dim=0)
         hindsight = None
         if not isinstance(plan.noise, str):
             noises = [plan.noise] if isinstance(plan.noise, Hindsight) else list(plan.noise)
@@ -88,7 +95,7 @@ class BoundDecoding:
             hindsight = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
             if any(noise.draws.shape[1] != causal_size for noise in noises):
                 raise ValueError(f"a given noise does not fit a model whose causal size is {causal_size}")
-        return cls(plan, seeds, causal_size, individuals, hindsight, every_score=every_score)
+        return cls(plan, seeds, causal_size, individuals, voice, hindsight, every_score=every_score)
 
     def at(self, positions: Tensor) -> "Drawn":
         """What is drawn at positions int64 [B, S]: the index of each token among the real tokens of its row."""

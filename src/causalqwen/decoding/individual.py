@@ -47,6 +47,8 @@ class Individual:
             (`line_posterior`). Further values then count as if all had been observed at once.
         drawn: whether it was drawn from the law, by a seed. A preset by name then holds it at the temperature at which the
             preset draws individuals itself, and anybody else at 1 (`CausalDecoding.fresh_at`).
+        voice: what is added behind each layer of the backbone wherever this one speaks, float32 [L, H] (theory 3.17); None
+            for nothing. `Voices` infers it, and it belongs to the backbone that they were learned with.
     """
 
     factor: Tensor
@@ -56,6 +58,7 @@ class Individual:
     draws: Tensor | None = None
     line: Tensor | None = None
     drawn: bool = False
+    voice: Tensor | None = None
 
     def __post_init__(self) -> None:
         factor = torch.as_tensor(self.factor, dtype=torch.float64)
@@ -70,6 +73,8 @@ class Individual:
             raise ValueError(f"draws of {len(factor)} coordinates have the shape {tuple(self.draws.shape)}")
         if self.line is not None and (self.line.dim() != 2 or self.line.shape[0] != 3):
             raise ValueError(f"what values told on a line has the shape {tuple(self.line.shape)}, expected (3, n)")
+        if self.voice is not None and (self.voice.dim() != 2 or not bool(self.voice.isfinite().all())):
+            raise ValueError(f"a voice is one finite vector for each layer [L, H], got {tuple(self.voice.shape)}")
 
     def check_size(self, causal_size: int) -> None:
         """ValueError unless this is an individual of models of that causal size."""
@@ -109,6 +114,8 @@ class Individual:
     @property
     def knows_values(self) -> bool:
         """Whether its numbers follow from it: it is known exactly, or was inferred from numbers alone (theory 3.14)."""
+        if self.voice is not None:
+            return False
         return not self.is_inferred or {one.likelihood for one in self.evidence} == {"values"}
 
     def likely(self, count: int, seed: int = 0) -> Tensor:
@@ -133,7 +140,8 @@ class Individual:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
-        tensors = {"factor": self.factor, "precision": self.precision, "draws": self.draws, "line": self.line}
+        names = ("factor", "precision", "draws", "line", "voice")
+        tensors: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
         known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         about = {"name": self.name, "evidence": [vars(e) for e in self.evidence], "drawn": self.drawn}
         save_tensors(path, "individual", about, known)
@@ -162,6 +170,8 @@ class Individual:
             f"{head}, inferred from {' and '.join(seen)}: {gained:.1f} nats gained on them "
             f"({gained / max(tokens + values + choices, 1):.3f} each), {last.directions:.0f} directions determined"
         )
+        if self.voice is not None:
+            told += ", heard at every depth"
         if last.directions < 0.5:
             told += ": hardly told apart from nobody in particular"
         if last.method == "sample":

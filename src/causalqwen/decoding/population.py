@@ -86,6 +86,10 @@ class Population:
         tell. Of whoever was inferred, `KEPT` draws are kept, by seed and name."""
         if not people:
             raise ValueError("a population needs one person at least")
+        if heard := [name for name, one in people.items() if one.voice is not None]:
+            raise ValueError(
+                f"{heard[0]} has a voice, and a population keeps e1 alone: ask {heard[0]} by `predict_choice`"
+            )
         numbers = numbers or {}
         inferred = any(one.is_inferred for one in (*people.values(), *numbers.values()))
 

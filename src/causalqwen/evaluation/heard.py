@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from causalqwen.decoding import Individual
-from causalqwen.individuals import Branches
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
@@ -41,21 +39,17 @@ def what_each_told(
 
 
 def _of_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Choice) -> Heard:
-    branches, reader = read_options(model, choice.prompt, choice.options)
     taken = choice.options.index(choice.chosen)
 
-    def log_p(factor: Tensor) -> float:
-        return _log_p(branches, reader(factor.to(model.device)), taken)
+    def log_p(who: Individual) -> float:
+        branches, reader = read_options(model, choice.prompt, choice.options, who.voice)
+        return branches.log_probs(reader(who.factor.to(model.device)))[taken].item()
 
-    nobodys = log_p(torch.full_like(individual.factor, 0.5))
+    nobodys = log_p(Individual.nobody(len(individual.factor)))
     heard = not (individual.is_inferred and individual.knows_values)
-    own = log_p(individual.factor) if heard else nobodys
+    own = log_p(individual) if heard else nobodys
     chances = (f"{torch.tensor(one).exp().item():.0%}" for one in (own, nobodys))
     return Heard(choice.prompt, choice.chosen, "choice", own - nobodys, *chances)
-
-
-def _log_p(branches: Branches, q: Tensor, taken: int) -> float:
-    return branches.log_probs(q)[taken].item()
 
 
 def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observation) -> Heard:
@@ -70,8 +64,10 @@ def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observa
         gain += (numbers.each(g) - numbers.each(nobody)).sum().item()
     words_count = not (individual.is_inferred and individual.knows_values)
     if words_count and not bool(is_number.all()):
-        tokens = model.token_evidence(read)
-        gain += (tokens.each(g) - tokens.each(nobody)).sum().item()
+        nobodys = tokens = model.token_evidence(read)
+        if individual.voice is not None:
+            tokens = model.token_evidence(model.read(contexts, individual.voice))
+        gain += (tokens.each(g) - nobodys.each(nobody)).sum().item()
     if len(numbers) != 1 or not bool(is_number.all()):
         return Heard(said.prompt, said.text.strip(), "words", gain)
     features = read.features[is_number]

@@ -52,10 +52,10 @@ def write_portrait(
     people = [(name, individual), *beside]
     normal, widths = individual.normal, covariance_of(individual).diagonal().sqrt()
     order = (normal.abs() / widths.clamp(min=1e-12)).argsort(descending=True)[: _SHOWN["coordinates"]]
-    said, evidence = what_told(model, texts, individual) if texts else ([], None)
+    said, evidence = what_told(model, texts, individual) if texts else ([], ())
     pieces = [piece for text in said for piece in text]
     each = what_each_told(model, individual, heard)
-    favoured = favoured_tokens(model, evidence, individual) if evidence is not None and len(evidence) else ([], [])
+    favoured = favoured_tokens(model, evidence, individual) if evidence and len(evidence[0]) else ([], [])
     numbers = _moved_values(said)
     write_page(
         path, "portrait.html", title=name[:1].upper() + name[1:], width="58rem", about=str(individual),

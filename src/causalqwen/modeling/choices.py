@@ -86,7 +86,7 @@ def predict_choice(
     g = individual.likely(200) if individual.is_inferred else individual.normal.unsqueeze(0)
     predictions = []
     for prompt in prompts:
-        branches, reader = read_options(model, prompt, options)
+        branches, reader = read_options(model, prompt, options, individual.voice)
         q = reader.of_normal(g.to(model.device))
         p = branches.log_probs(q).exp().mean(0)
         predictions.append(ChoicePrediction(tuple(options), tuple(p.tolist())))
@@ -104,9 +104,10 @@ def choice_evidence(model: "CausalQwenForCausalLM", choices: Sequence[Choice]) -
 
 @torch.no_grad()
 def read_options(
-    model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str]
+    model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str], voice: Tensor | None = None
 ) -> tuple[Branches, QuantileReader]:
-    """The branches of the options behind a prompt, and how tokens read e1 there. Raises ValueError for an empty prompt."""
+    """The branches of the options behind a prompt, and how tokens read e1 there; under a voice [L, H]. Raises ValueError for an
+    empty prompt."""
     before = encode_text(model, prompt, prompt=True)
     if not len(before.ids):
         raise ValueError("the prompt of a choice is empty")
@@ -118,7 +119,7 @@ def read_options(
         if len(onward) == 1:
             continue
         text = before.then(EncodedText.of(fork, [0.0] * len(fork), [False] * len(fork)))
-        chain = Chain(model, last_features(model, text))
+        chain = Chain(model, last_features(model, text, voice))
         words = chain.words
         rows, bias = words.weight[onward].double(), 0.0 if words.bias is None else words.bias[onward].double()
         scores.append(chain.loc_U[0].double() @ rows.T + bias)
@@ -131,15 +132,15 @@ def read_options(
 
 
 @torch.no_grad()
-def last_features(model: "CausalQwenForCausalLM", text: EncodedText) -> Tensor:
-    """z [1, H] where a text ends. ValueError where it is longer than the context."""
+def last_features(model: "CausalQwenForCausalLM", text: EncodedText, voice: Tensor | None = None) -> Tensor:
+    """z [1, H] where a text ends, under a voice [L, H]. ValueError where it is longer than the context."""
     limit = model.config.context_length
     if limit is not None and len(text.ids) > limit:
         raise ValueError(f"the prompt has {len(text.ids)} tokens, but the context of this model holds {limit}")
     was_training = model.training
     model.eval()
     ids, values, _ = (column.to(model.device) for column in text)
-    hidden: Tensor = model.features(ids[None], numeric_values=values[None]).last_hidden_state[:, -1]
+    hidden: Tensor = model.features(ids[None], numeric_values=values[None], voice=voice).last_hidden_state[:, -1]
     model.train(was_training)
     return hidden
 

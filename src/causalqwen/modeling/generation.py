@@ -441,7 +441,7 @@ def _start_values(
     log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not model.copies)
     model_kwargs["value_log"] = log
     if model.copies:
-        log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs)
+        log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
     writer = None
     if model.config.context.writes:
@@ -463,10 +463,13 @@ def _start_values(
     return log, logits_processor
 
 
-def _numbers_of_prompt(model: "CausalQwenForCausalLM", input_ids: Tensor, model_kwargs: dict[str, Any]) -> Candidates:
+def _numbers_of_prompt(
+    model: "CausalQwenForCausalLM", input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None
+) -> Candidates:
     values, mask = model_kwargs["numeric_values"], model_kwargs.get("attention_mask")
     features = torch.zeros((), device=model.device).expand(*input_ids.shape, model.config.hidden_size)
     if bool((input_ids == model.config.num_token_id).any()):
         places = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
-        features = model.features(input_ids, mask, values, position_ids=places).last_hidden_state
+        voice = None if bound is None else bound.voice
+        features = model.features(input_ids, mask, values, voice=voice, position_ids=places).last_hidden_state
     return number_candidates(model, features, input_ids, values, mask)

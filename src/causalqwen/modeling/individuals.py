@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.core import POSITIONS_AT_ONCE, Chain
-from causalqwen.decoding import Hindsight, Individual, Observed, Population, SaidNumber
+from causalqwen.decoding import Hindsight, Individual, Observed, Population, SaidNumber, Voices
 from causalqwen.decoding.population import KEPT, seed_of
 from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
 from causalqwen.individuals import (
@@ -27,6 +27,8 @@ from causalqwen.individuals import (
     sample_posterior,
 )
 from causalqwen.modeling.choices import Choice, choice_evidence
+from causalqwen.modeling.depths import depths_of
+from causalqwen.modeling.hearing import WINDOW, score, told
 from causalqwen.modeling.reading import (
     Observation,
     Reading,
@@ -64,7 +66,7 @@ def abduct(
     model: "CausalQwenForCausalLM",
     observations: Observations,
     *,
-    prior: Individual | None = None,
+    prior: Individual | Voices | None = None,
     spread: float | None = None,
     likelihood: str = "softmax",
     method: str = "auto",
@@ -80,7 +82,9 @@ def abduct(
 
     Args:
         observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
-        prior: somebody known already, to be known better: evidence adds up.
+        prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
+            (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
+            e1 is nobody's, and no other setting is taken.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
             people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
@@ -97,9 +101,35 @@ def abduct(
         ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
             beside a prior that has a width; a method that is unknown, or does not fit.
     """
+    if isinstance(prior, Voices):
+        if spread is not None or likelihood != "softmax" or method != "auto":
+            raise ValueError(
+                "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
+            )
+        return _by_voice(model, observations, prior, name)
     way = _Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
     (heard,) = _hear(model, [observations])
     return way.infer(model, *heard, name)
+
+
+def _by_voice(model: "CausalQwenForCausalLM", observations: Observations, voices: Voices, name: str) -> Individual:
+    """Somebody heard at every depth, by the score of their words at the origin of `voices`."""
+    voices.check_depths(*depths_of(model.backbone))
+    texts = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
+    if any(isinstance(one, Choice) for one in texts):
+        raise ValueError("a voice is heard in words: leave choices out, or the voices")
+    was_training = model.training
+    model.eval()
+    contexts = contexts_of(model, texts, WINDOW)
+    scores, counts = score(model, contexts, voices.origin) if contexts else (None, torch.zeros(1))
+    tokens = int(counts.sum())
+    if scores is None or not tokens:
+        raise ValueError("the observations hold no word that something comes before: no voice can be heard")
+    voice = voices.to(model.device).heard(scores.sum(0), tokens).cpu()
+    gained = told(model, contexts, voice) - told(model, contexts, None)
+    model.train(was_training)
+    observed = Observed(tokens, 0, gained, voices.directions(tokens), 1.0, "softmax", "voice")
+    return replace(Individual.nobody(model.config.causal_size), name=name, evidence=(observed,), voice=voice)
 
 
 @torch.no_grad()
@@ -116,6 +146,10 @@ def abduct_people(
     facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words are
     heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
     """
+    if isinstance(prior, Voices):
+        raise ValueError(
+            "a prior of several people is an individual: somebody with a voice is inferred alone, by `abduct`"
+        )
     way = _Abduction(prior, None, likelihood, "auto", 3, 200, 0).checked(model)
     by_numbers = None
     if likelihood != "values" and reads_numbers(model):
@@ -168,6 +202,8 @@ class _Abduction:
             )
         if prior is not None:
             prior.check_size(model.config.causal_size)
+        if prior is not None and prior.voice is not None:
+            raise ValueError(f"{prior} has a voice, to which nothing is added: give all that they said at once")
         if prior is not None and prior.draws is not None and prior.precision is None and method != "quadrature":
             raise ValueError(
                 f"{prior} is known by draws and no width (method 'quadrature', a population, a mixture), to which words or "
@@ -345,7 +381,7 @@ def abduct_noise(
     contexts = contexts_of(model, observation, 2**31)
     if len(contexts) > 1:
         raise ValueError("the text is longer than the context of this model: its noise cannot be found in one piece")
-    read, (text, first) = read_contexts(model, contexts), contexts[0]
+    read, (text, first) = read_contexts(model, contexts, individual.voice), contexts[0]
     seen = ~model.config.context.hidden(text.ids == model.config.num_token_id)
     behind = seen[first - 1 : -1]  # of the tokens that something is decided behind: one position each
     tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind].to(model.device)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, overload
 
@@ -23,6 +24,7 @@ from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
+from causalqwen.modeling.depths import speaking
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
@@ -197,12 +199,13 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        voice: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
 
         What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
-        taken in bfloat16 (autocast).
+        taken in bfloat16 (autocast). voice: of whoever speaks, [L, H] or one for each row, [B, L, H]: see `depths.speaking`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -217,7 +220,8 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        spoken = nullcontext() if voice is None else speaking(self.backbone, voice)
+        with spoken, torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             outputs = self.backbone.base_model(**given)
         hidden = outputs.last_hidden_state.to(self.dtype) if self.bf16 else outputs.last_hidden_state
         if input_ids is not None:
@@ -309,6 +313,13 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         """
         cache = past_key_values if cache is None else cache
         seen, places = attention_mask, position_ids
+        if not isinstance(causal_decoding, CausalDecoding | BoundDecoding | None):
+            raise ValueError(f"causal_decoding: expected a CausalDecoding, got {causal_decoding!r}")
+        if isinstance(causal_decoding, CausalDecoding):
+            given: Any = input_ids if inputs_embeds is None else inputs_embeds
+            causal_decoding = BoundDecoding.bind(
+                causal_decoding, len(given), self.config.causal_size, given.device, every_score=True
+            )
         if causal_decoding is not None:
             seen, places = self.seen(input_ids, attention_mask, position_ids, cache)
         outputs = self.features(
@@ -316,6 +327,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             attention_mask,
             numeric_values,
             inputs_embeds,
+            None if causal_decoding is None else causal_decoding.voice,
             position_ids=position_ids,
             cache=cache,
             use_cache=getattr(self.config, "use_cache", None) if use_cache is None else use_cache,
@@ -326,13 +338,6 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
         draws: Draws = Integrated()
-        if not isinstance(causal_decoding, CausalDecoding | BoundDecoding | None):
-            raise ValueError(f"causal_decoding: expected a CausalDecoding, got {causal_decoding!r}")
-        if isinstance(causal_decoding, CausalDecoding):
-            size = self.config.causal_size
-            causal_decoding = BoundDecoding.bind(
-                causal_decoding, features.shape[0], size, features.device, every_score=True
-            )
         if causal_decoding is not None:
             positions = token_positions(outputs.last_hidden_state, seen, places, cache)
             draws = causal_decoding.at(positions[:, kept])

@@ -122,17 +122,21 @@ def encode_text(model: "CausalQwenForCausalLM", text: str, *, prompt: bool = Fal
     return EncodedText.of(ids, [0.0] * len(ids), [False] * len(ids))
 
 
-def read_contexts(model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]]) -> Reading:
-    """Everything observed as the backbone reads it: what somebody chose, and what came before it.
+def read_contexts(
+    model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None
+) -> Reading:
+    """Everything observed as the backbone reads it: what somebody chose, and what came before it. voice: whose, [L, H].
 
     Raises ValueError where nothing comes before any token.
     """
     if not contexts:
         raise ValueError("the observations hold no token that something comes before: nothing can be learned")
-    return Reading.all_of(read_each(model, contexts))
+    return Reading.all_of(read_each(model, contexts, voice))
 
 
-def read_each(model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]]) -> list[Reading]:
+def read_each(
+    model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None
+) -> list[Reading]:
     """Each context as the backbone reads it; contexts that differ in nothing but their last token are read once."""
     columns: list[Reading] = []
     known: dict[tuple, Tensor] = {}  # the last token is never read: repeated measures share all before it
@@ -142,7 +146,8 @@ def read_each(model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, 
         before = (first, *context.ids[:-1].tolist(), *context.values[:-1].tolist())
         ids, values, digits = (column.to(model.device) for column in context)
         if before not in known:
-            hidden = model.features(ids[None, :-1], numeric_values=values[None, :-1]).last_hidden_state[0]
+            given = {"numeric_values": values[None, :-1], "voice": voice}
+            hidden = model.features(ids[None, :-1], **given).last_hidden_state[0]
             known[before] = hidden[first - 1 :]
         said = ~digits[first:]
         if model.config.context.hides:  # of two numbers that share a token the second follows from nothing that is seen

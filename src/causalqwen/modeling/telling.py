@@ -47,8 +47,9 @@ class Said:
 @torch.no_grad()
 def what_told(
     model: CausalQwenForCausalLM, texts: Sequence[str], individual: Individual, shown: int = MOST_TOKENS
-) -> tuple[list[list[Said]], TokenEvidence]:
-    """The first `shown` tokens of the texts, each with what it said, and the evidence of the words among them."""
+) -> tuple[list[list[Said]], tuple[TokenEvidence, TokenEvidence]]:
+    """The first `shown` tokens of the texts, each with what it said; and the evidence of the words among them, as nobody says
+    them and under the individual's voice."""
     limit = min(CHUNK, model.config.context_length or CHUNK)
     read_texts: list[EncodedText] = []
     contexts = []
@@ -64,12 +65,15 @@ def what_told(
         contexts += [(part, 1) for part in parts if len(part.ids) > 1]
     read = model.read(contexts)
     heard = individual.evidence[-1].likelihood if individual.evidence else "softmax"
-    tokens = model.token_evidence(read, "ovr" if heard == "ovr" else "softmax")
+    likelihood = "ovr" if heard == "ovr" else "softmax"
+    nobodys = tokens = model.token_evidence(read, likelihood)
+    if individual.voice is not None:
+        tokens = model.token_evidence(model.read(contexts, individual.voice), likelihood)
     numbers = model.value_evidence(read)
     g, centre = individual.normal.to(model.device), torch.zeros_like(individual.normal, device=model.device)
     is_number = (read.targets == model.config.num_token_id) & model.reads_numbers
     gains = torch.zeros(len(read.targets), dtype=torch.float64, device=model.device)
-    gains[~is_number] = tokens.each(g) - tokens.each(centre)
+    gains[~is_number] = tokens.each(g) - nobodys.each(centre)
     gains[is_number] = numbers.each(g) - numbers.each(centre)
     at_numbers = read.features[is_number]
     laws: Iterator[tuple[NumberPrediction, NumberPrediction]] = iter(())
@@ -92,7 +96,7 @@ def what_told(
             gain, number = next(scored)
             gain, carried = (gain + carried, 0.0) if text else (0.0, gain + carried)
             said[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
-    return said, tokens
+    return said, (nobodys, tokens)
 
 
 def token_texts(model: CausalQwenForCausalLM, text: EncodedText) -> list[str]:
@@ -123,21 +127,24 @@ class Favoured:
 
 @torch.no_grad()
 def favoured_tokens(
-    model: CausalQwenForCausalLM, evidence: TokenEvidence, individual: Individual, count: int = _FAVOURED
+    model: CausalQwenForCausalLM,
+    evidence: tuple[TokenEvidence, TokenEvidence],
+    individual: Individual,
+    count: int = _FAVOURED,
 ) -> tuple[list[Favoured], list[Favoured]]:
     """The tokens whose probability an individual raises, and lowers, most, at a typical position of what was observed.
 
     There, p_k is the mean of nobody's softmax over the positions, and the individual adds W_k . (r * q(g)) to each score, r
-    the root mean square of reach over the positions.
+    the root mean square of reach over the positions, to what their voice makes of them. evidence: as `what_told` gives it.
     """
-    weight, mask = upcast(evidence.weight), evidence.mask
-    p = weight.new_zeros(len(weight), dtype=torch.float64)
-    for loc in evidence.loc.split(evidence.positions_at_once):
-        scores = F.linear(loc, weight, evidence.bias).masked_fill(~mask, -torch.inf)
-        p += scores.softmax(-1).sum(0, dtype=torch.float64) / len(evidence)
-    q = read_factor(evidence.reader, individual.normal.to(p.device))[0]
-    added = weight.double() @ (evidence.reach.double().square().mean(0).sqrt() * q)
-    own = p * (added - added[mask].max()).exp()
+    nobodys, spoken = evidence
+    weight, mask = upcast(nobodys.weight), nobodys.mask
+    p = typical = _typical(nobodys)
+    if spoken is not nobodys:
+        typical = _typical(spoken)
+    q = read_factor(spoken.reader, individual.normal.to(p.device))[0]
+    added = weight.double() @ (spoken.reach.double().square().mean(0).sqrt() * q)
+    own = typical * (added - added[mask].max()).exp()
     own = own / own.sum()
     order = (own - p).argsort().tolist()
 
@@ -145,6 +152,16 @@ def favoured_tokens(
         return Favoured(model.processor.tokenizer.decode([token]), p[token].item(), own[token].item())
 
     return [tell(token) for token in order[: -count - 1 : -1]], [tell(token) for token in order[:count]]
+
+
+def _typical(evidence: TokenEvidence) -> Tensor:
+    """The mean of the softmax over the positions, float64 [V]."""
+    weight = upcast(evidence.weight)
+    p = weight.new_zeros(len(weight), dtype=torch.float64)
+    for loc in evidence.loc.split(evidence.positions_at_once):
+        scores = F.linear(loc, weight, evidence.bias).masked_fill(~evidence.mask, -torch.inf)
+        p += scores.softmax(-1).sum(0, dtype=torch.float64) / len(evidence)
+    return p
 
 
 def covariance_of(individual: Individual) -> Tensor:

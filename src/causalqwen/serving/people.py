@@ -219,7 +219,7 @@ def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individua
     """What each word told about them, and which they favour and avoid."""
     said, evidence = what_told(model, texts, individual)
     favoured: tuple[list[Favoured], list[Favoured]] = ([], [])
-    if len(evidence):
+    if len(evidence[0]):
         favoured = favoured_tokens(model, evidence, individual)
     return {
         "words": [[one.plain for one in text] for text in said],

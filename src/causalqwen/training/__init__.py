@@ -7,6 +7,7 @@ from causalqwen.training.run import train
 from causalqwen.training.scores import score_tokens, score_values
 from causalqwen.training.settings import BackboneStage, HeadStage, LoraStage, TrainSettings, ValueStage
 from causalqwen.training.stages import METRICS
+from causalqwen.training.voices import learn_voices
 
 __all__ = [
     "LEVELS",
@@ -21,6 +22,7 @@ __all__ = [
     "ValueStage",
     "calibrate",
     "choice_distances",
+    "learn_voices",
     "score_tokens",
     "score_values",
     "stream_facts",

@@ -16,6 +16,7 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.depths import decoder_layers
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
 from causalqwen.modeling.own_scores import own_scores
 from causalqwen.parts import domain
@@ -123,10 +124,9 @@ def check_stages(
                 f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
                 "out of target_modules"
             )
-    if settings.backbone is not None and settings.backbone.layers > len(_layers(model)):
-        raise ValueError(
-            f"backbone: {settings.backbone.layers} layers are to be trained, and there are {len(_layers(model))}"
-        )
+    layers = len(decoder_layers(model.backbone))
+    if settings.backbone is not None and settings.backbone.layers > layers:
+        raise ValueError(f"backbone: {settings.backbone.layers} layers are to be trained, and there are {layers}")
     if settings.lora is not None:
         if not settings.lora.target_modules:
             raise ValueError("lora: target_modules names nothing to adapt")
@@ -390,16 +390,11 @@ def _train_backbone(run: Run) -> None:
     model, stage = run.model, run.settings.backbone
     _train_numbers_only(model)
     trained = _reading_tokens(run, "backbone")
-    for module in _layers(model)[-stage.layers :] if stage.layers else [model.backbone]:
+    for module in decoder_layers(model.backbone)[-stage.layers :] if stage.layers else [model.backbone]:
         module.requires_grad_(True)
     own = (name for name, parameter in trained.named_parameters() if parameter.requires_grad)
     rates = {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
     _run_on_tokens(run, "backbone", trained, rates=rates)
-
-
-def _layers(model: CausalQwenForCausalLM) -> list[torch.nn.Module]:
-    names = model.backbone._no_split_modules or ()
-    return [module for module in model.backbone.modules() if type(module).__name__ in names]
 
 
 def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:

@@ -1,0 +1,456 @@
+"""Voices: individuals who are heard at every depth of a frozen backbone (theory 3.17)."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from causalqwen import (
+    CausalDecoding,
+    CausalQwenForCausalLM,
+    Choice,
+    Individual,
+    Intervention,
+    Observation,
+    Population,
+)
+from causalqwen.core import Chain
+from causalqwen.data.texts import speech_paragraphs
+from causalqwen.decoding import Voices, load_prior, mean, mix, move, nearest
+from causalqwen.evaluation.heard import what_each_told
+from causalqwen.evaluation.portrait import write_portrait
+from causalqwen.modeling.choices import read_options
+from causalqwen.modeling.depths import decoder_layers, depths_of
+from causalqwen.modeling.hearing import Words, log_likelihood, score, told
+from causalqwen.modeling.telling import favoured_tokens, what_told
+from causalqwen.training import learn_voices
+from causalqwen.training.voices import _closed_form, _Hearing
+from conftest import graft_tiny
+from test_cli import run, write
+
+SAID = "The people of this nation will not forget what they did here, and 25 of them said so."
+
+
+def random_voice(model: CausalQwenForCausalLM, seed: int = 0, size: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return size * torch.randn(*depths_of(model.backbone), generator=generator)
+
+
+def random_voices(model: CausalQwenForCausalLM, seed: int = 0) -> Voices:
+    of = [random_voice(model, seed + place, 0.3) for place in range(8)]
+    return Voices(
+        *of[:2], torch.stack(of[2:5]), torch.stack(of[5:]), torch.tensor([50.0, 200.0, 900.0]), 2.0, 7, (0.1, 0.2)
+    )
+
+
+def speaker(model: CausalQwenForCausalLM, seed: int = 0, size: float = 1.0) -> Individual:
+    return replace(Individual.nobody(model.config.causal_size), name="Ann", voice=random_voice(model, seed, size))
+
+
+class Adding(nn.Module):
+    """The slow obvious form: a layer that adds a vector for good."""
+
+    def __init__(self, layer: nn.Module, vector: torch.Tensor) -> None:
+        super().__init__()
+        self.layer, self.vector = layer, vector
+
+    def forward(self, *given, **named):
+        out = self.layer(*given, **named)
+        return (out[0] + self.vector, *out[1:]) if isinstance(out, tuple) else out + self.vector
+
+    def __getattr__(self, name):
+        return getattr(super().__getattr__("layer"), name) if name == "attention_type" else super().__getattr__(name)
+
+
+def with_voice_built_in(model: CausalQwenForCausalLM, voice: torch.Tensor) -> CausalQwenForCausalLM:
+    layers = model.backbone.model.layers
+    for place, vector in enumerate(voice):
+        layers[place] = Adding(layers[place], vector)
+    return model
+
+
+# ---- a voice in the backbone -----------------------------------------------------------------------------------------
+
+
+def test_a_voice_is_added_behind_each_layer(tiny, family, tiny_tokenizer):
+    ids = torch.randint(3, 300, (3, 9), generator=torch.Generator().manual_seed(1))
+    voices = torch.stack([random_voice(tiny, seed) for seed in range(3)])
+    before = tiny.features(ids).last_hidden_state
+    spoken = tiny.features(ids, voice=voices).last_hidden_state
+    assert torch.equal(tiny.features(ids).last_hidden_state, before)  # nothing stays behind
+    for row, voice in enumerate(voices):
+        built = with_voice_built_in(graft_tiny(family, tiny_tokenizer), voice)
+        torch.testing.assert_close(spoken[row], built.features(ids).last_hidden_state[row], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        tiny.features(ids, voice=voices[1]).last_hidden_state[1], spoken[1], rtol=1e-5, atol=1e-5
+    )
+    assert (spoken - before).abs().max() > 0.1
+    with pytest.raises(ValueError, match="belongs to the backbone that it was heard by"):
+        tiny.features(ids, voice=voices[:, :1])
+    assert torch.equal(tiny.features(ids).last_hidden_state, before)
+
+
+def test_a_voice_is_heard_in_its_own_pass_alone(tiny_llama):
+    """Layers are shared by threads: somebody else who reads meanwhile hears nothing of it."""
+    ids, voice = torch.arange(3, 203)[None], random_voice(tiny_llama)
+    plain, own = (tiny_llama.features(ids, voice=one).last_hidden_state for one in (None, voice))
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(lambda one: tiny_llama.features(ids, voice=one).last_hidden_state, one)
+            for one in [None, voice] * 40
+        ]
+        for job, expected in zip(jobs, [plain, own] * 40, strict=True):
+            torch.testing.assert_close(job.result(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_the_score_is_the_gradient_of_the_likelihood(tiny_tokenizer, numbers):
+    model = graft_tiny("llama", tiny_tokenizer).double().requires_grad_(False)
+    model.config.value_range = [0.0, 100.0] if numbers else None
+    contexts = model.contexts([Observation(SAID, "She said:"), SAID, SAID], 64)
+    origin, towards = random_voice(model).double(), random_voice(model, 1).double()
+    gradients, counts = score(model, contexts, origin)
+    step = 1e-2  # RMSNorm squares in float32
+    for place, one in enumerate(contexts):
+        up, down = (told(model, [one], origin + sign * step * towards) for sign in (1, -1))
+        assert (gradients[place] * towards).sum().item() == pytest.approx((up - down) / (2 * step), rel=2e-3)
+        evidence = model.token_evidence(model.read([one], origin))  # by the documents' likelihood of words
+        assert told(model, [one], origin) == pytest.approx(evidence.evaluate(torch.zeros(32).double())[0], abs=1e-6)
+        assert counts[place] == len(evidence)
+    both = log_likelihood(model, Words(model, contexts[1:]), origin)  # of one length: read together
+    assert both[0].item() == pytest.approx(told(model, contexts[1:2], origin), abs=1e-8)
+    assert model.read(contexts[:1]).targets.shape[0] == counts[0] + int(numbers)
+
+
+# ---- hearing somebody ------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-3, 1e3), st.integers(1, 10**6))
+def test_a_voice_stays_within_reach(tiny_voices, size, tokens):
+    score = size * tokens * torch.ones_like(tiny_voices.origin)
+    place = tiny_voices.place(score, tokens)
+    exact = tiny_voices.probes.flatten(1) @ score.flatten() / (tokens + tiny_voices.patience)
+    assert place.norm() <= tiny_voices.reach * (1 + 1e-5)
+    torch.testing.assert_close(place, exact / (1 + exact.norm() ** 2 / 4) ** 0.5)
+    moved = tiny_voices.heard(score, tokens) - tiny_voices.mean
+    torch.testing.assert_close(moved, sum(a * one for a, one in zip(place, tiny_voices.loadings, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def tiny_voices(tiny_tokenizer) -> Voices:
+    return random_voices(graft_tiny("llama", tiny_tokenizer))
+
+
+def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
+    who = tiny_llama.abduct([SAID * 20, Observation(SAID, "She said:")], prior=tiny_voices, name="Ann")
+    contexts = tiny_llama.contexts([SAID * 20, Observation(SAID, "She said:")], 256)
+    gradients, counts = score(tiny_llama, contexts, tiny_voices.origin)
+    tokens = int(counts.sum())
+    assert len(contexts) > 3 and who.name == "Ann" and who.evidence[0].tokens == tokens
+    torch.testing.assert_close(who.voice, tiny_voices.heard(gradients.sum(0), tokens))
+    gained = told(tiny_llama, contexts, who.voice) - told(tiny_llama, contexts, None)
+    assert who.evidence[0].gained == pytest.approx(gained, abs=1e-3) and who.evidence[0].method == "voice"
+    assert who.evidence[0].directions == pytest.approx(sum(tokens / (tokens + p) for p in (50, 200, 900)))
+    assert torch.equal(who.factor, Individual.nobody(32).factor) and not who.knows_values
+    assert "heard at every depth" in str(who) and "nobody's in particular" in str(who)
+
+
+def test_what_voices_cannot_do_is_refused(tiny_llama, tiny_voices, tmp_path):
+    with pytest.raises(ValueError, match="leave spread, likelihood and method out"):
+        tiny_llama.abduct(SAID, prior=tiny_voices, likelihood="ovr")
+    with pytest.raises(ValueError, match="a voice is heard in words"):
+        tiny_llama.abduct([SAID, Choice("He said", ("yes", "no"), "no")], prior=tiny_voices)
+    for nothing in ([], [Observation("a")]):
+        with pytest.raises(ValueError, match="no word that something comes before"):
+            tiny_llama.abduct(nothing, prior=tiny_voices)
+    who = speaker(tiny_llama)
+    with pytest.raises(ValueError, match="give all that they said at once"):
+        tiny_llama.abduct(SAID, prior=who)
+    with pytest.raises(ValueError, match="Ann has a voice"):
+        Population.of({"Ann": who})
+    with pytest.raises(ValueError, match="a prior of several people is an individual"):
+        tiny_llama.abduct_people({"Ann": SAID}, prior=tiny_voices)
+    wrong = replace(who, voice=who.voice[:1])
+    with pytest.raises(ValueError, match="does not fit a backbone"):
+        tiny_llama.predict_choice("He said", ("yes", "no"), individual=wrong)
+    with pytest.raises(ValueError, match="one finite vector for each layer"):
+        replace(who, voice=who.voice * torch.nan)
+    with pytest.raises(ValueError, match="shapes that do not fit"):
+        replace(tiny_voices, patience=torch.ones(2))
+    with pytest.raises(ValueError, match="positive"):
+        replace(tiny_voices, reach=0.0)
+
+
+def test_files_of_voices_and_of_who_has_one(tiny_llama, tiny_voices, tmp_path):
+    tiny_voices.save(tmp_path / "voices")
+    found = load_prior(tmp_path / "voices")
+    assert vars(found).keys() == vars(tiny_voices).keys() and str(found) == str(tiny_voices)
+    for name, value in vars(tiny_voices).items():
+        same = (
+            torch.equal(getattr(found, name), value)
+            if isinstance(value, torch.Tensor)
+            else getattr(found, name) == value
+        )
+        assert same, name
+    who = speaker(tiny_llama)
+    who.save(tmp_path / "ann")
+    assert torch.equal(load_prior(tmp_path / "ann").voice, who.voice)
+    with pytest.raises(ValueError, match="holds no voices"):
+        Voices.load(tmp_path / "ann")
+    (tmp_path / "text").write_text("nobody")
+    for path in ("text", "voices"):
+        with pytest.raises(ValueError, match=path):
+            Individual.load(tmp_path / path)
+    with pytest.raises(FileNotFoundError):
+        load_prior(tmp_path / "missing")
+
+
+# ---- somebody who speaks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["shared-individual", "persona"])
+def test_a_text_is_that_of_a_backbone_with_the_voice_built_in(tiny_tokenizer, preset):
+    model, who = graft_tiny("llama", tiny_tokenizer), speaker(graft_tiny("llama", tiny_tokenizer))
+    nobody = Individual.nobody(32)
+    inputs = model.processor(
+        ["The people", "We the old people"], padding=True, padding_side="left", return_tensors="pt"
+    )
+
+    def texts(of: CausalQwenForCausalLM, individual, **given):
+        plan = CausalDecoding.preset(preset, individual=individual, seed=[3, 4])
+        return of.generate(
+            **(given or inputs), causal_decoding=plan, max_new_tokens=24, pad_token_id=2, eos_token_id=None
+        )
+
+    spoken, silent = texts(model, who), texts(model, nobody)
+    mixed = texts(model, [nobody, who])  # of one batch: each as in a batch of their own
+    assert torch.equal(mixed.sequences[0], silent.sequences[0]) and torch.equal(mixed.sequences[1], spoken.sequences[1])
+    built = texts(with_voice_built_in(graft_tiny("llama", tiny_tokenizer), who.voice), nobody)
+    assert torch.equal(spoken.sequences, built.sequences) and torch.equal(spoken.numeric_values, built.numeric_values)
+    assert not torch.equal(spoken.sequences, silent.sequences)
+    other = replace(who, voice=torch.zeros(5, 32))
+    with pytest.raises(ValueError, match="voices of different backbones"):
+        texts(model, [who, other])
+
+
+def test_choices_and_worlds_are_heard_under_the_voice(tiny_tokenizer):
+    model, who = graft_tiny("llama", tiny_tokenizer), speaker(graft_tiny("llama", tiny_tokenizer), size=0.3)
+    built = with_voice_built_in(graft_tiny("llama", tiny_tokenizer), who.voice)
+    options = ("yes", "no", "no way")
+    (own,), (expected,), (nobodys,) = (
+        one.predict_choice("He said", options, individual=by)
+        for one, by in ((model, who), (built, None), (model, None))
+    )
+    assert own.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+    assert own.probabilities != pytest.approx(nobodys.probabilities, abs=1e-4)
+    observed = Observation(" in this land and not in another", "We the people")
+    asked = [Intervention(), Intervention(prompt="They the kings")]
+    worlds = model.counterfactual_samples(observed, asked, individual=who, num_samples=2)
+    assert [world.text for world in worlds[0]] == [observed.text] * 2  # the world that was
+    built_worlds = built.counterfactual_samples(observed, asked, individual=Individual.nobody(32), num_samples=2)
+    assert [[world.text for world in of] for of in worlds] == [[world.text for world in of] for of in built_worlds]
+
+
+def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
+    model, voices = graft_tiny("llama", tiny_tokenizer), random_voices(graft_tiny("llama", tiny_tokenizer))
+    text = SAID.replace("25", "all")
+    who = model.abduct(text, prior=voices, name="Ann")
+    (said,), (nobodys, own) = what_told(model, [text], who)
+    assert sum(one.gain or 0.0 for one in said) == pytest.approx(who.evidence[0].gained, abs=1e-3)
+    more, less = favoured_tokens(model, (nobodys, own), who)
+    p = torch.softmax(own.loc @ own.weight.T, -1).mean(0)
+    token = model.processor.tokenizer(more[0].text, add_special_tokens=False)["input_ids"]
+    assert len(token) != 1 or more[0].own == pytest.approx(p[token[0]].item(), rel=1e-3)
+    assert more[0].own > more[0].nobodys and less[0].own < less[0].nobodys
+    choice = Choice("He said", ("yes", "no"), "no")
+    heard = {one.kind: one for one in what_each_told(model, who, [choice, Observation(text)])}
+    own_p, nobodys_p = (
+        read_options(model, "He said", ("yes", "no"), voice)[0].log_probs(torch.zeros(32).double())[1].item()
+        for voice in (who.voice, None)
+    )
+    assert heard["choice"].gain == pytest.approx(own_p - nobodys_p, abs=1e-6)
+    assert heard["words"].gain == pytest.approx(who.evidence[0].gained, abs=1e-3)
+    write_portrait(tmp_path / "ann.html", model, who, [text], [("Bob", Individual.from_seed(1, 32))], [choice])
+    assert "heard at every depth" in (tmp_path / "ann.html").read_text()
+
+
+def test_numbers_are_nobodys(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.config.value_range = [0.0, 100.0]
+    plain, own = (model.predict_number("The number is", individual=who)[0] for who in (None, speaker(model)))
+    assert (plain.loc, plain.scale) == (own.loc, own.scale)
+
+
+def test_arithmetic_of_voices(tiny_llama):
+    ann, bob, nobody = speaker(tiny_llama, 0), speaker(tiny_llama, 1), Individual.from_seed(1, 32)
+    torch.testing.assert_close(mix(ann, bob, 0.25).voice, 0.75 * ann.voice + 0.25 * bob.voice)
+    torch.testing.assert_close(mix(nobody, bob, 0.25).voice, 0.25 * bob.voice)
+    torch.testing.assert_close(move(ann, ann, bob, 2.0).voice, 2 * bob.voice - ann.voice)
+    torch.testing.assert_close(mean([ann, bob, nobody]).voice, (ann.voice + bob.voice) / 3)
+    assert mix(nobody, Individual.from_seed(2, 32)).voice is None
+    between = mix(ann, bob, 0.4)
+    found = nearest(between, {"bob": bob, "ann": ann}, 2)
+    assert [name for name, _ in found] == ["ann", "bob"]
+    sizes = (between.voice.square().sum() + ann.voice.square().sum()).sqrt()
+    assert found[0][1] == pytest.approx(((between.voice - ann.voice).norm() / sizes).item())
+    with pytest.raises(ValueError, match="no voice to compare"):
+        nearest(ann, {"nobody": nobody})
+    with pytest.raises(ValueError, match="different backbones"):
+        mix(ann, replace(bob, voice=torch.zeros(3, 32)))
+
+
+# ---- voices learned from people --------------------------------------------------------------------------------------
+
+
+def test_the_closed_form_is_the_posterior_mean_of_people_like_those_it_knows():
+    """Gradients of a window F v + noise of covariance F, v in two directions: heard as theory 3.17 says."""
+    generator = torch.Generator().manual_seed(0)
+    layers, size, windows = 2, 8, 16
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    fisher = normal(16).exp()
+    true = normal(2, 16) / fisher.sqrt()
+
+    def person():
+        v = normal(2) @ true
+        texts = [fisher * v + fisher.sqrt() * normal(windows, 16) for _ in range(6)]
+        counts = torch.full((windows,), 100)
+        return v, [_Hearing(one.view(windows, layers, size), counts, place) for place, one in enumerate(texts)]
+
+    people = [person() for _ in range(300)]
+    voices = _closed_form([heard for _, heard in people], torch.zeros(layers, size), 2)
+    sizes = 100 * 30 / voices.patience  # eigenvalues: of what varies between people, in units of F
+    exact = torch.linalg.eigvalsh(true * fisher @ true.T).flip(0)
+    torch.testing.assert_close(sizes, exact, rtol=0.25, atol=0.0)
+    missed = torch.zeros(2)
+    for _ in range(200):
+        v, heard = person()
+        summed, tokens = sum(one.scores.sum(0) for one in heard[:2]), 3200
+        plain = replace(voices, patience=voices.patience / 30, reach=1e6)  # without the caution that real texts need
+        found = plain.heard(summed, tokens).flatten()
+        precision = 32 * true * fisher @ true.T + torch.eye(2)
+        best = torch.linalg.solve(precision, true @ summed.flatten()) @ true
+        missed += torch.stack([((one - v) * fisher.sqrt()).square().sum() for one in (found, best)])
+    assert missed[0] < 1.5 * missed[1]
+
+
+class TwoKinds:
+    """People of two kinds, each with a stock of words."""
+
+    def __init__(self) -> None:
+        words = sorted({word for text in speech_paragraphs() for word in text.split() if word.isalpha()})
+        self.chance = random.Random(0)
+        self.stocks = [words[::2][:40], words[1::2][:40]]
+
+    def text(self, kind: int, words: int = 400) -> str:
+        return " ".join(self.chance.choices(self.stocks[kind], k=words))
+
+
+@pytest.fixture(scope="module")
+def learned(tiny_tokenizer):
+    kinds, model = TwoKinds(), graft_tiny("llama", tiny_tokenizer)
+    people = {f"{place}": [kinds.text(place % 2) for _ in range(3)] for place in range(10)}
+    return model, kinds, people, learn_voices(model, people, steps=30)
+
+
+def test_one_text_of_somebody_tells_of_another(learned):
+    model, kinds, _, voices = learned
+    alone, heard = voices.gained
+    assert voices.people == 8 and heard > alone + 0.3, voices
+    who = [model.abduct(kinds.text(kind, 60), prior=voices) for kind in (0, 1)]
+    for kind in (0, 1):
+        later = model.contexts(kinds.text(kind), 256)
+        nats = [told(model, later, one.voice) for one in who]
+        assert nats[kind] > nats[1 - kind] and nats[kind] > told(model, later, voices.mean)
+    assert model.backbone.training is False and all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_voices_are_the_same_again(learned):
+    model, _, people, _ = learned
+    first, again, other = (learn_voices(model, people, steps=2, directions=3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.loadings, again.loadings) and first.gained == again.gained and len(first.loadings) == 3
+    assert not torch.equal(first.mean, other.mean)
+
+
+def test_whom_voices_cannot_be_learned_from(tiny_llama):
+    text = TwoKinds().text(0)
+    for people, told_of in (
+        ({"a": [text]}, "4 people or more, got 1"),
+        ({name: [text] for name in "abc"} | {"d": ["We the people"]}, "'d': a voice is learned from 512 tokens"),
+        ({name: [text] for name in "abc"} | {"d": [Observation("We the people", "He said")] * 300}, "'d'"),
+    ):
+        with pytest.raises(ValueError, match=told_of):
+            learn_voices(tiny_llama, people)
+    with pytest.raises(ValueError, match="positive"):
+        learn_voices(tiny_llama, {}, steps=0)
+    short = TwoKinds().text(0, 30)
+    voices = learn_voices(tiny_llama, {name: [short] * 60 for name in "abcd"}, steps=1)  # read one behind the other
+    assert voices.people == 3
+
+
+def test_the_commands_of_a_voice(tiny_llama, tmp_path):
+    kinds = TwoKinds()
+    tiny_llama.save_pretrained(tmp_path / "model")
+    rows = [{"text": kinds.text(place % 2), "individual": f"p{place % 5}"} for place in range(10)]
+    base = "--model", tmp_path / "model"
+    made = run(
+        "voices", *base, "--rows", write(tmp_path / "rows.jsonl", rows), "--output", tmp_path / "voices",
+        "--directions", 2, "--steps", 3, "--seed", 1, "--device", "cpu", "--json",
+    )  # fmt: skip
+    told_of = json.loads(made.stdout)
+    voices = Voices.load(tmp_path / "voices")
+    assert (
+        told_of["people"] == voices.people == 4
+        and told_of["directions"] == 2
+        and tuple(told_of["gained"]) == voices.gained
+    )
+    (tmp_path / "said.txt").write_text(kinds.text(0, 60))
+    given = (
+        "--text",
+        tmp_path / "said.txt",
+        "--prior",
+        tmp_path / "voices",
+        "--output",
+        tmp_path / "ann",
+        "--name",
+        "Ann",
+    )
+    assert "heard at every depth" in run("abduct", *base, *given).stdout
+    ann = Individual.load(tmp_path / "ann")
+    assert ann.voice is not None and ann.name == "Ann"
+    asked = "--prompt", "We the", "--preset", "persona", "--seed", 1, "--max-new-tokens", 8, "--json"
+    spoken = json.loads(run("generate", *base, *asked, "--individual", tmp_path / "ann").stdout)
+    inputs = tiny_llama.processor("We the", prompt=True, return_tensors="pt")
+    plan = CausalDecoding.preset("persona", individual=ann, seed=1).fresh_at(tiny_llama.config.text_temperature)
+    expected = tiny_llama.generate(**inputs, causal_decoding=plan, max_new_tokens=8)
+    assert spoken["text"] == tiny_llama.processor.decode(
+        expected.sequences[0], expected.numeric_values[0], skip_special_tokens=True
+    )
+    numbers = write(tmp_path / "numbers.jsonl", [{"prompt": "It is", "value": 5, "individual": "a"}])
+    refused = run("voices", *base, "--rows", numbers, "--output", tmp_path / "none", code=1)
+    assert "learned from words alone" in refused.stderr and not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_the_real_backbone_hears_who_speaks(smollm2):
+    """Two speeches' halves on the default backbone: what a text tells about its author, in a closed form alone."""
+    assert len(decoder_layers(smollm2.backbone)) == 30
+    texts = speech_paragraphs()
+    people = {
+        f"{place}": ["\n\n".join(texts[place::4][:12]) * 2, "\n\n".join(texts[place::4][12:24]) * 2]
+        for place in range(4)
+    }
+    voices = learn_voices(smollm2, people, steps=6)
+    assert voices.gained[0] > 0
+    who = smollm2.abduct(people["0"][0][:2000], prior=voices)
+    assert who.evidence[0].gained > 0 and Chain(
+        smollm2, smollm2.features(torch.tensor([[1, 2]]), voice=who.voice).last_hidden_state
+    )
