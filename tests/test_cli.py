@@ -61,6 +61,7 @@ def test_help_answers_without_heavy_imports():
         ["predict"],
         ["generate"],
         ["abduct"],
+        ["voices"],
         ["counterfactual"],
         ["population"],
         ["survey"],
