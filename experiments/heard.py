@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from individuals import presidents, start_of
 from torch import Tensor
+from torch.nn import functional as F
 from tqdm.auto import tqdm
-from words import WINDOW, Known
+from words import Known, windows
 from writers import kinds, writers
 
-from causalqwen import CausalQwenForCausalLM, Observation
+from causalqwen import CausalQwenForCausalLM
+from causalqwen.core import Chain
 from causalqwen.decoding import Voices
-from causalqwen.modeling.hearing import Words, log_likelihood
 from causalqwen.modeling.precision import reading
 from causalqwen.training import learn_voices
 
@@ -48,20 +49,22 @@ def cut(model: CausalQwenForCausalLM, text: str) -> Known:
 
 @torch.no_grad()
 def nats(model: CausalQwenForCausalLM, later: str, voice: Tensor | None, before: str = "") -> float:
-    """Mean log-likelihood of the tokens of each window but its first."""
-    tokenizer = model.processor.tokenizer
-    length = len(tokenizer(before, add_special_tokens=False, verbose=False)["input_ids"]) if before else 0
-    contexts = [
-        (text, max(first, length + 1))
-        for text, first in model.contexts(Observation(later, before), length + WINDOW)
-        if len(text.ids) == length + WINDOW
-    ]
-    told = count = 0.0
-    for start in range(0, len(contexts), 4):
-        words = Words(model, contexts[start : start + 4])
-        told += float(log_likelihood(model, words, voice).sum())
-        count += int(words.count.sum())
-    return told / count
+    """Mean log-likelihood of the tokens of each window but its first, behind what comes before, which is read once."""
+    tokenizer, told = model.processor.tokenizer, []
+    length, given = 0, {}
+    if before:
+        ids = tokenizer(before, add_special_tokens=False, verbose=False, return_tensors="pt")["input_ids"]
+        cache, length = model.features(ids, voice=voice, use_cache=True).past_key_values, ids.shape[1]
+        given = {"past_key_values": cache, "use_cache": True}
+    for rows in windows(model, later).split(1 if before else 4):
+        mask = torch.ones(len(rows), length + rows.shape[1], dtype=torch.long)
+        hidden = model.features(rows, mask, voice=voice, **given).last_hidden_state[:, :-1]
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.bf16):
+            scores = Chain(model, hidden).loc_S[..., : model.action.rows].float()
+        told.append(-F.cross_entropy(scores.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"))
+        if before:
+            cache.crop(-rows.shape[1])
+    return torch.cat(told).mean().item()
 
 
 def shown(name: str, gains: list[float], extra: str = "") -> None:

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Population
 from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.columns import read_table
 from causalqwen.data.people import read_questions
+from causalqwen.decoding import Voices
+from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.loading import check_files, load_model
 from causalqwen.training import CalibrationSettings, FactStore, TrainSettings, calibrate
 from causalqwen.training.run import learn
@@ -77,6 +80,7 @@ class Kinds:
             "checkpoint": Target(self._checkpoint, self._use, "doctor", share=12),
             "individual": Target(self._save_individual, self._individual),
             "population": Target(lambda folder: self.people.save(folder / "people.safetensors"), self._population),
+            "voices": Target(lambda folder: self._voices().save(folder / "voices.safetensors"), self._heard),
             "domain": Target(self._save_domain, self._domain),
             "kept facts": Target(self._build_facts, self._facts),
             "training run": Target(self._start_training, self._go_on, share=1),
@@ -140,6 +144,19 @@ class Kinds:
     def _population(self, folder: Path) -> Any:
         people = Population.load(folder / "people.safetensors")
         return people.draws.tolist(), list(people.names), dict(people.facts), list(people.made_up)
+
+    def _voices(self) -> Voices:
+        layers, size = depths_of(self.model.backbone)
+        one = torch.linspace(-1, 1, layers * size).view(layers, size)
+        return Voices(
+            one, 2 * one, one[None].repeat(3, 1, 1), 0.1 * one[None].repeat(3, 1, 1), torch.ones(3), 2.0, 5, (0.1, 0.2)
+        )
+
+    def _heard(self, folder: Path) -> Any:
+        voices = Voices.load(folder / "voices.safetensors")
+        one = self.model.abduct(TEXT, prior=voices, name="Ann")
+        one.save(folder.with_name("heard"))
+        return Individual.load(folder.with_name("heard")).voice.tolist(), str(voices)
 
     # ---- what runs keep -----------------------------------------------------------------------------------------------
 
@@ -238,6 +255,7 @@ class Kinds:
             "checkpoint": lambda path: save_model(self.model, path),
             "individual": lambda path: Individual.from_seed(1, 32).save(path),
             "population": self.people.save,
+            "voices": self._voices().save,
             "kept facts": lambda path: FactStore.build(self.model, self.examples, path) and None,
             "predictions, JSON lines": lambda path: predict_file(self.model, rows, path.with_suffix(".jsonl")) and None,
             "predictions, Parquet": lambda path: predict_file(self.model, rows, path.with_suffix(".parquet")) and None,

@@ -29,6 +29,7 @@ from causalqwen.individuals import (
 from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.hearing import WINDOW, score, told
+from causalqwen.modeling.precision import reading
 from causalqwen.modeling.reading import (
     Observation,
     Reading,
@@ -121,13 +122,16 @@ def _by_voice(model: "CausalQwenForCausalLM", observations: Observations, voices
     was_training = model.training
     model.eval()
     contexts = contexts_of(model, texts, WINDOW)
-    scores, counts = score(model, contexts, voices.origin) if contexts else (None, torch.zeros(1))
-    tokens = int(counts.sum())
-    if scores is None or not tokens:
-        raise ValueError("the observations hold no word that something comes before: no voice can be heard")
-    voice = voices.to(model.device).heard(scores.sum(0), tokens).cpu()
-    gained = told(model, contexts, voice) - told(model, contexts, None)
-    model.train(was_training)
+    try:
+        with reading(model):
+            scores, counts = score(model, contexts, voices.origin) if contexts else (None, torch.zeros(1))
+            tokens = int(counts.sum())
+            if scores is None or not tokens:
+                raise ValueError("the observations hold no word that something comes before: no voice can be heard")
+            voice = voices.to(model.device).heard(scores.sum(0), tokens).cpu()
+            gained = told(model, contexts, voice) - told(model, contexts, None)
+    finally:
+        model.train(was_training)
     observed = Observed(tokens, 0, gained, voices.directions(tokens), 1.0, "softmax", "voice")
     return replace(Individual.nobody(model.config.causal_size), name=name, evidence=(observed,), voice=voice)
 
