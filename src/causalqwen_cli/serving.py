@@ -110,9 +110,11 @@ def _application(
 ) -> tuple["FastAPI", "ServerSettings"]:
     """The model in a folder behind HTTP, and the settings with the individuals who can be named."""
     from causalqwen import serving
+    from causalqwen.modeling.depths import depths_of
     from causalqwen.modeling.loading import load_model
 
     loaded = load_model(model, device)
     if individuals is not None:
-        settings = replace(settings, individuals=serving.load_individuals(individuals, loaded.config.causal_size))
+        fitting = loaded.config.causal_size, depths_of(loaded.backbone)
+        settings = replace(settings, individuals=serving.load_individuals(individuals, *fitting))
     return serving.create_app(loaded, settings), settings

@@ -93,10 +93,11 @@ def _apart(one: Individual, other: Individual) -> float:
 
 def _speaking(made: Individual, parts: Sequence[tuple[Individual, float]]) -> Individual:
     """With the sum of share_i voice_i, where anybody has a voice."""
-    spoken = [share * one.voice for one, share in parts if one.voice is not None]
+    spoken = [share * one.voice for one, share in parts if one.voice is not None and share != 0]
     if any(voice.shape != spoken[0].shape for voice in spoken):
         raise ValueError("the individuals have voices of different backbones")
-    return replace(made, voice=sum(spoken[1:], spoken[0])) if spoken else made
+    voice = sum(spoken[1:], spoken[0]) if spoken else torch.zeros(1)
+    return replace(made, voice=voice) if bool(voice.any()) else made
 
 
 def _called(one: Individual) -> str:

@@ -1,7 +1,7 @@
 """An individual: a point e1 of the unit cube that says who is speaking, whatever the context (theory 3.9)."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,8 +73,11 @@ class Individual:
             raise ValueError(f"draws of {len(factor)} coordinates have the shape {tuple(self.draws.shape)}")
         if self.line is not None and (self.line.dim() != 2 or self.line.shape[0] != 3):
             raise ValueError(f"what values told on a line has the shape {tuple(self.line.shape)}, expected (3, n)")
-        if self.voice is not None and (self.voice.dim() != 2 or not bool(self.voice.isfinite().all())):
-            raise ValueError(f"a voice is one finite vector for each layer [L, H], got {tuple(self.voice.shape)}")
+        if self.voice is not None:
+            voice = self.voice.detach().float()
+            if voice.dim() != 2 or not voice.numel() or not bool(voice.isfinite().all()):
+                raise ValueError(f"a voice is one finite vector for each layer [L, H], got {tuple(voice.shape)}")
+            object.__setattr__(self, "voice", voice)
 
     def check_size(self, causal_size: int) -> None:
         """ValueError unless this is an individual of models of that causal size."""
@@ -124,9 +127,7 @@ class Individual:
         if self.draws is not None:
             return self.draws.double()
         if self.precision is None:
-            raise ValueError(
-                f"{self.name or 'this individual'} is known exactly: it was not inferred from observations"
-            )
+            raise ValueError(f"{self.name or 'this individual'} is known without a width: nothing is left to draw")
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(len(self.factor), count, generator=generator, dtype=torch.float64)
         upper = torch.linalg.cholesky(self.precision).mT
@@ -136,7 +137,7 @@ class Individual:
         """One of the individuals that it may be. ValueError where none was inferred."""
         likely = self.likely(1, seed)
         one = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
-        return Individual.from_normal(likely[one], f"{self.name or 'unnamed'}, draw {seed}")
+        return replace(Individual.from_normal(likely[one], f"{self.name or 'unnamed'}, draw {seed}"), voice=self.voice)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
@@ -159,6 +160,8 @@ class Individual:
 
     def __str__(self) -> str:
         head = f"Individual({self.name or 'unnamed'}, {len(self.factor)} coordinates"
+        if self.voice is not None:
+            head += ", heard at every depth"
         if not self.evidence:
             return head + ")"
         tokens, values = sum(e.tokens for e in self.evidence), sum(e.values for e in self.evidence)
@@ -170,8 +173,6 @@ class Individual:
             f"{head}, inferred from {' and '.join(seen)}: {gained:.1f} nats gained on them "
             f"({gained / max(tokens + values + choices, 1):.3f} each), {last.directions:.0f} directions determined"
         )
-        if self.voice is not None:
-            told += ", heard at every depth"
         if last.directions < 0.5:
             told += ": hardly told apart from nobody in particular"
         if last.method == "sample":

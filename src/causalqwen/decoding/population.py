@@ -88,7 +88,7 @@ class Population:
             raise ValueError("a population needs one person at least")
         if heard := [name for name, one in people.items() if one.voice is not None]:
             raise ValueError(
-                f"{heard[0]} has a voice, and a population keeps e1 alone: ask {heard[0]} by `predict_choice`"
+                f"{heard[0]} has a voice, and surveys read each question once for everybody: leave them out"
             )
         numbers = numbers or {}
         inferred = any(one.is_inferred for one in (*people.values(), *numbers.values()))

@@ -15,13 +15,14 @@ from causalqwen.files import kind_of, load_tensors, save_tensors
 class Voices:
     """How an individual's voice [L, H] follows from what they said, with L the layers of a backbone and H its hidden size.
 
-        u = probes . score / (n + patience),   a = u / (1 + |u|^2 / reach^2)^(1/2),   voice = mean + a . loadings
+        u = probes . (score - n expected) / (n + patience),   a = u / (1 + |u|^2 / reach^2)^(1/2),   voice = mean + a . loadings
 
     score: the gradient of the log-likelihood of n tokens by what is added behind each layer, at `origin`. That is the posterior
     mean of a, where scores are linear in it and n tokens tell n / patience of what the prior tells, held within `reach`.
 
     Args:
-        origin: [L, H], where scores are taken: what is worth most to everybody, whoever they are.
+        origin: [L, H], where scores are taken: near what is worth most to everybody, whoever they are.
+        expected: [L, H], the score of a word there on average over people, 0 were it the best place.
         mean: [L, H], what people have in common.
         loadings, probes: [K, L, H], what each direction adds, and how it is heard. patience: [K], in tokens, positive.
         reach: how far out a voice goes at most.
@@ -29,6 +30,7 @@ class Voices:
     """
 
     origin: Tensor
+    expected: Tensor
     mean: Tensor
     loadings: Tensor
     probes: Tensor
@@ -39,14 +41,17 @@ class Voices:
 
     def __post_init__(self) -> None:
         size, layers = (len(self.loadings), *self.origin.shape), self.origin.shape
-        shapes = self.mean.shape, self.loadings.shape, self.probes.shape, self.patience.shape
-        if self.origin.dim() != 2 or shapes != (layers, size, size, size[:1]):
+        shapes = tuple(getattr(self, name).shape for name in _TENSORS)
+        if self.origin.dim() != 2 or shapes != (layers, layers, layers, size, size, size[:1]):
             raise ValueError(
-                f"voices of shapes that do not fit: {[tuple(one) for one in (layers, *shapes)]}, expected [L, H] twice, "
-                "[K, L, H] twice and [K]"
+                f"voices of shapes that do not fit: {[tuple(one) for one in shapes]}, expected [L, H] three times, [K, L, H] "
+                "twice and [K]"
             )
+        if not all(bool(getattr(self, name).isfinite().all()) for name in _TENSORS):
+            raise ValueError("voices hold what is not finite")
         if not bool((self.patience > 0).all()) or not self.reach > 0:
             raise ValueError("patience and reach of voices are positive")
+        object.__setattr__(self, "people", int(self.people))
         if self.gained is not None:
             alone, heard = self.gained
             object.__setattr__(self, "gained", (float(alone), float(heard)))
@@ -57,7 +62,8 @@ class Voices:
 
     def place(self, score: Tensor, tokens: int) -> Tensor:
         """a [K] of somebody whose n tokens have this score [L, H]."""
-        u = self.probes.flatten(1) @ score.flatten().to(self.probes) / (tokens + self.patience)
+        beyond = score.to(self.probes) - tokens * self.expected
+        u = self.probes.flatten(1) @ beyond.flatten() / (tokens + self.patience)
         return u / (1 + u.square().sum() / self.reach**2).sqrt()
 
     def heard(self, score: Tensor, tokens: int) -> Tensor:
@@ -105,7 +111,7 @@ def load_prior(path: str | os.PathLike) -> Individual | Voices:
     return Voices.load(path) if kind_of(path) == "voices" else Individual.load(path)
 
 
-_TENSORS = ("origin", "mean", "loadings", "probes", "patience")
+_TENSORS = ("origin", "expected", "mean", "loadings", "probes", "patience")
 
 
 def check_voice(voice: Tensor, layers: int, size: int) -> None:

@@ -9,6 +9,7 @@ from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
+from causalqwen.modeling.hearing import windows_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def _of_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Cho
 
 
 def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observation) -> Heard:
-    contexts = model.contexts([said])
+    contexts = model.contexts([said]) if individual.voice is None else windows_of(model, [said])[0]
     if not contexts:  # a single token that nothing comes before
         return Heard(said.prompt, said.text.strip(), "words", 0.0)
     read = model.read(contexts)

@@ -18,11 +18,13 @@ _SPEAKING: ContextVar[object] = ContextVar("speaking", default=None)
 def decoder_layers(backbone: PreTrainedModel) -> list[torch.nn.Module]:
     """Its layers, first to last, whatever the family calls them."""
     names = backbone._no_split_modules or ()
-    return [module for module in backbone.modules() if type(module).__name__ in names]
+    found = {name: module for name, module in backbone.named_modules() if type(module).__name__ in names}
+    return [module for name, module in found.items() if not any(name.startswith(f"{other}.") for other in found)]
 
 
 def depths_of(backbone: PreTrainedModel) -> tuple[int, int]:
-    """How many layers there are, and the size of what each hands on: the shape [L, H] of a voice."""
+    """How many layers there are, and the size of what each hands on: the shape [L, H] of a voice. No layer where a backbone
+    does not say what its layers are."""
     return len(decoder_layers(backbone)), backbone.config.get_text_config().hidden_size
 
 

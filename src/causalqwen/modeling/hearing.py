@@ -1,37 +1,60 @@
 """What somebody's words say about their voice (theory 3.17)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from causalqwen.core import Chain
+from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET
-from causalqwen.modeling.reading import EncodedText
+from causalqwen.modeling.reading import CHUNK, EncodedText, Observation, contexts_of, encode_text
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
 WINDOW = 256
-"""Tokens of a text that a voice is heard by at a time."""
+"""Tokens of a text that a voice is heard by at a time, behind their prompt."""
 _AT_ONCE = 4
+
+Context = tuple[EncodedText, int]
+"""What is read at once, and its first token that speaks for somebody."""
+
+
+def chunk_of(individual: Individual) -> int:
+    """Tokens of a text that are read at a time where somebody is heard again, as they were when they were inferred."""
+    return CHUNK if individual.voice is None else WINDOW
+
+
+def windows_of(model: "CausalQwenForCausalLM", said: Iterable[str | Observation]) -> list[list[Context]]:
+    """Of each text `WINDOW` tokens at a time, each behind the text's prompt; those alone in which somebody chose a word."""
+    found = []
+    for one in said:
+        before = 0 if isinstance(one, str) else len(encode_text(model, one.prompt, prompt=True).ids)
+        contexts = contexts_of(model, one, before + WINDOW)
+        found.append([context for context in contexts if int(Words(model, [context]).count)])
+    return found
 
 
 class Words:
-    """Contexts of one length S, and the words in them that somebody chose: ids, values [B, S]; targets [B, S - 1], NO_TARGET
-    where somebody else spoke, a number stands, or its digits follow."""
+    """Contexts, and the words in them that somebody chose: ids, values [B, S]; targets [B, S - 1], NO_TARGET where somebody
+    else spoke, a number or its digits stand, or nothing does: shorter ones are padded behind their end, where nobody looks."""
 
-    def __init__(self, model: "CausalQwenForCausalLM", contexts: Sequence[tuple[EncodedText, int]]) -> None:
-        self.ids, self.values, digits = (
-            torch.stack(column).to(model.device) for column in zip(*(text for text, _ in contexts), strict=True)
+    def __init__(self, model: "CausalQwenForCausalLM", contexts: Sequence[Context]) -> None:
+        targets = []
+        for text, first in contexts:
+            own = text.ids.masked_fill(text.digits | (text.ids == model.config.num_token_id), NO_TARGET)
+            own[:first] = NO_TARGET
+            targets.append(own[1:])
+        self.ids, self.values = (
+            pad_sequence([getattr(text, name) for text, _ in contexts], batch_first=True).to(model.device)
+            for name in ("ids", "values")
         )
-        self.targets = self.ids[:, 1:].masked_fill(digits[:, 1:], NO_TARGET)
-        self.targets.masked_fill_(self.targets == model.config.num_token_id, NO_TARGET)
-        for row, (_, first) in zip(self.targets, contexts, strict=True):
-            row[: first - 1] = NO_TARGET
+        self.targets = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET).to(model.device)
 
     @property
     def count(self) -> Tensor:
@@ -52,35 +75,27 @@ def log_likelihood(model: "CausalQwenForCausalLM", words: Words, voice: Tensor |
 
 
 @torch.no_grad()
-def told(model: "CausalQwenForCausalLM", contexts: Sequence[tuple[EncodedText, int]], voice: Tensor | None) -> float:
+def told(model: "CausalQwenForCausalLM", contexts: Sequence[Context], voice: Tensor | None) -> float:
     """`log_likelihood` of all contexts under a voice [L, H]."""
     if voice is not None:
         voice = voice.to(model.device)
     return float(sum(log_likelihood(model, Words(model, batch), voice).double().sum() for batch in _batches(contexts)))
 
 
-def score(
-    model: "CausalQwenForCausalLM", contexts: Sequence[tuple[EncodedText, int]], voice: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of each context, under a voice [L, H]: the gradient of `log_likelihood` by what is added behind each layer, [n, L, H],
-    and the count of its words [n]. Contexts of one length that stand side by side are read together."""
-    gradients, counts = [], []
+def scores(
+    model: "CausalQwenForCausalLM", contexts: Sequence[Context], voice: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of some contexts at a time, under a voice [L, H]: the gradient of `log_likelihood` by what is added behind each layer,
+    [n, L, H], and the count of their words [n]."""
     for batch in _batches(contexts):
         words = Words(model, batch)
         added = voice.to(model.device).expand(len(batch), *voice.shape).clone().requires_grad_(True)
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(log_likelihood(model, words, added).sum(), added)
-        gradients.append(gradient)
-        counts.append(words.count)
-    return torch.cat(gradients), torch.cat(counts)
+        yield gradient, words.count
 
 
-def _batches(contexts: Sequence[tuple[EncodedText, int]]) -> list[list[tuple[EncodedText, int]]]:
-    batches: list[list[tuple[EncodedText, int]]] = []
-    for context in contexts:
-        last = batches[-1] if batches else []
-        if last and len(last) < _AT_ONCE and len(last[0][0].ids) == len(context[0].ids):
-            last.append(context)
-        else:
-            batches.append([context])
-    return batches
+def _batches(contexts: Sequence[Context]) -> list[Sequence[Context]]:
+    """A few side by side, of about one length."""
+    order = sorted(contexts, key=lambda context: -len(context[0].ids))
+    return [order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)]

@@ -28,7 +28,7 @@ from causalqwen.individuals import (
 )
 from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.depths import depths_of
-from causalqwen.modeling.hearing import WINDOW, score, told
+from causalqwen.modeling.hearing import scores, told, windows_of
 from causalqwen.modeling.precision import reading
 from causalqwen.modeling.reading import (
     Observation,
@@ -85,7 +85,7 @@ def abduct(
         observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
             (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
-            e1 is nobody's, and no other setting is taken.
+            e1 is nobody's, and every other setting but the name is without effect or refused.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
             people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
@@ -116,24 +116,26 @@ def abduct(
 def _by_voice(model: "CausalQwenForCausalLM", observations: Observations, voices: Voices, name: str) -> Individual:
     """Somebody heard at every depth, by the score of their words at the origin of `voices`."""
     voices.check_depths(*depths_of(model.backbone))
-    texts = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
-    if any(isinstance(one, Choice) for one in texts):
+    said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
+    texts = [one for one in said if not isinstance(one, Choice)]
+    if len(texts) < len(said):
         raise ValueError("a voice is heard in words: leave choices out, or the voices")
     was_training = model.training
     model.eval()
-    contexts = contexts_of(model, texts, WINDOW)
     try:
-        with reading(model):
-            scores, counts = score(model, contexts, voices.origin) if contexts else (None, torch.zeros(1))
-            tokens = int(counts.sum())
-            if scores is None or not tokens:
+        with reading(model), torch.inference_mode(False):
+            contexts = [context for windows in windows_of(model, texts) for context in windows]
+            score, tokens = torch.zeros_like(voices.origin), 0
+            for gradients, counts in scores(model, contexts, voices.origin):
+                score, tokens = score + gradients.sum(0).to(score), tokens + int(counts.sum())
+            if not tokens:
                 raise ValueError("the observations hold no word that something comes before: no voice can be heard")
-            voice = voices.to(model.device).heard(scores.sum(0), tokens).cpu()
+            voice = voices.heard(score, tokens)
             gained = told(model, contexts, voice) - told(model, contexts, None)
     finally:
         model.train(was_training)
     observed = Observed(tokens, 0, gained, voices.directions(tokens), 1.0, "softmax", "voice")
-    return replace(Individual.nobody(model.config.causal_size), name=name, evidence=(observed,), voice=voice)
+    return replace(Individual.nobody(model.config.causal_size), name=name, evidence=(observed,), voice=voice.cpu())
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, read_factor
 from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.modeling.changes import LEVEL
-from causalqwen.modeling.reading import CHUNK, EncodedText
+from causalqwen.modeling.hearing import chunk_of
+from causalqwen.modeling.reading import EncodedText
 
 MOST_TOKENS = 600
 """Of texts, each of whose tokens is told."""
@@ -50,7 +51,8 @@ def what_told(
 ) -> tuple[list[list[Said]], tuple[TokenEvidence, TokenEvidence]]:
     """The first `shown` tokens of the texts, each with what it said; and the evidence of the words among them, as nobody says
     them and under the individual's voice."""
-    limit = min(CHUNK, model.config.context_length or CHUNK)
+    chunk = chunk_of(individual)
+    limit = min(chunk, model.config.context_length or chunk)
     read_texts: list[EncodedText] = []
     contexts = []
     left = shown

@@ -178,7 +178,8 @@ def value_predictions(
     """The law of each value of a world, but of those that were forced, by the index of its token.
 
     It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
-    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value.
+    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
+    with a voice it is read under the voice, as the text was.
     """
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
@@ -186,7 +187,8 @@ def value_predictions(
         return {}
     ids, values, _ = encode_text(model, world.prompt, prompt=True)
     ids, values = torch.cat([ids, world.tokens])[None, :-1], torch.cat([values, world.values])[None, :-1]
-    hidden = model.features(ids.to(model.device), numeric_values=values.to(model.device)).last_hidden_state[0]
+    given = {"numeric_values": values.to(model.device), "voice": individual.voice}
+    hidden = model.features(ids.to(model.device), **given).last_hidden_state[0]
     features = hidden[[hidden.shape[0] - len(world.tokens) + place for place in places]]
     return dict(zip(places, predict_values(model, features, individual), strict=True))
 

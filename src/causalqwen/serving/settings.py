@@ -67,8 +67,13 @@ class ServerSettings:
                 raise ValueError(f"an API key has {limit} requests a minute; give a positive number, or None")
 
 
-def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individual]:
-    """The individuals in a folder's *.safetensors files, by file name; ValueError for one that does not fit the model."""
+def load_individuals(
+    folder: str | Path, causal_size: int, depths: tuple[int, int] | None = None
+) -> dict[str, Individual]:
+    """The individuals in a folder's *.safetensors files, by file name; ValueError for one that does not fit the model.
+
+    depths: the shape [L, H] of voices that its backbone hears; None where it hears none.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder of individuals")
@@ -79,6 +84,10 @@ def load_individuals(folder: str | Path, causal_size: int) -> dict[str, Individu
             raise ValueError(
                 f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
             )
+        if individual.voice is not None and tuple(individual.voice.shape) != depths:
+            told = "hears no voices" if depths is None else f"has {depths[0]} layers of {depths[1]}"
+            layers, size = individual.voice.shape
+            raise ValueError(f"{name} in {folder} has a voice for {layers} layers of {size}, and this backbone {told}")
     return individuals
 
 

@@ -10,31 +10,30 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from tqdm.auto import tqdm
 
 from causalqwen.decoding import Voices
-from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling import CausalQwenForCausalLM, Observation
 from causalqwen.modeling.depths import depths_of
-from causalqwen.modeling.hearing import WINDOW, Words, log_likelihood, score
+from causalqwen.modeling.hearing import WINDOW, Context, Words, log_likelihood, scores, windows_of
 from causalqwen.modeling.precision import reading
-from causalqwen.modeling.reading import EncodedText, Observation, contexts_of
 
-Window = tuple[EncodedText, int]
-Texts = list[list[Window]]
-"""Of one person: each text as its windows."""
+Texts = list[list[Context]]
+"""Of one person: each text as its windows; what is shorter than a window stands with others of its kind."""
 
-FEWEST = 4
+FEWEST = 5
 """People that voices are learned from at least."""
-_BATCH, _HEARD, _TEXTS = 8, 4, 6
-"""Windows of a step; windows of a text that its author is heard by; texts of everybody that they are heard by."""
+_BATCH, _HEARD, _TEXTS = 8, 1024, 6
+"""Windows of a step; tokens of a text that its author is heard by; texts of everybody that they are heard by."""
 _MEAN_RATE, _RATE, _SHIFT_RATE = 2e-3, 0.02, 5e-4
 _COMPONENTS, _CAUTION, _REACH = 200, 30.0, 2.0
-"""Of the closed form: components of gradients, how many times less it trusts them than independent windows deserve, and how
+"""Of the closed form: components of gradients, how many times less it trusts them than independent words deserve, and how
 far out a voice may go, in those of the people it is made of."""
-_HELD_OUT, _CHECKS, _JUDGED = 7, 6, 32
-"""Every seventh person says when to stop, asked so many times, by so many windows."""
+_HELD_OUT, _CHECKS, _JUDGED = 5, 6, 32
+"""Every fifth person is held out, the first of them to choose when to stop, among so many times, by so many windows; the next
+to say what that is worth, and so on."""
 
 
 def learn_voices(
     model: CausalQwenForCausalLM,
-    people: Mapping[str, Sequence[str | Observation]],
+    people: Mapping[str, str | Observation | Sequence[str | Observation]],
     *,
     directions: int = 64,
     steps: int = 150,
@@ -43,58 +42,75 @@ def learn_voices(
     """How people differ at every depth of a frozen backbone, and how that is heard, from texts of many people.
 
     First what all have in common; then, in closed form, the directions in which gradients differ more between people than
-    between windows of a text; then both by gradients, so that one text of a person makes another of theirs likelier. Of
-    every seven people one is held out, to say how far that helps.
+    within them; then both by gradients, so that one text of a person makes another of theirs likelier. One person in five is
+    held out: half of them choose how far that is taken, half say what it is worth (`Voices.gained`).
 
     Args:
-        people: their texts, by name, alone or behind prompts. A text counts by its whole windows of 256 tokens. Shorter texts
-            without prompts are read one behind the other, and one text alone is cut into two.
+        people: their texts, by name, alone or behind prompts, long or short. One text alone is cut into two.
         directions: at most; fewer than people. steps: of either search.
 
-    Raises ValueError for fewer than 4 people, or one with less than two windows.
+    Raises ValueError for fewer than 5 people, one whose words are too few to cut into two, or people who all say the same.
     """
     if directions < 1 or steps < 1:
         raise ValueError(f"directions and steps are positive, got {directions} and {steps}")
     if len(people) < FEWEST:
         raise ValueError(f"voices are learned from {FEWEST} people or more, got {len(people)}")
+    if not depths_of(model.backbone)[0]:
+        raise ValueError(
+            f"{type(model.backbone).__name__} does not say what its layers are: no voice can be heard in it"
+        )
     was_training, chance = model.training, random.Random(seed)
-    said = {name: _windows(model, name, texts) for name, texts in people.items()}
-    held_out = list(said)[::_HELD_OUT]
-    known = [name for name in said if name not in held_out]
     model.eval()
     try:
-        with reading(model), torch.enable_grad():
+        with reading(model), torch.inference_mode(False), torch.enable_grad():
+            said = {name: _texts(model, name, texts) for name, texts in people.items()}
+            order = chance.sample(list(said), len(said))
+            held_out, known = order[::_HELD_OUT], [name for at, name in enumerate(order) if at % _HELD_OUT]
+            choosing, judging = held_out[::2], held_out[1::2] or held_out
             mean = _shared(model, [said[name] for name in known], steps, chance)
             told = tqdm(said.items(), "hearing people", leave=False)
             heard = {name: _hearings(model, texts, mean, chance) for name, texts in told}
-            voices = _closed_form([heard[name] for name in known], mean, directions)
-            pairs = [one for name in held_out for one in _pairs(heard[name], said[name], chance)]
-            chance.shuffle(pairs)
-            return _tuned(model, voices, [(heard[name], said[name]) for name in known], pairs[:_JUDGED], steps, chance)
+
+            def pairs(names: Sequence[str]) -> list[Pair]:
+                found = [pair for name in names for pair in _pairs(heard[name], said[name], chance)]
+                return chance.sample(found, min(len(found), _JUDGED))
+
+            start = _closed_form([heard[name] for name in known], mean, directions)
+            voices = _tuned(model, start, [(heard[name], said[name]) for name in known], pairs(choosing), steps, chance)
+            judged = pairs(judging)
+            silent = replace(voices, loadings=torch.zeros_like(voices.loadings))
+            bare, alone, own = (_worth(model, one, judged) for one in (None, silent, voices))
+            return replace(voices, people=len(known), gained=(alone - bare, own - bare))
     finally:
         model.train(was_training)
 
 
-def _windows(model: CausalQwenForCausalLM, name: str, texts: Sequence[str | Observation]) -> Texts:
-    length = min(WINDOW, model.config.context_length or WINDOW)
-
-    def whole(text: str | Observation) -> list[Window]:
-        return [one for one in contexts_of(model, text, length) if len(one[0].ids) == length]
-
-    said = [
-        Observation(text) if isinstance(text, str) else text for text in ([texts] if isinstance(texts, str) else texts)
-    ]
-    each = [whole(text) for text in said]
-    short = [text.text for text, windows in zip(said, each, strict=True) if not windows and not text.prompt]
-    each = [windows for windows in (*each, whole("\n\n".join(short))) if windows]
-    if len(each) == 1:
-        half = len(each[0]) // 2
-        each = [part for part in (each[0][:half], each[0][half:]) if part]
-    if len(each) < 2:
+def _texts(model: CausalQwenForCausalLM, name: str, texts: str | Observation | Sequence[str | Observation]) -> Texts:
+    given = [texts] if isinstance(texts, str | Observation) else list(texts)
+    if wrong := [one for one in given if not isinstance(one, str | Observation)]:
+        raise ValueError(f"{name!r}: a voice is learned from texts, got {wrong[0]!r}")
+    found: Texts = []
+    gathering = 0  # tokens of short texts that stand together
+    for windows in windows_of(model, given):
+        size = sum(_size(one) for one in windows)
+        if size >= WINDOW or not gathering or gathering + size > _HEARD:
+            found, gathering = [*found, []], 0
+        found[-1] += windows
+        gathering = gathering + size if size < WINDOW else 0
+    found = [windows for windows in found if windows]
+    if len(found) == 1:
+        half = len(found[0]) // 2
+        found = [part for part in (found[0][:half], found[0][half:]) if part]
+    if len(found) < 2:
         raise ValueError(
-            f"{name!r}: a voice is learned from {2 * length} tokens of text at least, {length} of them in one piece"
+            f"{name!r}: a voice is learned from two texts at least, or one of more than {WINDOW} tokens, to be cut into two"
         )
-    return each
+    return found
+
+
+def _size(context: Context) -> int:
+    text, first = context
+    return len(text.ids) - first
 
 
 # ---- what people have in common --------------------------------------------------------------------------------------
@@ -112,7 +128,9 @@ def _shared(model: CausalQwenForCausalLM, people: list[Texts], steps: int, chanc
     return mean.detach()
 
 
-def _descend(model: CausalQwenForCausalLM, search: torch.optim.Optimizer, windows: list[Window], voice: Tensor) -> None:
+def _descend(
+    model: CausalQwenForCausalLM, search: torch.optim.Optimizer, windows: list[Context], voice: Tensor
+) -> None:
     words = Words(model, windows)
     loss = -log_likelihood(model, words, voice).sum() / words.count.sum()
     parameters = [one for group in search.param_groups for one in group["params"]]
@@ -136,51 +154,63 @@ class _Hearing:
 def _hearings(model: CausalQwenForCausalLM, texts: Texts, mean: Tensor, chance: random.Random) -> list[_Hearing]:
     hearings = []
     for index in sorted(chance.sample(range(len(texts)), min(_TEXTS, len(texts)))):
-        start = chance.randrange(max(len(texts[index]) - _HEARD, 0) + 1)
-        scores, counts = score(model, texts[index][start : start + _HEARD], mean)
-        hearings.append(_Hearing(scores.cpu(), counts.cpu(), index))
+        windows, start, size = texts[index], 0, 0
+        while start < len(windows) and size < _HEARD:  # how many from the end hold as much
+            size, start = size + _size(windows[-1 - start]), start + 1
+        start = chance.randrange(len(windows) - start + 1)
+        heard: list[Context] = []
+        for one in windows[start:]:
+            if heard and sum(map(_size, heard)) + _size(one) > _HEARD:
+                break
+            heard.append(one)
+        gradients, counts = zip(*scores(model, heard, mean), strict=True)
+        hearings.append(_Hearing(torch.cat(gradients).cpu(), torch.cat(counts).cpu(), index))
     return hearings
 
 
 def _closed_form(people: list[list[_Hearing]], mean: Tensor, directions: int) -> Voices:
-    """Voices where a window's gradient is F v plus noise of covariance F, v the voice beyond `mean`, F that of gradients
-    within a text, and v is Gaussian between people: their eigenvectors, in units of what varies between people."""
-    texts = [hearing.scores.flatten(1) for hearings in people for hearing in hearings]
-    whose = torch.tensor([who for who, hearings in enumerate(people) for _ in hearings])
-    of_text = torch.tensor([index for index, one in enumerate(texts) for _ in one])
-    windows = torch.cat(texts)
-    spread = windows.std(0)
+    """Voices where the score of n words is n f v plus noise of covariance n f, v the voice beyond `mean`, and v is Gaussian
+    between people: f is that of windows around their person, and voices differ along its eigenvectors."""
+    hearings = [hearing for heard in people for hearing in heard]
+    whose = torch.tensor([who for who, heard in enumerate(people) for _ in heard])
+    counts = torch.cat([one.counts for one in hearings]).float()
+    of_person = whose.repeat_interleave(torch.tensor([len(one.counts) for one in hearings]))
+    by_word = torch.stack([one.scores.flatten(1).sum(0) / one.counts.sum() for one in hearings])
+    centers = _means(by_word, whose)
+    windows = torch.cat([one.scores.flatten(1) for one in hearings]) / counts.sqrt()[:, None]
+    expected = centers.mean(0)
+    left, total = (windows - counts.sqrt()[:, None] * one for one in (centers[of_person], expected))
+    spread, freedom = total.std(0), len(windows) - len(people)
+    if not float(left.abs().max()) > 1e-4 * float(windows.abs().max()):
+        raise ValueError("each person says the same again and again: no voice can be learned from them")
     spread = spread.clamp(min=1e-6 * float(spread.max()))
-    count = min(_COMPONENTS, max((len(windows) - len(texts)) // 2, 1), *windows.shape)
-    axes = torch.linalg.svd(windows / spread, full_matrices=False)[2][:count]
-    places = (windows / spread) @ axes.T
-    means = _means(places, of_text)
-    centers = _means(means, whose)
-    within = _covariance(places - means[of_text], len(windows) - len(texts))
-    between_texts = _covariance(means - centers[whose], len(texts) - len(people))
+    axes = torch.linalg.svd(total / spread, full_matrices=False)[2][: min(_COMPONENTS, max(freedom // 2, 1))]
+    within = _covariance(left / spread @ axes.T, freedom)
+    between_texts = _covariance((by_word - centers[whose]) / spread @ axes.T, len(hearings) - len(people))
     fewer = (1 / torch.bincount(whose)).mean()
-    between = _covariance(centers - centers.mean(0), len(people) - 1) - fewer * between_texts
-    ridge = 1e-3 * within.diagonal().mean() * torch.eye(count)
+    between = _covariance((centers - expected) / spread @ axes.T, len(people) - 1) - fewer * between_texts
+    ridge = 1e-3 * within.diagonal().mean() * torch.eye(len(axes))
     root = torch.linalg.cholesky(within + ridge)
     whitened = torch.linalg.solve_triangular(
         root, torch.linalg.solve_triangular(root, between, upper=False).T, upper=False
     )
     sizes, vectors = torch.linalg.eigh((whitened + whitened.T) / 2)
-    kept = min(directions, len(people) - 1, count)
-    sizes, vectors = sizes.flip(0)[:kept].clamp(min=1e-3), vectors.flip(1)[:, :kept]
+    kept = min(directions, len(people) - 1, len(axes))
+    sizes, vectors = sizes.flip(0)[:kept], vectors.flip(1)[:, :kept]
+    sizes = sizes.clamp(min=max(1e-4 * float(sizes[0]), 1e-9))
     loadings = torch.linalg.solve_triangular(root.T, vectors * sizes.sqrt(), upper=True).T @ axes / spread
-    per_window = float(torch.cat([one.counts for hearings in people for one in hearings]).float().mean())
     shape = (kept, *mean.shape)
     voices = Voices(
         origin=mean,
+        expected=expected.view_as(mean).to(mean),
         mean=mean,
         loadings=loadings.view(shape).to(mean),
-        probes=(loadings * (per_window / sizes)[:, None]).view(shape).to(mean),
-        patience=(per_window * _CAUTION / sizes).to(mean),
+        probes=(loadings / sizes[:, None]).view(shape).to(mean),
+        patience=(_CAUTION / sizes).to(mean),
         reach=1e6,
     )
-    told = [voices.place(one.scores.sum(0), int(one.counts.sum())) for hearings in people for one in hearings]
-    return replace(voices, reach=_REACH * float(torch.stack(told).square().sum(1).mean().sqrt()))
+    places = torch.stack([voices.place(one.scores.sum(0), int(one.counts.sum())) for one in hearings])
+    return replace(voices, reach=_REACH * float(places.square().sum(1).mean().sqrt()))
 
 
 def _means(rows: Tensor, groups: Tensor) -> Tensor:
@@ -194,7 +224,7 @@ def _covariance(rows: Tensor, freedom: int) -> Tensor:
 
 # ---- so that a text of somebody tells most of another ----------------------------------------------------------------
 
-Pair = tuple[Tensor, int, Window]
+Pair = tuple[Tensor, int, Context]
 """What somebody is heard by: score [L, H] and tokens; and a window of another text of theirs."""
 
 
@@ -212,11 +242,11 @@ def _tuned(
     model: CausalQwenForCausalLM,
     voices: Voices,
     people: list[tuple[list[_Hearing], Texts]],
-    held_out: list[Pair],
+    choosing: list[Pair],
     steps: int,
     chance: random.Random,
 ) -> Voices:
-    """`mean`, `loadings` and `probes` by gradients, as they are when people held out are told most; and what they gain."""
+    """`mean`, `loadings` and `probes` by gradients, as they are when the windows of `choosing` are told most."""
     sizes = [one.square().mean().sqrt() for one in (voices.loadings, voices.probes)]
     shift = torch.zeros_like(voices.mean, requires_grad=True)
     loadings, probes = (
@@ -229,12 +259,11 @@ def _tuned(
     def now() -> Voices:
         return replace(voices, mean=voices.mean + shift, loadings=loadings * sizes[0], probes=probes * sizes[1])
 
-    bare = _worth(model, None, held_out)
-    alone = _worth(model, replace(voices, loadings=0 * voices.loadings), held_out) - bare
-    best, gained = voices, _worth(model, voices, held_out) - bare
+    best, most = voices, _worth(model, voices, choosing)
+    bare = _worth(model, None, choosing)
     progress = tqdm(range(1, steps + 1), "how people differ", leave=False)
     for step in progress:
-        progress.set_postfix(gained=f"{gained:.3f} nats a token")
+        progress.set_postfix(gained=f"{most - bare:.3f} nats a token")
         pairs = [
             _pairs([chance.choice(heard)], texts, chance, short=True)[0]
             for heard, texts in chance.choices(people, k=_BATCH)
@@ -243,11 +272,9 @@ def _tuned(
         spoken = torch.stack([found.heard(told, tokens) for told, tokens, _ in pairs])
         _descend(model, search, [window for *_, window in pairs], spoken)
         falling.step()
-        if step % max(steps // _CHECKS, 1) == 0:
-            worth = _worth(model, now(), held_out) - bare
-            if worth > gained:
-                best, gained = now().to(model.device), worth
-    return replace(best, people=len(people), gained=(alone, gained))
+        if step % max(steps // _CHECKS, 1) == 0 and (worth := _worth(model, now(), choosing)) > most:
+            best, most = now().to(model.device), worth
+    return best
 
 
 @torch.no_grad()
