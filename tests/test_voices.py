@@ -28,11 +28,16 @@ from causalqwen.evaluation.portrait import write_portrait
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.depths import decoder_layers, depths_of
 from causalqwen.modeling.hearing import Words, log_likelihood, scores, told, windows_of
+from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.telling import favoured_tokens, what_told
+from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
 from causalqwen.training.voices import _closed_form, _Hearing, _pairs, _texts
+from causalqwen_vllm.wishes import Wish, check_silent
 from conftest import graft_tiny
 from test_cli import run, write
+from test_copying import random_head
+from test_serving import PROMPT, held, serving, talker, until
 
 SAID = "The people of this nation will not forget what they did here, and 25 of them said so."
 
@@ -110,7 +115,7 @@ def test_a_voice_is_heard_in_its_own_pass_alone(tiny_llama):
 
 @pytest.mark.parametrize("numbers", [False, True])
 def test_the_score_is_the_gradient_of_the_likelihood(tiny_tokenizer, numbers):
-    model = graft_tiny("llama", tiny_tokenizer).double().requires_grad_(False)
+    model = graft_tiny("qwen2", tiny_tokenizer).double().requires_grad_(False)
     model.config.value_range = [0.0, 100.0] if numbers else None
     contexts = model.contexts([Observation(SAID, "She said:"), SAID, SAID], 64)
     origin, towards = random_voice(model).double(), random_voice(model, 1).double()
@@ -243,6 +248,71 @@ def test_a_text_is_that_of_a_backbone_with_the_voice_built_in(tiny_tokenizer, pr
         texts(model, [who, other])
 
 
+def test_rows_of_several_voices_keep_their_order(tiny_llama):
+    """Copies of a prompt stand side by side, each with its own individual."""
+    who = [speaker(tiny_llama, 1), Individual.nobody(32), speaker(tiny_llama, 2)]
+    inputs = tiny_llama.processor(["We the"] * 3, return_tensors="pt")
+    settings = {"max_new_tokens": 8, "pad_token_id": 2, "eos_token_id": None}
+
+    def texts(individual, count: int, given) -> list[list[int]]:
+        plan = CausalDecoding.preset("persona", individual=individual, seed=5)
+        return tiny_llama.generate(
+            **given, causal_decoding=plan, num_return_sequences=count, **settings
+        ).sequences.tolist()
+
+    alone = [row for one in who for row in texts(one, 2, {name: column[:1] for name, column in inputs.items()})]
+    assert texts(who, 2, inputs) == alone and alone[0] != alone[1] != alone[2]
+
+
+def test_a_copied_number_is_found_under_the_voice(tiny_tokenizer):
+    def copier():
+        return random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True, number_context="value"))
+
+    model, who = copier(), speaker(copier(), size=0.5)
+    built = with_voice_built_in(copier(), who.voice)
+    inputs = model.processor("One is 5, one is 7.25, one is 31, and so", return_tensors="pt")
+    number = model.config.num_token_id
+    asked = {"max_new_tokens": 12, "pad_token_id": 2, "eos_token_id": None}
+
+    def values(of: CausalQwenForCausalLM, individual: Individual) -> list[float]:
+        plan = CausalDecoding.preset("shared-individual", individual=individual)
+        forced = [ForceTokens([ForcedToken(place, number, None) for place in range(0, 12, 2)])]
+        return of.generate(**inputs, causal_decoding=plan, logits_processor=forced, **asked).numeric_values[0].tolist()
+
+    own = values(model, who)
+    assert own == pytest.approx(values(built, Individual.nobody(32)), rel=1e-5)
+    assert own != pytest.approx(values(model, Individual.nobody(32)), rel=1e-3)
+
+
+def test_a_server_lets_voices_speak_beside_others(tiny_tokenizer, tmp_path):
+    model = talker(tiny_tokenizer)
+    people = {"Vera": speaker(model), "Ann": Individual.from_seed(11, 32)}
+    for name, one in people.items():
+        one.save(tmp_path / f"{name}.safetensors")
+    fitting = load_individuals(tmp_path, 32, depths_of(model.backbone))
+    for depths, told_of in (((5, 32), "has 5 layers of 32"), (None, "hears no voices")):
+        with pytest.raises(ValueError, match=f"Vera in .* has a voice for 2 layers of 32, and this backbone {told_of}"):
+            load_individuals(tmp_path, 32, depths)
+    causal = {"preset": "shared-individual"}
+    with serving(model, individuals=fitting) as server, ThreadPoolExecutor(3) as pool:
+        with held(model) as gate:
+            jobs = [pool.submit(server.complete, causal | {"individual": name}) for name in people]
+            until(lambda: server.metric("causalqwen_running") + server.metric("causalqwen_waiting") == 2)
+            gate.set()
+            said = [job.result().choices[0].text for job in jobs]
+        status, told_of = server.send({"model": "tiny", "individuals": ["Vera"]}, "/v1/individuals")
+        assert status == 200 and b"heard at every depth" in told_of
+    inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
+    for text, one in zip(said, people.values(), strict=True):
+        plan = CausalDecoding(individual=one).fresh_at(model.config.text_temperature)
+        out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
+        assert PROMPT + text == model.processor.decode(out.sequences[0], out.numeric_values[0])
+    with pytest.raises(ValueError, match="serve them by `causalqwen serve`"):
+        check_silent(people["Vera"])
+    with pytest.raises(ValueError, match="serve them by `causalqwen serve`"):
+        Wish.read({"preset": "persona", "individual": str(tmp_path / "Vera.safetensors")})
+
+
 def test_choices_and_worlds_are_heard_under_the_voice(tiny_tokenizer):
     model, who = graft_tiny("llama", tiny_tokenizer), speaker(graft_tiny("llama", tiny_tokenizer), size=0.3)
     built = with_voice_built_in(graft_tiny("llama", tiny_tokenizer), who.voice)
@@ -285,10 +355,19 @@ def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
 
 
 def test_numbers_are_nobodys(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer)
+    """Where a number is asked; in a text that somebody wrote they follow the voice, as the text does."""
+    model, who = graft_tiny("llama", tiny_tokenizer), speaker(graft_tiny("llama", tiny_tokenizer))
     model.config.value_range = [0.0, 100.0]
-    plain, own = (model.predict_number("The number is", individual=who)[0] for who in (None, speaker(model)))
+    plain, own = (model.predict_number("The number is", individual=one)[0] for one in (None, who))
     assert (plain.loc, plain.scale) == (own.loc, own.scale)
+    built = with_voice_built_in(graft_tiny("llama", tiny_tokenizer), who.voice)
+    observed = Observation(" 25 and 31 of them", "We counted")
+    ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=who)
+    z = built.features(model.processor("We counted", prompt=True, return_tensors="pt")["input_ids"]).last_hidden_state
+    found = next(iter(model.value_predictions(world, who).values())).loc
+    assert found == pytest.approx(model.predict_values(z[:, -1])[0].loc, rel=1e-3) and found != pytest.approx(
+        plain.loc, rel=1e-2
+    )
 
 
 def test_arithmetic_of_voices(tiny_llama):
@@ -297,7 +376,15 @@ def test_arithmetic_of_voices(tiny_llama):
     torch.testing.assert_close(mix(nobody, bob, 0.25).voice, 0.25 * bob.voice)
     torch.testing.assert_close(move(ann, ann, bob, 2.0).voice, 2 * bob.voice - ann.voice)
     torch.testing.assert_close(mean([ann, bob, nobody]).voice, (ann.voice + bob.voice) / 3)
-    assert mix(nobody, Individual.from_seed(2, 32)).voice is None
+    for silent in (
+        mix(nobody, Individual.from_seed(2, 32)),
+        mix(nobody, bob, 0.0),
+        move(nobody, bob, bob),
+        move(nobody, ann, bob, 0),
+    ):
+        assert silent.voice is None and silent.knows_values
+    known = tiny_llama.abduct(SAID)
+    assert torch.equal(mix(ann, known).draw(3).voice, mix(ann, known).voice)
     between = mix(ann, bob, 0.4)
     found = nearest(between, {"bob": bob, "ann": ann}, 2)
     assert [name for name, _ in found] == ["ann", "bob"]
