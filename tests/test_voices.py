@@ -32,6 +32,7 @@ from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.telling import favoured_tokens, what_told
 from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
+from causalqwen.training import voices as learning
 from causalqwen.training.voices import _closed_form, _Hearing, _pairs, _texts
 from causalqwen_vllm.wishes import Wish, check_silent
 from conftest import graft_tiny
@@ -421,6 +422,9 @@ def test_the_closed_form_is_the_posterior_mean_of_people_like_those_it_knows():
     voices = _closed_form([heard for _, heard in people], torch.zeros(layers, size), 2)
     sizes = 30 / voices.patience  # eigenvalues: of what varies between people, in units of f
     torch.testing.assert_close(voices.expected.flatten(), fisher * common, rtol=0.2, atol=2e-3)
+    free = replace(voices, reach=1e6)
+    places = [free.place(one.scores.sum(0), int(one.counts.sum())) for heard in people for one in heard[1]]
+    assert voices.reach == pytest.approx(2 * torch.stack(places).square().sum(1).mean().sqrt().item(), rel=1e-3)
     exact = torch.linalg.eigvalsh(true * fisher @ true.T).flip(0)
     torch.testing.assert_close(sizes, exact, rtol=0.25, atol=0.0)
     missed = torch.zeros(2)
@@ -458,6 +462,7 @@ def test_one_text_of_somebody_tells_of_another(learned):
     model, kinds, _, voices = learned
     alone, heard = voices.gained
     assert voices.people == 8 and heard > alone + 0.05, voices
+    assert not torch.equal(voices.mean, voices.origin) and not voices.loadings.requires_grad
     who = [model.abduct(kinds.text(kind, 60), prior=voices) for kind in (0, 1)]
     later = [
         [one for windows in windows_of(model, [kinds.text(kind) for _ in range(4)]) for one in windows]
@@ -491,6 +496,19 @@ def test_voices_are_the_same_again(learned):
     first, again, other = (learn_voices(model, people, steps=2, directions=3, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.loadings, again.loadings) and first.gained == again.gained and len(first.loadings) == 3
     assert not torch.equal(first.mean, other.mean)
+
+
+def test_steps_that_help_nobody_are_not_taken(tiny_llama, monkeypatch):
+    kinds, starts = TwoKinds(), []
+
+    def worth(model, voices, pairs):
+        return float(voices is not None and torch.equal(voices.loadings, starts[0].loadings))
+
+    monkeypatch.setattr(learning, "_worth", worth)
+    monkeypatch.setattr(learning, "_closed_form", lambda *given: starts.append(_closed_form(*given)) or starts[0])
+    people = {f"{place}": [kinds.text(place % 2, 70) for _ in range(3)] for place in range(6)}
+    found = learn_voices(tiny_llama, people, steps=6)
+    assert torch.equal(found.loadings, starts[0].loadings) and found.gained == (0.0, 1.0)
 
 
 def test_whom_voices_cannot_be_learned_from(tiny_llama):
