@@ -1,6 +1,6 @@
 """What is an individual worth who is heard at every depth, on writers and kinds of text that were not there? (an hour, 2 cores)
 
-Voices (theory 3.17) are learned from presidents before the last twelve, and from writers (experiments/writers.py says how to
+Voices (theory 3.17) are learned from presidents before the last twelve, and from writers (experiments/_writers.py says how to
 get them). Judged on the twelve presidents as experiments/words.py judges them, and on six kinds of text by nobody who was
 there: the start is known (1,024 tokens), 2,048 later ones are scored in windows of 256, in nats a token over the bare backbone
 on the same tokens. Beside it what all voices have in common, which knows nobody; and the known tokens before each window.
@@ -13,17 +13,17 @@ import argparse
 import re
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from _writers import kinds, writers
 from individuals import presidents, start_of
-from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 from words import Known, windows
-from writers import kinds, writers
 
-from causalqwen import CausalQwenForCausalLM
+from causalqwen import CausalQwenForCausalLM, Individual
 from causalqwen.core import Chain
 from causalqwen.decoding import Voices
 from causalqwen.modeling.precision import reading
@@ -48,10 +48,10 @@ def cut(model: CausalQwenForCausalLM, text: str) -> Known:
 
 
 @torch.no_grad()
-def nats(model: CausalQwenForCausalLM, later: str, voice: Tensor | None, before: str = "") -> float:
+def nats(model: CausalQwenForCausalLM, later: str, who: Individual, before: str = "") -> float:
     """Mean log-likelihood of the tokens of each window but its first, behind what comes before, which is read once."""
     tokenizer, told = model.processor.tokenizer, []
-    length, given = 0, {}
+    length, given, voice = 0, {}, who.voice
     if before:
         ids = tokenizer(before, add_special_tokens=False, verbose=False, return_tensors="pt")["input_ids"]
         cache, length = model.features(ids, voice=voice, use_cache=True).past_key_values, ids.shape[1]
@@ -59,8 +59,10 @@ def nats(model: CausalQwenForCausalLM, later: str, voice: Tensor | None, before:
     for rows in windows(model, later).split(1 if before else 4):
         mask = torch.ones(len(rows), length + rows.shape[1], dtype=torch.long)
         hidden = model.features(rows, mask, voice=voice, **given).last_hidden_state[:, :-1]
+        chain = Chain(model, hidden)
+        loc = chain.loc_U + chain.scale_U * chain.gain * chain.readers[0](who.factor).float()
         with torch.autocast(model.device.type, torch.bfloat16, enabled=model.bf16):
-            scores = Chain(model, hidden).loc_S[..., : model.action.rows].float()
+            scores = chain.words(loc).float()
         told.append(-F.cross_entropy(scores.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"))
         if before:
             cache.crop(-rows.shape[1])
@@ -94,6 +96,7 @@ def main() -> None:
         print(f"{voices}, in {(time.perf_counter() - started) / 60:.0f} minutes", flush=True)
         voices.save(given.voices)
     voices = Voices.load(given.voices)
+    nobody = Individual.nobody(model.config.causal_size)
     judged = {
         "presidents": {
             n: Known(start_of(model, p[0], KNOWN - 1), start_of(model, p[-1], LATER - 1)) for n, p in last.items()
@@ -103,21 +106,24 @@ def main() -> None:
     for title, people in judged.items():
         print(f"\n{len(people)} {title}, none of whom were there")
         started = time.perf_counter()
-        who = {name: model.abduct(one.text, prior=voices, name=name).voice for name, one in people.items()}
+        who = {name: model.abduct(one.text, prior=voices, name=name) for name, one in people.items()}
         print(f"to hear one: {(time.perf_counter() - started) / len(people):.1f} s")
         gains: dict[str, list[float]] = {}
         best, context_best = 0, 0
         with reading(model):
             for name, one in tqdm(people.items(), "scoring", leave=False):
-                bare = nats(model, one.later, None)
-                of = {other: nats(model, one.later, voice) - bare for other, voice in who.items()}
+                bare = nats(model, one.later, nobody)
+                of = {other: nats(model, one.later, heard) - bare for other, heard in who.items()}
                 best += max(of, key=of.__getitem__) == name
-                of_context = {other: nats(model, one.later, None, known.text) - bare for other, known in people.items()}
+                of_context = {
+                    other: nats(model, one.later, nobody, known.text) - bare for other, known in people.items()
+                }
                 context_best += max(of_context, key=of_context.__getitem__) == name
                 values = {
-                    "what all voices have in common": nats(model, one.later, voices.mean) - bare,
-                    "the voice": of[name],
-                    "voices of the others": statistics.mean(value for other, value in of.items() if other != name),
+                    "what all voices have in common": nats(model, one.later, replace(nobody, voice=voices.mean)) - bare,
+                    "the voice alone": nats(model, one.later, replace(nobody, voice=who[name].voice)) - bare,
+                    "the individual": of[name],
+                    "the others": statistics.mean(value for other, value in of.items() if other != name),
                     "the tokens in the context": of_context[name],
                     "both": nats(model, one.later, who[name], one.text) - bare,
                 }
@@ -125,7 +131,7 @@ def main() -> None:
                     gains.setdefault(label, []).append(value)
                 print(f"  {name}: " + ", ".join(f"{label} {value:+.3f}" for label, value in values.items()), flush=True)
         for label, values_of in gains.items():
-            own = {"the voice": best, "the tokens in the context": context_best}.get(label)
+            own = {"the individual": best, "the tokens in the context": context_best}.get(label)
             shown(label, values_of, "" if own is None else f", own the best of all for {own}")
         pairs = list(zip(gains["both"], gains["the tokens in the context"], strict=True))
         print(f"both: better than the context alone for {sum(a > b for a, b in pairs)} of {len(pairs)}")

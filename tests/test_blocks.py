@@ -213,6 +213,10 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tiny_tokenizer, tmp_p
             tmp_path / f"{file}.jsonl",
             rows if file == "rows" else [{"text": f"{r['prompt']} {r['value']}."} for r in rows],
         )
+    writers = [
+        {"text": "the long road goes past the old mill\n" * (9 + i), "individual": f"p{i // 2}"} for i in range(12)
+    ]
+    write(tmp_path / "writers.jsonl", writers)
     write(tmp_path / "questions.jsonl", [{"prompt": "Hours of sleep:", "name": "sleep"}])
     (tmp_path / "table.csv").write_text("name,description,price\n" + "".join(f"a,b {i},{i}\n" for i in range(40)))
     for file in ("said", "one", "other", "speech"):
@@ -223,7 +227,7 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tiny_tokenizer, tmp_p
     for words in told:
         if words[1] not in ("benchmark", "serve", "explore", "doctor"):
             ran.append(run(*("backbone" if word == "smollm2-135m" else word for word in words[1:])))
-    assert len(ran) == 14 and CausalQwenForCausalLM.from_pretrained("trained").config.value_range
+    assert len(ran) == 16 and CausalQwenForCausalLM.from_pretrained("trained").config.value_range
 
 
 @pytest.fixture(scope="module")

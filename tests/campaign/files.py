@@ -148,9 +148,8 @@ class Kinds:
     def _voices(self) -> Voices:
         layers, size = depths_of(self.model.backbone)
         one = torch.linspace(-1, 1, layers * size).view(layers, size)
-        return Voices(
-            one, 2 * one, one[None].repeat(3, 1, 1), 0.1 * one[None].repeat(3, 1, 1), torch.ones(3), 2.0, 5, (0.1, 0.2)
-        )
+        each = one.expand(3, layers, size)
+        return Voices(one, 0 * one, 2 * one, each.clone(), 0.1 * each, torch.ones(3), 2.0, 5, (0.1, 0.2))
 
     def _heard(self, folder: Path) -> Any:
         voices = Voices.load(folder / "voices.safetensors")

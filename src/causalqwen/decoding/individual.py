@@ -127,7 +127,9 @@ class Individual:
         if self.draws is not None:
             return self.draws.double()
         if self.precision is None:
-            raise ValueError(f"{self.name or 'this individual'} is known without a width: nothing is left to draw")
+            raise ValueError(
+                f"{self.name or 'this individual'} is known exactly: it was not inferred from observations"
+            )
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(len(self.factor), count, generator=generator, dtype=torch.float64)
         upper = torch.linalg.cholesky(self.precision).mT

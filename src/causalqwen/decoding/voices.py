@@ -81,7 +81,7 @@ class Voices:
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
         about = {"reach": self.reach, "people": self.people, "gained": self.gained}
-        save_tensors(path, "voices", about, {name: getattr(self, name) for name in _TENSORS})
+        save_tensors(path, "voices", about, {name: getattr(self, name).clone() for name in _TENSORS})
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Voices":

@@ -85,7 +85,7 @@ def abduct(
         observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
             (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
-            e1 is nobody's, and every other setting but the name is without effect or refused.
+            e1 is inferred given that; spread, likelihood and method are refused.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
             people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
@@ -107,14 +107,16 @@ def abduct(
             raise ValueError(
                 "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
             )
-        return _by_voice(model, observations, prior, name)
+        return _by_voice(model, observations, prior, name, evaluations)
     way = _Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
     (heard,) = _hear(model, [observations])
     return way.infer(model, *heard, name)
 
 
-def _by_voice(model: "CausalQwenForCausalLM", observations: Observations, voices: Voices, name: str) -> Individual:
-    """Somebody heard at every depth, by the score of their words at the origin of `voices`."""
+def _by_voice(
+    model: "CausalQwenForCausalLM", observations: Observations, voices: Voices, name: str, evaluations: int
+) -> Individual:
+    """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
     voices.check_depths(*depths_of(model.backbone))
     said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
     texts = [one for one in said if not isinstance(one, Choice)]
@@ -132,10 +134,14 @@ def _by_voice(model: "CausalQwenForCausalLM", observations: Observations, voices
                 raise ValueError("the observations hold no word that something comes before: no voice can be heard")
             voice = voices.heard(score, tokens)
             gained = told(model, contexts, voice) - told(model, contexts, None)
+            read = read_contexts(model, contexts, voice)
     finally:
         model.train(was_training)
-    observed = Observed(tokens, 0, gained, voices.directions(tokens), 1.0, "softmax", "voice")
-    return replace(Individual.nobody(model.config.causal_size), name=name, evidence=(observed,), voice=voice.cpu())
+    who = _Abduction(None, None, "softmax", "mode", evaluations, 0, 0).infer(model, read, [], name)
+    (by_e1,) = who.evidence
+    gained, directions = gained + by_e1.gained, voices.directions(tokens) + by_e1.directions
+    heard = replace(by_e1, method="voice", gained=gained, directions=directions)
+    return replace(who, voice=voice.cpu(), evidence=(heard,))
 
 
 @torch.no_grad()
