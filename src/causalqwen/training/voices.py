@@ -154,10 +154,10 @@ class _Hearing:
 def _hearings(model: CausalQwenForCausalLM, texts: Texts, mean: Tensor, chance: random.Random) -> list[_Hearing]:
     hearings = []
     for index in sorted(chance.sample(range(len(texts)), min(_TEXTS, len(texts)))):
-        windows, start, size = texts[index], 0, 0
-        while start < len(windows) and size < _HEARD:  # how many from the end hold as much
-            size, start = size + _size(windows[-1 - start]), start + 1
-        start = chance.randrange(len(windows) - start + 1)
+        windows, last, size = texts[index], 0, 0
+        while last < len(windows) and size < _HEARD:  # so many at the end hold as much
+            size, last = size + _size(windows[-1 - last]), last + 1
+        start = chance.randrange(len(windows) - last + 1)
         heard: list[Context] = []
         for one in windows[start:]:
             if heard and sum(map(_size, heard)) + _size(one) > _HEARD:
