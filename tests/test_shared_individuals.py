@@ -27,7 +27,7 @@ from causalqwen.individuals import (
 )
 from causalqwen.individuals.sampler import effective_draws, split_rhat
 from causalqwen.modeling.prediction import MixedNumberPrediction
-from causalqwen.parts.crossing import _SHRUNK, Crossing, _Pairs, held, let_cross
+from causalqwen.parts.crossing import _SHRUNK, Crossing, _Pairs, _products, _told_by_components, held, let_cross
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows, collate_facts
 from causalqwen.training.features import FactStore, token_facts
@@ -232,6 +232,37 @@ def test_residuals_tell_in_which_contexts_people_turn_around():
     assert (crossing(x)[0] * crossing(x)[1] < 0).all()
     before = crossing.turn.weight.clone()
     assert not crossing.lean(x, torch.zeros(n), people)[0].any() and torch.equal(crossing.turn.weight, before)
+
+
+def test_so_many_components_as_tell_most_of_people_held_out():
+    """Few people whose levels alone differ, in many contexts: no component. People whose slopes differ too: the first at least."""
+    contexts, place = draws(24, 5, seed=3), torch.arange(240) % 24
+    contexts = torch.linalg.qr(contexts - contexts.mean(0))[0] * torch.tensor([9.0, 7.0, 5.0, 4.0, 3.0]).double()
+    person, phi = torch.arange(240) // 24, torch.cat([torch.ones(24, 1).double(), contexts], dim=1)[place]
+    level, slope = (draws(10, seed=seed)[person] for seed in (1, 2))
+    noise = draws(240, seed=4)
+    alike = 4 * level + noise
+    turning = alike + 3 * slope * contexts[place, 0]
+    for e in (alike, turning):
+        told = _told_by_components(phi, e, person)
+        assert told[0] > max(told[1:]) + 3 if e is alike else told[1] > told[0] + 200
+        expected = [0.0] * 6
+        for size, part in itertools.product(range(6), range(8)):
+            others = person % 8 != part
+            values, vectors = torch.linalg.eigh(_products(phi[others, : size + 1], e[others], person[others]))
+            b = vectors @ values.clamp(min=0).diag() @ vectors.T
+            who = (phi[others, : size + 1] @ b * phi[others, : size + 1]).sum(1).mean()
+            left = (e[others].square().mean() - who).clamp(min=0.01 * e.square().mean())
+            for one in person[person % 8 == part].unique():
+                at = phi[person == one, : size + 1]
+                law = torch.distributions.MultivariateNormal(
+                    torch.zeros(24).double(), at @ b @ at.T + left * torch.eye(24).double()
+                )
+                expected[size] += law.log_prob(e[person == one]).item() + 12 * math.log(2 * math.pi)
+        assert told == pytest.approx(expected, rel=1e-9)
+    crossing = Crossing(5, 16, 8)
+    size, left = crossing.lean(contexts[place].float(), alike, person)
+    assert crossing.turn.weight.abs().max() < 1e-6 and left == pytest.approx(1.0, abs=0.2)  # nobody crosses
 
 
 def world_of_many_contexts(people, contexts, seed=5):

@@ -37,7 +37,8 @@ _OF_A_LEVEL = 100  # pairs of contexts at least: then they tell how large correl
 _NEAR = 2.0  # mean square of correlations at a level, over that of the half of all pairs that are least alike
 _FORMS = ("common", "apart", "one")  # of correlations, beside those of contexts that are alike
 _FOLDS = 4  # of people, one of them held out, and of contexts, each of them hidden in turn
-_HELD = 1000  # of those people, at most
+_PARTS = 8  # of people, each held out in turn: how many components tell most of them
+_HELD = 1000  # of people who are held out, at most
 _PRIOR = 10.0  # values that the mean of all counts for, in a context's own variance
 _TURNS = 200  # of the directions, until r is within bounds
 _MOST_WHO = 0.95  # of a context's standard deviation
@@ -81,8 +82,9 @@ class Crossing(nn.Module):
         opposite, gradients lead to r = 0 and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
-        a constant; the positive eigenvalues of B share the K directions among them. Where contexts are more than these
-        components tell apart, and people enough, each pair of contexts speaks for itself instead (`_lean_on_pairs`).
+        a constant, as many as tell most of people held out; the positive eigenvalues of B share the K directions among them.
+        Where contexts are more than the components tell apart, and people enough, each pair of contexts speaks for itself
+        instead (`_lean_on_pairs`).
 
         Args:
             standardized: x [n, H]. residuals [n]: of the values, on their axis. people: int64 [n], whose each is.
@@ -106,6 +108,10 @@ class Crossing(nn.Module):
         kept = (widths > least).nonzero().flatten()[:_COMPONENTS]
         axes = axes[kept] / widths[kept].unsqueeze(-1) * len(x) ** 0.5  # of the components, each of variance 1
         phi = torch.cat([x.new_ones(len(x), 1), (x - mean) @ axes.T], dim=1)
+        if bool(e.any()) and int(people.max()) > 0:
+            told = _told_by_components(phi, e, people)
+            axes = axes[: told.index(max(told))]
+            phi = phi[:, : 1 + len(axes)]
         values, vectors = torch.linalg.eigh(_products(phi, e, people))
         values = values.clamp(min=0)
         places = _shared_out(values, self.turn.out_features)
@@ -326,6 +332,35 @@ def _products(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
     design.diagonal().add_(_RIDGE * design.diagonal().mean().clamp(min=1e-12))
     found = torch.linalg.solve(design, wanted).view(k, k)
     return (found + found.T) / 2
+
+
+def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> list[float]:
+    """Sum of log p of the values e [n] of people who are held out in turn, up to a constant, where the first 0, 1, ... of the
+    components phi [n, 1 + k] stand beside its constant: e of one person is Gaussian with covariance phi B phi' + noise, B and
+    the noise those of the others."""
+    owners, people = people.unique(return_inverse=True)
+    known = people < _HELD
+    phi, e, people, count, k = phi[known], e[known], people[known], min(len(owners), _HELD), phi.shape[1]
+    fold = torch.arange(count, device=e.device) % min(_PARTS, count)
+
+    def sums(rows: Tensor) -> Tensor:
+        return rows.new_zeros(count, *rows.shape[1:]).index_add(0, people, rows)
+
+    gram, told = sums(phi.unsqueeze(-1) * phi.unsqueeze(-2)), sums(phi * e.unsqueeze(-1))
+    squares, counts, least = sums(e.square()), people.bincount(), _LEAST_NOISE * e.square().mean()
+    found = [0.0] * k
+    for size, part in itertools.product(range(1, k + 1), range(int(fold.max()) + 1)):
+        held, others = fold == part, (fold != part)[people]
+        of, said = phi[others, :size], e[others]
+        values, vectors = torch.linalg.eigh(_products(of, said, people[others]))
+        root = vectors * values.clamp(min=0).sqrt()
+        noise = (said.square().mean() - (of @ root).square().sum(1).mean()).clamp(min=least)
+        factor = torch.linalg.cholesky(torch.eye(size).to(e) + root.T @ gram[held, :size, :size] @ root / noise)
+        half = torch.linalg.solve_triangular(factor, (told[held, :size] @ root).unsqueeze(-1), upper=False)
+        lost = (squares[held] - half.square().sum((1, 2)) / noise) / noise + counts[held] * noise.log()
+        lost += 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
+        found[size - 1] -= 0.5 * lost.sum().item()
+    return found
 
 
 def _shared_out(values: Tensor, count: int) -> Tensor:
