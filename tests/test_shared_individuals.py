@@ -263,6 +263,8 @@ def test_so_many_components_as_tell_most_of_people_held_out():
     crossing = Crossing(5, 16, 8)
     size, left = crossing.lean(contexts[place].float(), alike, person)
     assert crossing.turn.weight.abs().max() < 1e-6 and left == pytest.approx(1.0, abs=0.2)  # nobody crosses
+    crossing.lean(contexts[place].float(), alike, torch.full_like(person, 3))  # one person alone is held out from nobody
+    assert crossing.turn.weight.isfinite().all()
 
 
 def world_of_many_contexts(people, contexts, seed=5):

@@ -108,7 +108,7 @@ class Crossing(nn.Module):
         kept = (widths > least).nonzero().flatten()[:_COMPONENTS]
         axes = axes[kept] / widths[kept].unsqueeze(-1) * len(x) ** 0.5  # of the components, each of variance 1
         phi = torch.cat([x.new_ones(len(x), 1), (x - mean) @ axes.T], dim=1)
-        if bool(e.any()) and int(people.max()) > 0:
+        if bool(e.any()) and len(people.unique()) > 1:
             told = _told_by_components(phi, e, people)
             axes = axes[: told.index(max(told))]
             phi = phi[:, : 1 + len(axes)]
