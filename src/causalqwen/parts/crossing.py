@@ -82,9 +82,9 @@ class Crossing(nn.Module):
         opposite, gradients lead to r = 0 and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
-        a constant, as many as tell most of people held out; the positive eigenvalues of B share the K directions among them.
-        Where contexts are more than the components tell apart, and people enough, each pair of contexts speaks for itself
-        instead (`_lean_on_pairs`).
+        a constant, fewer where people held out are told more by fewer; the positive eigenvalues of B share the K directions
+        among them. Where contexts are more than the components tell apart, and people enough, each pair of contexts speaks
+        for itself instead (`_lean_on_pairs`).
 
         Args:
             standardized: x [n, H]. residuals [n]: of the values, on their axis. people: int64 [n], whose each is.
@@ -109,8 +109,7 @@ class Crossing(nn.Module):
         axes = axes[kept] / widths[kept].unsqueeze(-1) * len(x) ** 0.5  # of the components, each of variance 1
         phi = torch.cat([x.new_ones(len(x), 1), (x - mean) @ axes.T], dim=1)
         if bool(e.any()) and len(people.unique()) > 1:
-            told = _told_by_components(phi, e, people)
-            axes = axes[: told.index(max(told))]
+            axes = axes[: _components(_told_by_components(phi, e, people))]
             phi = phi[:, : 1 + len(axes)]
         values, vectors = torch.linalg.eigh(_products(phi, e, people))
         values = values.clamp(min=0)
@@ -334,10 +333,19 @@ def _products(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
     return (found + found.T) / 2
 
 
-def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> list[float]:
-    """Sum of log p of the values e [n] of people who are held out in turn, up to a constant, where the first 0, 1, ... of the
-    components phi [n, 1 + k] stand beside its constant: e of one person is Gaussian with covariance phi B phi' + noise, B and
-    the noise those of the others."""
+def _components(told: Tensor) -> int:
+    """How many components to look at, by what each person is told [1 + k, people] under 0, 1, ..., k of them: all, or those
+    fewer ones that tell most, where that is more than what all tell by a standard error of the difference between people."""
+    gains = told - told[-1]
+    total = gains.sum(1)
+    total[total <= gains.std(1) * gains.shape[1] ** 0.5] = 0.0
+    return int(total.argmax()) if bool(total.any()) else len(told) - 1
+
+
+def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
+    """log p of the values e [n] of each person, who are held out in turn, up to a constant, where the first 0, 1, ... of the
+    components phi [n, 1 + k] stand beside its constant, [1 + k, people]: e of one person is Gaussian with covariance
+    phi B phi' + noise, B and the noise those of the others."""
     owners, people = people.unique(return_inverse=True)
     known = people < _HELD
     phi, e, people, count, k = phi[known], e[known], people[known], min(len(owners), _HELD), phi.shape[1]
@@ -348,7 +356,7 @@ def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> list[float]:
 
     gram, told = sums(phi.unsqueeze(-1) * phi.unsqueeze(-2)), sums(phi * e.unsqueeze(-1))
     squares, counts, least = sums(e.square()), people.bincount(), _LEAST_NOISE * e.square().mean()
-    found = [0.0] * k
+    found = e.new_empty(k, count)
     for size, part in itertools.product(range(1, k + 1), range(int(fold.max()) + 1)):
         held, others = fold == part, (fold != part)[people]
         of, said = phi[others, :size], e[others]
@@ -358,8 +366,7 @@ def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> list[float]:
         factor = torch.linalg.cholesky(torch.eye(size).to(e) + root.T @ gram[held, :size, :size] @ root / noise)
         half = torch.linalg.solve_triangular(factor, (told[held, :size] @ root).unsqueeze(-1), upper=False)
         lost = (squares[held] - half.square().sum((1, 2)) / noise) / noise + counts[held] * noise.log()
-        lost += 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
-        found[size - 1] -= 0.5 * lost.sum().item()
+        found[size - 1, held] = -0.5 * (lost + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1))
     return found
 
 
