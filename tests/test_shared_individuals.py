@@ -271,7 +271,7 @@ def test_so_many_components_as_tell_most_of_people_held_out():
                 expected[size, one] = law.log_prob(e[person == one]) + 12 * math.log(2 * math.pi)
         torch.testing.assert_close(told, expected)
     told = torch.zeros(3, 20).double()
-    told[0, 0], told[1, :2] = 5.0, 4.0  # because of one person, and of two
+    told[0, 0], told[0, 1], told[1, :2] = 6.0, -1.0, 4.0  # because of one person, and of two
     assert (_components(told), _components(told[[0, 2]]), _components(-told)) == (1, 1, 2)
     crossing = Crossing(5, 16, 8)
     size, left = crossing.lean(contexts[place].float(), alike, person)
