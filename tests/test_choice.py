@@ -17,11 +17,12 @@ from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
-from causalqwen.training.choice import Tried, choosing, clearly_better, hold_out
+from causalqwen.training.choice import choosing, hold_out
 from causalqwen.training.features import COLUMNS
 from causalqwen.training.run import learn
 from causalqwen.training.scores import coverage_by_scale, uneven_coverage
 from causalqwen.training.stages import _RIDGES, _ridge
+from causalqwen.training.trials import Tried, clearly_better
 from conftest import graft_tiny
 
 
@@ -359,23 +360,23 @@ def test_more_passes_go_with_less_dropout_in_as_many_updates_of_any_number_of_ro
     numbers = LearnedNumbers(torch.arange(9.0), torch.zeros(9, dtype=torch.bool), [None] * 9)
     made = choice.Choice(model, range(3000), range(9), numbers, set(), TrainSettings(), tmp_path, print)
     plain, longer = {"value_branch_dropout": 0.5, "value_branch_direct": False}, choice.LESS_DROPOUT
-    assert [made.stage_of(plain, rows).epochs for rows in (2048, 3000, 45_000)] == [12, 12, 12]
-    assert [made.stage_of(plain | longer, rows).epochs for rows in (2048, 3000, 45_000)] == [60, 41, 12]
-    assert made.stage_of(plain | {"value_branch_direct": True}, 2048).learning_rate == choice.REGRESSION_RATE
+    assert [made.stage_of(plain, range(rows)).epochs for rows in (2048, 3000, 45_000)] == [12, 12, 12]
+    assert [made.stage_of(plain | longer, range(rows)).epochs for rows in (2048, 3000, 45_000)] == [60, 41, 12]
+    assert made.stage_of(plain | {"value_branch_direct": True}, range(2048)).learning_rate == choice.REGRESSION_RATE
 
 
 def test_what_is_chosen_is_trained_as_it_was_tried(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
-    from causalqwen.training import choice
+    from causalqwen.training import choice, trials
 
     monkeypatch.setattr(choice, "TIMES_LONGER", 2)
     monkeypatch.setattr(choice, "clearly_better", lambda plain, other: other if "0.2" in str(other.config) else plain)
-    model, stages, trainer = graft_tiny("llama", tiny_tokenizer), [], choice.TRAINERS["values"]
+    model, stages, trainer = graft_tiny("llama", tiny_tokenizer), [], trials.TRAINERS["values"]
 
     def noted(run):
         stages.append((run.settings.values, run.model.config.value_branch_dropout))
         trainer(run)
 
-    monkeypatch.setitem(choice.TRAINERS, "values", noted)
+    monkeypatch.setitem(trials.TRAINERS, "values", noted)
     train(model, skewed(model, 96, 0), skewed(model, 48, 1), tmp_path / "run", say=lambda line: None)
     *tried, (stage, dropout) = stages
     assert dropout == 0.2 and stage.epochs == 24
@@ -400,10 +401,10 @@ def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path, few_updates)
             "affine", "symlog", "quantile"
         }  # fmt: skip
     plain = graft_tiny("llama", tiny_tokenizer)
-    assert not choosing(plain, learned, TrainSettings(values=ValueStage()))
-    assert not choosing(graft_tiny("llama", tiny_tokenizer, start="documents"), learned, TrainSettings())
-    assert choosing(plain, learned, TrainSettings.from_dict({"values": "auto"}))
-    assert not choosing(model, learned, TrainSettings())  # its values were learned: their axis stays
+    assert not choosing(plain, TrainSettings(values=ValueStage()))
+    assert not choosing(graft_tiny("llama", tiny_tokenizer, start="documents"), TrainSettings())
+    assert choosing(plain, TrainSettings.from_dict({"values": "auto"}))
+    assert not choosing(model, TrainSettings())  # its values were learned: their axis stays
 
 
 def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):

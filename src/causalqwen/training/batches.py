@@ -28,15 +28,7 @@ class FactRows(torch.utils.data.Dataset):
         classes: Sequence[int] | None = None,
     ) -> None:
         self.store, self.classes = store, classes
-        groups: dict[str, list[int]] = {}
-        alone = []
-        for row in range(len(store)):
-            owner = owners[row] if owners is not None else None
-            if owner is None:
-                alone.append([row])
-            else:
-                groups.setdefault(owner, []).append(row)
-        self.groups, self.people = [*groups.values(), *alone], len(groups)
+        self.groups, self.people = rows_of_people([None] * len(store) if owners is None else owners)
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -51,6 +43,18 @@ class FactRows(torch.utils.data.Dataset):
     def collate(self, groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
         """`collate_facts`."""
         return collate_facts(groups)
+
+
+def rows_of_people(owners: Sequence[str | None]) -> tuple[list[list[int]], int]:
+    """The rows of each individual, in the order in which they are met, then each row of nobody's; and how many individuals."""
+    groups: dict[str, list[int]] = {}
+    alone = []
+    for row, owner in enumerate(owners):
+        if owner is None:
+            alone.append([row])
+        else:
+            groups.setdefault(owner, []).append(row)
+    return [*groups.values(), *alone], len(groups)
 
 
 class ExampleRows(torch.utils.data.Dataset):

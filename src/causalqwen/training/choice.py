@@ -4,15 +4,11 @@ A handful of value branches are trained on kept features, in a fixed order, and 
 The choice is a matter of minutes beside the reading of the rows; `causalqwen train` says beforehand how many fits it may take.
 """
 
-import copy
 import dataclasses
-import json
 import math
-import shutil
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,23 +17,19 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data import Example
-from causalqwen.files import write_text, writing
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.grafting import renew_values
 from causalqwen.numbers import CRPS_LEVELS, symlog
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.class_axes import fits_each_class
 from causalqwen.parts.copying import Candidates
-from causalqwen.training import ranks
-from causalqwen.training.axes import LearnedNumbers, fit_axes
+from causalqwen.training.axes import LearnedNumbers
 from causalqwen.training.features import FactStore
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
-from causalqwen.training.stages import TRAINERS, Run
-from causalqwen.training.trainer import BriefTrainer, CausalTrainer
+from causalqwen.training.trials import FAMILIES, LESS_DROPOUT, Drawn, Fold, Trials, Tried, clearly_better
 
-FAMILIES = ("gaussian", "cauchy")
+AXES = ("affine", "log", "quantile")
 READER = {"copy_numbers": True}
 """The graft that reads rows for all that are tried: the numbers in them too."""
 
@@ -45,15 +37,11 @@ BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_branch_members": 4
 """Of every graft that is tried: what is not chosen between (experiments 13)."""
 
 STAGE = ValueStage(epochs=12, center=True)
-EVALUATIONS = 12
 CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
 """Where classes have axes of their own: several are learned more slowly than one."""
 
-LESS_DROPOUT, TIMES_LONGER = {"value_branch_dropout": 0.2}, 5
-"""What follows closely from the text is learned in many passes, with little dropout; other values are not (experiments 16)."""
-
-CHOICE = "choice.json"
-"""What was tried and chosen, beside the records of a run."""
+TIMES_LONGER = 5
+"""Passes where less dropout is tried."""
 
 REGRESSION_RATE = 3e-4
 """Where the start is a regression already."""
@@ -70,17 +58,12 @@ FEWEST_HELD, HELD_SHARE = 20, 0.2
 _SAID_AGAIN = 8
 """So many training values have to stand in their contexts before copying is tried."""
 
-_LEVEL = 1e-4  # what two models of which neither is better may differ by, relative CRPS
-_DIVERGED = 1e9  # the score of a row without one, above all others
 
-
-def choosing(model: CausalQwenForCausalLM, examples: Sequence[Example], settings: TrainSettings) -> bool:
-    """Whether there is something to choose: a faithful graft whose values were never learned, on rows that name nobody."""
+def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
+    """Whether there is something to choose: a faithful graft whose values were never learned."""
     config = model.config
     fresh = config.value_range is None and config.start == "faithful" and config.value_branch
-    return (
-        isinstance(settings.values, ChosenStage) and fresh and all(example.individual is None for example in examples)
-    )
+    return isinstance(settings.values, ChosenStage) and fresh
 
 
 def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
@@ -98,20 +81,7 @@ def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example],
             break
         held += groups[place]
     rest = sorted(set(range(len(examples))) - set(held))
-    return _Drawn(examples, rest), _Drawn(examples, sorted(held))
-
-
-class _Drawn(Sequence[Example]):
-    """Some of the examples, which may lie on disk."""
-
-    def __init__(self, examples: Sequence[Example], indices: list[int]) -> None:
-        self.examples, self.indices = examples, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.examples[self.indices[index]]
+    return Drawn(examples, rest), Drawn(examples, sorted(held))
 
 
 @dataclass(frozen=True)
@@ -199,62 +169,22 @@ def held_numbers(
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One way to read values: fields of the configuration, and the axis. score: `relative_crps` of every number held out."""
+class Choice(Trials):
+    """Of rows that name nobody: by the CRPS of every number held out."""
 
-    config: dict[str, Any]
-    axis: str
-    scores: np.ndarray
+    branch: ClassVar[dict[str, Any]] = BRANCH
 
     @property
-    def mean(self) -> float:
-        return float(self.scores.mean())
+    def has_enough(self) -> bool:
+        return len(self.eval_examples) >= FEWEST_HELD
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether every row has a score."""
-        return bool((self.scores < _DIVERGED).all())
+    @cached_property
+    def folds(self) -> list[Fold]:
+        return [self._rows]
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a file says of it."""
-        return self.config | {"axis": self.axis, "score": self.mean}
-
-
-def clearly_better(plain: Tried, other: Tried) -> Tried:
-    """The other of two where its mean score is lower by more than a standard error of the paired difference, else the plain
-    one: a few hundred rows say little about far tails."""
-    gain = plain.scores - other.scores
-    return other if gain.mean() > max(gain.std() / math.sqrt(len(gain)), _LEVEL) else plain
-
-
-@dataclass(frozen=True)
-class _Trial(Run):
-    """A fit of which the scores alone are kept. stores: the facts of its rows."""
-
-    stores: tuple[FactStore, FactStore]
-    watched: ClassVar[bool] = False
-    trainer: ClassVar[type[CausalTrainer]] = BriefTrainer
-
-    def train_facts(self) -> FactStore:
-        return self.stores[0]
-
-    def eval_facts(self) -> FactStore:
-        return self.stores[1]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is chosen for a model on a run's rows. numbers: those of the training rows; certain: `certain_contexts` of them.
-    work: where features are kept, and each fit's scores, so that a killed run goes on."""
-
-    model: CausalQwenForCausalLM
-    train_examples: Sequence[Example]
-    eval_examples: Sequence[Example]
-    numbers: LearnedNumbers
-    certain: set[tuple[int, ...]]
-    settings: TrainSettings
-    work: Path
-    say: Callable[[str], None]
+    def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
+        """`HeldNumbers.relative_crps`, of all classes."""
+        return np.concatenate([one.relative_crps(model) for one in held_numbers(model, held, store, self.certain)])
 
     def made(self) -> Tried:
         """The way to read values whose held-out score is best.
@@ -263,8 +193,8 @@ class Choice:
         likelihood as the loss, where each is clearly better.
         (Log scores do not compare: an atom has a probability, not a density.)
         """
-        axes, families = self._axes(), self._open("value_family", FAMILIES)
-        copies, losses = self._copying(), self._open("value_loss", ("crps", "nll"))
+        axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
+        copies, losses = self._copying(), self.open("value_loss", ("crps", "nll"))
         fits = len(axes) * (len(families) + len(self._straight()))
         more, longer = len(self._longer()) + (copies is None) + len(losses) - 1, bool(self._longer())
         passes = self.stage.epochs
@@ -278,36 +208,28 @@ class Choice:
         self._read(copies is not False)
         of_families = []
         for family in families:
-            tried = [self._tried(axis, base | {"value_family": family}) for axis in axes]
+            tried = [self.tried(axis, base | {"value_family": family}) for axis in axes]
             of_families.append(min(tried, key=lambda one: one.mean))
         best = of_families[0]
         for other in of_families[1:]:
             best = clearly_better(best, other)
         for straight in self._straight():
-            for other in [self._tried(axis, best.config | {"value_branch_direct": straight}) for axis in axes]:
+            for other in [self.tried(axis, best.config | {"value_branch_direct": straight}) for axis in axes]:
                 best = clearly_better(best, other)
         for longer_one in self._longer():
-            best = clearly_better(best, self._tried(best.axis, best.config | longer_one | {"value_branch_direct": own}))
+            best = clearly_better(best, self.tried(best.axis, best.config | longer_one | {"value_branch_direct": own}))
         if copies is None:
-            best = clearly_better(best, self._tried(best.axis, best.config | READER))
+            best = clearly_better(best, self.tried(best.axis, best.config | READER))
         for loss in losses[1:]:
-            best = clearly_better(best, self._tried(best.axis, best.config | {"value_loss": loss}))
-        worst = max((one for one in self._known.values() if one.is_finite), key=lambda one: one.mean, default=best)
-        self.say(
-            f"chosen: {described(best)}; held-out CRPS {best.mean:.3f} of the values' own spread, the worst tried "
-            f"({described(worst)}) {worst.mean:.3f}"
-        )
-        if ranks.rank() == 0:
-            told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self._known.values()]}
-            write_text(self.work.parent / CHOICE, json.dumps(told, indent=1) + "\n")
+            best = clearly_better(best, self.tried(best.axis, best.config | {"value_loss": loss}))
+        self.tell(best, "held-out CRPS {:.3f} of the values' own spread")
         return best
 
-    def stage_of(self, config: dict[str, Any], rows: int) -> ValueStage:
-        """What is trained in a fit, and with what is chosen in the end, on so many rows: more passes, where they were better,
-        of as many updates as on `MOST_ROWS`."""
+    def stage_of(self, config: dict[str, Any], rows: Sequence[Example]) -> ValueStage:
+        """More passes, where they were better, of as many updates as on `MOST_ROWS`."""
         stage = self.stage
         if config.items() >= LESS_DROPOUT.items():
-            more = TIMES_LONGER * min(1.0, MOST_ROWS / rows)
+            more = TIMES_LONGER * min(1.0, MOST_ROWS / len(rows))
             stage = dataclasses.replace(stage, epochs=max(stage.epochs, round(more * stage.epochs)))
         if self.model.config.value_columns or config["value_branch_direct"]:
             return dataclasses.replace(stage, learning_rate=REGRESSION_RATE)
@@ -319,11 +241,6 @@ class Choice:
         updates = math.ceil(len(self.train_examples) / stage.batch_size)
         return dataclasses.replace(stage, epochs=max(stage.epochs, math.ceil(FEWEST_UPDATES / updates)))
 
-    def _open(self, field: str, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Those to choose from: all, unless the graft was made with another value than the field's default."""
-        own = getattr(self.model.config, field)
-        return known if own == getattr(CausalQwenConfig, field) else (own,)
-
     def _straight(self) -> tuple[bool, ...]:
         """Whether a branch that reads features straight too is tried: unless every one does already."""
         config = self.model.config
@@ -333,20 +250,6 @@ class Choice:
         """Whether more passes with less dropout are tried: unless the graft says how much there is."""
         given = self.model.config.value_branch_dropout != CausalQwenConfig.value_branch_dropout
         return () if given or fits_each_class(self.settings) else (LESS_DROPOUT,)
-
-    @property
-    def _branch(self) -> dict[str, Any]:
-        """`BRANCH`, but for what the graft was made with."""
-        config = self.model.config
-        return {
-            name: value for name, value in BRANCH.items() if getattr(config, name) == getattr(CausalQwenConfig, name)
-        }
-
-    def _axes(self) -> tuple[str, ...]:
-        if self.settings.value_transform != "auto":
-            return (self.settings.value_transform,)
-        positive = (self.settings.support_of(self.numbers.values).low or 0.0) > 0
-        return ("affine", "log" if positive else "symlog", "quantile")
 
     def _copying(self) -> bool | None:
         """Whether a number may be the context's: True where the graft says so, False where no value is, None to try."""
@@ -369,28 +272,24 @@ class Choice:
         parts = []
         for examples, most in ((self.train_examples, MOST_ROWS), (self.eval_examples, MOST_HELD)):
             if len(examples) > most:
-                examples = _Drawn(examples, sorted(generator.permutation(len(examples))[:most].tolist()))
+                examples = Drawn(examples, sorted(generator.permutation(len(examples))[:most].tolist()))
             parts.append(examples)
         return parts[0], parts[1]
-
-    @cached_property
-    def _known(self) -> dict[str, Tried]:
-        return {}
 
     def _read(self, numbers: bool) -> None:
         """Keep the features of all rows, and of those that are chosen on; numbers: with what a model that copies needs, which
         serves the others too."""
-        reader = self._renewed(READER if numbers else {})
+        reader = self.renewed(READER if numbers else {})
         whole = self.train_examples, self.eval_examples
         for examples, rows, scored in zip(whole, self._rows, (False, True), strict=True):
             store = FactStore.build(reader, examples, self.work, title="reading rows", rest=scored)
-            if isinstance(rows, _Drawn) and rows is not examples:
+            if isinstance(rows, Drawn) and rows is not examples:
                 store.take(reader, rows, rows.indices, self.work)
 
-    def _stores(self, model: CausalQwenForCausalLM) -> tuple[FactStore, FactStore]:
-        """Of both `_rows`, opened once: all ways to read values share the features."""
+    def stores(self, model: CausalQwenForCausalLM, fold: Fold) -> tuple[FactStore, FactStore]:
+        """Opened once: all ways to read values share the features."""
         if model.copies not in self._opened:
-            train_rows, held_rows = self._rows
+            train_rows, held_rows = fold
             train = FactStore.build(model, train_rows, self.work, rest=False)
             self._opened[model.copies] = (train, FactStore.build(model, held_rows, self.work))
         return self._opened[model.copies]
@@ -398,63 +297,3 @@ class Choice:
     @cached_property
     def _opened(self) -> dict[bool, tuple[FactStore, FactStore]]:
         return {}
-
-    def _renewed(self, config: dict[str, Any]) -> CausalQwenForCausalLM:
-        """A model that shares the backbone, with other value parts."""
-        shared = (self.model.backbone, self.model.processor)
-        model = copy.deepcopy(self.model, {id(kept): kept for kept in shared})
-        apply(model, config, self.settings.seed)
-        return model
-
-    def _tried(self, axis: str, config: dict[str, Any]) -> Tried:
-        """The scores of one way, from an earlier run where it got so far."""
-        config = self._branch | config
-        name = "-".join([axis, *(f"{config[key]}" for key in sorted(config))])
-        file = self.work / "choice" / f"{name}.npy"
-        if not ranks.from_main(file.exists()):
-            scores = self._fit(axis, config, file.with_suffix(""))
-            if ranks.rank() == 0:
-                with writing(file) as part, part.open("wb") as target:
-                    np.save(target, scores)
-            ranks.barrier()
-        self._known[name] = Tried(config, axis, np.load(file))
-        made = self._known[name]
-        self.say(f"  {described(made)}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
-        return made
-
-    def _fit(self, axis: str, config: dict[str, Any], folder: Path) -> np.ndarray:
-        train_rows, held_rows = self._rows
-        model = self._renewed(config)
-        fit_axes(model.config, self.numbers, axis, self.settings)
-        only: dict[str, Any] = {
-            "values": self.stage_of(config, len(train_rows)),
-            "heads": None,
-            "lora": None,
-            "backbone": None,
-            "report_to": (),
-        }
-        settings = dataclasses.replace(self.settings, **only | {"evaluations": EVALUATIONS})
-        try:
-            run = _Trial(model, train_rows, held_rows, folder, settings, {}, self._stores(model))
-            TRAINERS["values"](run)
-            held = held_numbers(model.eval(), held_rows, run.eval_facts(), self.certain)
-            scores = np.concatenate([one.relative_crps(model) for one in held])
-        finally:
-            if ranks.rank() == 0:
-                shutil.rmtree(folder, ignore_errors=True)
-        return np.nan_to_num(scores, nan=_DIVERGED, posinf=_DIVERGED)
-
-
-def apply(model: CausalQwenForCausalLM, config: dict[str, Any], seed: int) -> None:
-    """Give a model the value parts of a choice, at their start."""
-    torch.manual_seed(seed)
-    renew_values(model, **config)
-
-
-def described(tried: Tried) -> str:
-    """In words."""
-    copies = ", copying" if tried.config["copy_numbers"] else ""
-    straight = ", from a ridge regression" if tried.config["value_branch_direct"] else ""
-    longer = ", more passes and less dropout" if tried.config.items() >= LESS_DROPOUT.items() else ""
-    law, loss = tried.config["value_family"], tried.config["value_loss"]
-    return f"{tried.axis} axis, {law} law, {loss} loss{straight}{longer}{copies}"

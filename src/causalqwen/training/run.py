@@ -17,10 +17,12 @@ from causalqwen.modeling.card import CARD, is_somebodys
 from causalqwen.modeling.heads import check_made
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
-from causalqwen.training.choice import EVALUATIONS, FEWEST_HELD, Choice, apply, choosing, hold_out, set_levels
+from causalqwen.training.choice import Choice, choosing, hold_out, set_levels
+from causalqwen.training.choice_of_people import ChoiceOfPeople
 from causalqwen.training.scores import coverage_by_scale, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
+from causalqwen.training.trials import EVALUATIONS, Trials, apply
 
 _FEWEST_OF_TENTHS = 100
 
@@ -104,18 +106,20 @@ def learn(
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
-        is_open = choosing(model, train_examples, settings)
-        if is_open and not len(eval_examples):
-            train_examples, eval_examples = hold_out(train_examples, settings.seed)
-            if len(eval_examples):
-                numbers = LearnedNumbers.of(train_examples, num_id, certain)
-                say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
-        if is_open and len(eval_examples) >= FEWEST_HELD:
-            choice = Choice(model, train_examples, eval_examples, numbers, certain, settings, work, say)
-            chosen = choice.made()
-            apply(model, chosen.config, settings.seed)
-            stage, most = choice.stage_of(chosen.config, len(train_examples)), max(settings.evaluations, EVALUATIONS)
-            settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
+        if choosing(model, settings):
+            of_people = any(example.individual is not None for example in train_examples)
+            kind: type[Trials] = ChoiceOfPeople if of_people else Choice
+            if kind is Choice and not len(eval_examples):
+                train_examples, eval_examples = hold_out(train_examples, settings.seed)
+                if len(eval_examples):
+                    numbers = LearnedNumbers.of(train_examples, num_id, certain)
+                    say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
+            choice = kind(model, train_examples, eval_examples, numbers, certain, settings, work, say)
+            if choice.has_enough:
+                chosen = choice.made()
+                apply(model, chosen.config, settings.seed)
+                stage, most = choice.stage_of(chosen.config, train_examples), max(settings.evaluations, EVALUATIONS)
+                settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
         settings = as_it_was(settings, model)
         set_levels(model, None)
         fit_axes(model.config, numbers, settings.value_transform, settings)

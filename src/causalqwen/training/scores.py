@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,12 @@ from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.law import LEVELS, rows_of_classes
 from causalqwen.parts.copying import AnyLaw, Candidates, joined
 from causalqwen.training import ranks
-from causalqwen.training.features import COLUMNS, TokenFacts, known_of_number
+from causalqwen.training.batches import rows_of_people
+from causalqwen.training.features import COLUMNS, FactStore, TokenFacts, known_of_number
 from causalqwen.training.sharding import on_whole
 
 _STATISTICS_SAMPLE = 200_000
+_AT_ONCE = 4096  # numbers of people
 
 
 @torch.no_grad()
@@ -117,6 +120,35 @@ def score_tokens(
     if watched:
         dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
+
+
+@torch.no_grad()
+def joint_losses(
+    model: CausalQwenForCausalLM, store: FactStore, owners: Sequence[str | None], keep: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L_reg float64 [n] of the numbers of kept rows, where those of one individual are charged equal shares of their joint
+    likelihood with e1 integrated out (theory 3.14); their values [n]; and whose each is, int64 [n], a row of nobody's its own.
+
+    owners: whose each row is. keep: bool, which of the rows' numbers are looked at, all by default.
+    """
+    facts, (groups, people) = store.facts, rows_of_people(owners)
+    owner = np.empty(len(store), dtype=np.int64)
+    for index, rows in enumerate(groups):
+        owner[rows] = index
+    at = np.flatnonzero((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
+    at = at if keep is None else at[keep.numpy()]
+    whose = owner[np.repeat(np.arange(len(store)), np.diff(store.offsets))[at]]
+    order = np.argsort(whose, kind="stable")
+    features, values, losses = facts.tensor("features"), torch.from_numpy(facts.values[at]), np.empty(len(at))
+    last = np.flatnonzero(np.diff(whose[order], append=-1)) + 1  # behind each person's
+    start = 0
+    while start < len(order):
+        end = last[np.searchsorted(last, min(start + _AT_ONCE, len(order)))]  # whole people
+        part = order[start:end]
+        group = torch.from_numpy(np.where(whose[part] < people, whose[part], -1)).to(model.device)
+        of = features[at[part]].to(model.device), values[part].to(model.device), group
+        losses[part], start = model.value_losses(*of).double().cpu().numpy(), end
+    return torch.from_numpy(losses), values, torch.from_numpy(whose)
 
 
 def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool) -> dict[str, Tensor]:

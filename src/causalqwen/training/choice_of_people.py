@@ -1,0 +1,137 @@
+"""How values are read where rows name individuals: axis and law, by people held out (theory 3.14)."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from causalqwen.data import Example
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training.axes import LearnedNumbers
+from causalqwen.training.batches import rows_of_people
+from causalqwen.training.features import FactStore
+from causalqwen.training.scores import joint_losses
+from causalqwen.training.settings import ValueStage
+from causalqwen.training.trials import FAMILIES, Drawn, Fold, Trials, Tried, clearly_better
+
+AXES = ("affine", "log")
+STAGE = ValueStage(epochs=12, learning_rate=1e-4)
+FEWEST_UPDATES = 300
+"""People are few, and each is one term of the loss: they are passed over until so many updates are made."""
+
+FOLDS = 3
+"""Parts of the people that are held out in turn, where no evaluation rows are given."""
+
+FEWEST_PEOPLE, FEWEST_HELD = 6, 20
+"""Fewer people than that, or fewer evaluation rows, choose nothing."""
+
+MOST_ROWS = 2048
+"""Rows of whole people that a choice is made on, and by."""
+
+
+class ChoiceOfPeople(Trials):
+    """Of rows that name individuals: by -log p of what each person held out said, with e1 integrated out, in nats a number.
+
+    Evaluation rows choose where they are given; else the people of the training rows do, each part of them held out in turn,
+    and all are trained on in the end.
+    """
+
+    keeps_best: ClassVar[bool] = False
+
+    def made(self) -> Tried:
+        """The way to read values under which held-out people are likeliest: another axis or law where it is clearly better."""
+        axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
+        rows, held = self.folds[0]
+        self.say(
+            f"choosing how values are read: {len(axes) + len(families) - 1} ways, by "
+            + (
+                f"{len(self.folds)} parts of the people held out in turn"
+                if len(self.folds) > 1
+                else f"{len(held):,} rows"
+            )
+            + f"; {len(self.folds)} fits each, of {self.stage_of({}, rows).epochs} passes over {len(rows):,} rows"
+        )
+        best = self.tried(axes[0], {"value_family": families[0]})
+        for axis in axes[1:]:
+            best = clearly_better(best, self.tried(axis, best.config))
+        for family in families[1:]:
+            best = clearly_better(best, self.tried(best.axis, {"value_family": family}))
+        self.tell(best, "people held out at {:.3f} nats a number")
+        return best
+
+    @property
+    def has_enough(self) -> bool:
+        return len(self.eval_examples) >= FEWEST_HELD or (
+            not len(self.eval_examples) and len(_people(self.train_examples)) >= FEWEST_PEOPLE
+        )
+
+    @cached_property
+    def folds(self) -> list[Fold]:
+        people = self._drawn(self.train_examples)
+        if len(self.eval_examples):
+            return [(_rows(self.train_examples, people), _rows(self.eval_examples, self._drawn(self.eval_examples)))]
+        parts = [people[place::FOLDS] for place in range(FOLDS)]
+        return [
+            (
+                _rows(self.train_examples, [one for other in parts if other is not part for one in other]),
+                _rows(self.train_examples, part),
+            )
+            for part in parts
+        ]
+
+    def stage_of(self, config: dict[str, Any], rows: Sequence[Example]) -> ValueStage:
+        updates = math.ceil(len(_people(rows)) / STAGE.batch_size)
+        return dataclasses.replace(STAGE, epochs=max(STAGE.epochs, math.ceil(FEWEST_UPDATES / updates)))
+
+    def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
+        """Of each person, and of each row of nobody's, the mean over numbers that are no part of a template."""
+        certain = LearnedNumbers.of(held, model.config.num_token_id, self.certain).certain
+        owners = [example.individual for example in held]
+        losses, values, whose = joint_losses(model, store, owners, ~certain)
+        lost = (losses - model.value_transform.log_jacobian(values)).numpy()
+        _, places = np.unique(whose.numpy(), return_inverse=True)
+        return np.bincount(places, lost) / np.bincount(places)
+
+    def stores(self, model: CausalQwenForCausalLM, fold: Fold) -> tuple[FactStore, FactStore]:
+        """Opened once: all ways to read values share the features."""
+        train, held = (self._store(model, rows) for rows in fold)
+        return train, held
+
+    def _store(self, model: CausalQwenForCausalLM, rows: Sequence[Example]) -> FactStore:
+        if id(rows) not in self._opened:
+            whole = rows.examples if isinstance(rows, Drawn) else rows
+            scored = whole is self.eval_examples
+            store = FactStore.build(model, whole, self.work, title="reading rows", rest=scored)
+            if isinstance(rows, Drawn):
+                store.take(model, rows, rows.indices, self.work)
+                store = FactStore.build(model, rows, self.work, rest=scored)
+            self._opened[id(rows)] = store
+        return self._opened[id(rows)]
+
+    @cached_property
+    def _opened(self) -> dict[int, FactStore]:
+        return {}
+
+    def _drawn(self, examples: Sequence[Example]) -> list[list[int]]:
+        """The rows of so many people, drawn, that they are about `MOST_ROWS` at most."""
+        people, taken, rows = _people(examples), list[list[int]](), 0
+        for person in np.random.default_rng(self.settings.seed).permutation(len(people)).tolist():
+            if taken and rows + len(people[person]) > MOST_ROWS:
+                break
+            taken.append(people[person])
+            rows += len(people[person])
+        return taken
+
+
+def _people(examples: Sequence[Example]) -> list[list[int]]:
+    """The rows of each individual, and each row of nobody's."""
+    return rows_of_people([example.individual for example in examples])[0]
+
+
+def _rows(examples: Sequence[Example], people: list[list[int]]) -> Sequence[Example]:
+    """Those of some people, in their order."""
+    rows = sorted(row for person in people for row in person)
+    return examples if len(rows) == len(examples) else Drawn(examples, rows)
