@@ -188,11 +188,12 @@ class ValueTransform:
         """log t'(v), float64: what a log density on the axis gains when it is stated in the data's units; of an atom 0."""
         values = values.to(torch.float64)
         if not self.has_atoms:
-            return self._log_slope(values)
+            return self.log_slope(values)
         low, high = self.cell(values)
-        return torch.where(high > low, 0.0, self._log_slope(values))  # the slope of an atom at an end is infinite
+        return torch.where(high > low, 0.0, self.log_slope(values))  # the slope of an atom at an end is infinite
 
-    def _log_slope(self, values: Tensor) -> Tensor:
+    def log_slope(self, values: Tensor) -> Tensor:
+        """log t'(v), float64, whether or not v is an atom."""
         if self.kind == "quantile":
             axis, at = (t.to(values.device) for t in self._columns())
             piece = _piece(values, at, right=True)

@@ -4,9 +4,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import torch
 
 from causalqwen.data import Example
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -22,8 +23,9 @@ STAGE = ValueStage(epochs=12, learning_rate=1e-4)
 FEWEST_UPDATES = 300
 """People are few, and each is one term of the loss: they are passed over until so many updates are made."""
 
-FOLDS = 3
-"""Parts of the people that are held out in turn, where no evaluation rows are given."""
+PARTS, HELD_PEOPLE = 3, 30
+"""Of so many parts of the people one is held out, then another, until so many people have been. Given evaluation rows are held
+out instead."""
 
 FEWEST_PEOPLE, FEWEST_HELD = 6, 20
 """Fewer people than that, or fewer evaluation rows, choose nothing."""
@@ -39,20 +41,17 @@ class ChoiceOfPeople(Trials):
     and all are trained on in the end.
     """
 
-    keeps_best: ClassVar[bool] = False
+    @property
+    def keeps_best(self) -> bool:
+        return bool(len(self.eval_examples))
 
     def made(self) -> Tried:
         """The way to read values under which held-out people are likeliest: another axis or law where it is clearly better."""
         axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
         rows, held = self.folds[0]
         self.say(
-            f"choosing how values are read: {len(axes) + len(families) - 1} ways, by "
-            + (
-                f"{len(self.folds)} parts of the people held out in turn"
-                if len(self.folds) > 1
-                else f"{len(held):,} rows"
-            )
-            + f"; {len(self.folds)} fits each, of {self.stage_of({}, rows).epochs} passes over {len(rows):,} rows"
+            f"choosing how values are read: {len(axes) + len(families) - 1} ways, each by {len(self.folds)} times about "
+            f"{len(_people(held)):,} people held out, and {self.stage_of({}, rows).epochs} passes over {len(rows):,} rows"
         )
         best = self.tried(axes[0], {"value_family": families[0]})
         for axis in axes[1:]:
@@ -73,14 +72,13 @@ class ChoiceOfPeople(Trials):
         people = self._drawn(self.train_examples)
         if len(self.eval_examples):
             return [(_rows(self.train_examples, people), _rows(self.eval_examples, self._drawn(self.eval_examples)))]
-        parts = [people[place::FOLDS] for place in range(FOLDS)]
-        return [
-            (
-                _rows(self.train_examples, [one for other in parts if other is not part for one in other]),
-                _rows(self.train_examples, part),
-            )
-            for part in parts
-        ]
+        parts, folds, held = [people[place::PARTS] for place in range(PARTS)], [], 0
+        for part in parts:
+            if held < HELD_PEOPLE:
+                rest = [person for other in parts if other is not part for person in other]
+                folds.append((_rows(self.train_examples, rest), _rows(self.train_examples, part)))
+                held += len(part)
+        return folds
 
     def stage_of(self, config: dict[str, Any], rows: Sequence[Example]) -> ValueStage:
         updates = math.ceil(len(_people(rows)) / STAGE.batch_size)
@@ -91,9 +89,11 @@ class ChoiceOfPeople(Trials):
         certain = LearnedNumbers.of(held, model.config.num_token_id, self.certain).certain
         owners = [example.individual for example in held]
         losses, values, whose = joint_losses(model, store, owners, ~certain)
-        lost = (losses - model.value_transform.log_jacobian(values)).numpy()
-        _, places = np.unique(whose.numpy(), return_inverse=True)
-        return np.bincount(places, lost) / np.bincount(places)
+        _, places, counts = whose.unique(return_inverse=True, return_counts=True)
+        axis, together = model.value_transform, (whose >= 0) & (counts[places] > 1)
+        # Values together have a density on the axis, also where one alone is an atom with a probability.
+        lost = losses - torch.where(together, axis.log_slope(values), axis.log_jacobian(values))
+        return (torch.zeros(len(counts)).double().index_add_(0, places, lost) / counts).numpy()
 
     def stores(self, model: CausalQwenForCausalLM, fold: Fold) -> tuple[FactStore, FactStore]:
         """Opened once: all ways to read values share the features."""

@@ -120,6 +120,8 @@ def learn(
                 apply(model, chosen.config, settings.seed)
                 stage, most = choice.stage_of(chosen.config, train_examples), max(settings.evaluations, EVALUATIONS)
                 settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
+            elif of_people:
+                settings = dataclasses.replace(settings, values=choice.stage_of({}, train_examples))
         settings = as_it_was(settings, model)
         set_levels(model, None)
         fit_axes(model.config, numbers, settings.value_transform, settings)

@@ -127,27 +127,31 @@ def joint_losses(
     model: CausalQwenForCausalLM, store: FactStore, owners: Sequence[str | None], keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """L_reg float64 [n] of the numbers of kept rows, where those of one individual are charged equal shares of their joint
-    likelihood with e1 integrated out (theory 3.14); their values [n]; and whose each is, int64 [n], a row of nobody's its own.
+    likelihood with e1 integrated out (theory 3.14); their values [n]; and whose each is, int64 [n]: individuals are counted
+    from 0, rows of nobody's from -1 down.
 
     owners: whose each row is. keep: bool, which of the rows' numbers are looked at, all by default.
     """
     facts, (groups, people) = store.facts, rows_of_people(owners)
     owner = np.empty(len(store), dtype=np.int64)
     for index, rows in enumerate(groups):
-        owner[rows] = index
+        owner[rows] = index if index < people else people - 1 - index
     at = np.flatnonzero((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
     at = at if keep is None else at[keep.numpy()]
     whose = owner[np.repeat(np.arange(len(store)), np.diff(store.offsets))[at]]
     order = np.argsort(whose, kind="stable")
     features, values, losses = facts.tensor("features"), torch.from_numpy(facts.values[at]), np.empty(len(at))
-    last = np.flatnonzero(np.diff(whose[order], append=-1)) + 1  # behind each person's
+    was_training = model.training
+    model.eval()
+    last = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # behind each one's
     start = 0
     while start < len(order):
-        end = last[np.searchsorted(last, min(start + _AT_ONCE, len(order)))]  # whole people
+        end = last[np.searchsorted(last, min(start + _AT_ONCE, len(order)))]  # all of each
         part = order[start:end]
-        group = torch.from_numpy(np.where(whose[part] < people, whose[part], -1)).to(model.device)
+        group = torch.from_numpy(whose[part].clip(min=-1)).to(model.device)
         of = features[at[part]].to(model.device), values[part].to(model.device), group
         losses[part], start = model.value_losses(*of).double().cpu().numpy(), end
+    model.train(was_training)
     return torch.from_numpy(losses), values, torch.from_numpy(whose)
 
 

@@ -27,7 +27,7 @@ from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
-from causalqwen.training.scores import score_tokens
+from causalqwen.training.scores import joint_losses, score_tokens
 from causalqwen.training.settings import HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
@@ -95,6 +95,11 @@ class Run:
         if not self.eval_examples:
             return None
         return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")
+
+    def scores(self, model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> dict[str, Any]:
+        """`score_tokens` of this rank's share of the evaluation rows."""
+        classes = number_classes(self.eval_examples, model.config.num_token_id) if model.value_axes.apart else None
+        return score_tokens(model, blocks, split=True, classes=classes, watched=self.watched)
 
 
 def check_stages(
@@ -187,7 +192,17 @@ def _train_values(run: Run) -> None:
         _lean_on_people(model, train_store, rows)
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
-    _run_stage(run, "values", trained, rows, lambda _: eval_store.blocks(split=True), rates=rates)
+    owners = [example.individual for example in run.eval_examples]
+
+    def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
+        made = run.scores(model, eval_store.blocks(split=True))
+        if rows.people:  # whoever crosses is seen by what two of their values say of each other
+            reg = sharding.on_whole(model, joint_losses, eval_store, owners)[0].mean().item()
+            total = made["metrics"]["cls_loss"] + model.config.value_loss_weight * reg
+            made["metrics"] |= {"reg_loss": reg, "loss": total}
+        return made
+
+    _run_stage(run, "values", trained, rows, scores, rates=rates)
 
 
 @torch.no_grad()
@@ -360,7 +375,7 @@ def _train_heads(run: Run) -> None:
         "heads",
         trained,
         FactRows(train_store, classes=run.class_codes()),
-        lambda model: eval_store.renewed(model, split=True),
+        lambda model: run.scores(model, eval_store.renewed(model, split=True)),
         best="eval_cls_loss",
     )
 
@@ -416,7 +431,9 @@ def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, **settings:
         name,
         trained,
         ExampleRows(run.train_examples, run.model.processor.tokenizer.pad_token_id, run.class_names),
-        lambda model: (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True)),
+        lambda model: run.scores(
+            model, (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True))
+        ),
         **settings,
     )
 
@@ -436,7 +453,7 @@ def _run_stage(
     name: str,
     trained: TrainedForCausalLM,
     dataset: FactRows | ExampleRows,
-    blocks: Callable[[CausalQwenForCausalLM], Iterable[TokenFacts]],
+    scores: Callable[[CausalQwenForCausalLM], dict[str, Any]],
     best: str = "eval_reg_loss",
     rates: dict[str, float] | None = None,
 ) -> None:
@@ -474,7 +491,6 @@ def _run_stage(
         dataloader_pin_memory=False,
         use_cpu=model.device.type == "cpu",
     )
-    classes = number_classes(eval_examples, model.config.num_token_id) if model.value_axes.apart else None
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
     trainer = run.trainer(
         model=trained,
@@ -483,7 +499,7 @@ def _run_stage(
         eval_dataset=eval_examples or None,
         data_collator=dataset.collate,
         callbacks=callbacks,
-        scorer=lambda: score_tokens(model, blocks(model), split=True, classes=classes, watched=run.watched),
+        scorer=lambda: scores(model),
         metrics_file=MetricsFile(run.output / METRICS, name),
         rates=rates,
     )

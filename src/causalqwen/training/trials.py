@@ -53,7 +53,7 @@ class Drawn(Sequence[Example]):
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to read values: fields of the configuration, and the axis. score: `relative_crps` of every number held out."""
+    """One way to read values: fields of the configuration, and the axis. scores: of everything held out, less is better."""
 
     config: dict[str, Any]
     axis: str
@@ -116,8 +116,10 @@ class Trials:
     branch: ClassVar[dict[str, Any]] = {}
     """Of every graft that is tried: what is not chosen between."""
 
-    keeps_best: ClassVar[bool] = True
-    """Whether a fit ends with the state that was best on the rows that it is scored by."""
+    @property
+    def keeps_best(self) -> bool:
+        """Whether a fit ends with the state that was best on the rows that it is scored by."""
+        return True
 
     @property
     def has_enough(self) -> bool:

@@ -1,0 +1,211 @@
+"""How values are read where rows name individuals is chosen by people held out (theory 3.14)."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from causalqwen.core import Chain
+from causalqwen.data import Row, encode_rows
+from causalqwen.data.rows import parse_row
+from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training import choice_of_people as people_held
+from causalqwen.training.axes import LearnedNumbers, certain_contexts
+from causalqwen.training.choice_of_people import ChoiceOfPeople
+from causalqwen.training.features import FactStore
+from causalqwen.training.run import learn
+from causalqwen.training.scores import joint_losses
+from conftest import graft_tiny
+
+PROMPTS = ["On the first day it is", "On the second day it is"]
+
+
+@pytest.fixture
+def few_updates(monkeypatch):
+    """Fits that are short: for what does not hang on how well values are learned."""
+    monkeypatch.setattr(people_held, "FEWEST_UPDATES", 12)
+
+
+def said_by(model, people, seed, shape=lambda level: level, wild=0.0, digits=3):
+    """Six numbers of each: a level of their own, 5 more on the second day, and noise, `shape`d; some of them wild."""
+    rng, rows = np.random.default_rng(seed), []
+    for person in range(people):
+        level = 50 + 10 * rng.normal()
+        for moment in range(6):
+            value = shape(level + 5 * (moment % 2) + rng.normal())
+            value += (rng.random() < wild) * rng.choice([-1, 1]) * rng.uniform(100, 400)
+            fields = {
+                "prompt": PROMPTS[moment % 2],
+                "value": round(float(value), digits),
+                "individual": f"{seed}, {person}",
+            }
+            rows.append(Row("prompt", f"row {len(rows)}", fields))
+    return encode_rows(rows, model.processor)
+
+
+def choice_of(model, rows, held, folder, say=lambda line: None):
+    num_id = model.config.num_token_id
+    certain = certain_contexts(rows, num_id)
+    numbers = LearnedNumbers.of(rows, num_id, certain)
+    return ChoiceOfPeople(model, rows, held, numbers, certain, TrainSettings(), folder, say)
+
+
+WORLDS = {
+    "level": ({}, ("affine", "gaussian")),
+    "growth": ({"shape": lambda level: math.exp(level / 8)}, ("log", "gaussian")),
+    "wild": ({"wild": 0.15}, ("affine", "cauchy")),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_people_held_out_choose_the_axis_and_the_law(tiny_tokenizer, tmp_path, monkeypatch, world):
+    monkeypatch.setattr(people_held, "FEWEST_UPDATES", 30)
+    monkeypatch.setattr(people_held, "HELD_PEOPLE", 8)
+    how, (axis, family) = WORLDS[world]
+    model, said = graft_tiny("llama", tiny_tokenizer), []
+    rows = said_by(model, 24, 3, **how)
+    learn(model, rows, [], tmp_path, say=said.append)
+    told = json.loads((tmp_path / "choice.json").read_text())
+    assert (told["chosen"]["axis"], told["chosen"]["value_family"]) == (axis, family)
+    assert (model.value_transform.kind, model.config.value_family) == (axis, family)
+    assert len(told["tried"]) == 3 and told["chosen"] in told["tried"]
+    assert "3 ways, each by 1 times about 8 people held out, and 30 passes over 96 rows" in said[0]
+    assert said[4].startswith(f"chosen: {axis} axis, {family} law; people held out at ")
+
+
+@pytest.mark.parametrize(("at_once", "digits"), [(1, 3), (9, 3), (4096, 3), (4096, 0)])
+def test_what_people_said_is_scored_by_its_joint_likelihood_in_its_own_units(
+    tiny_tokenizer, tmp_path, monkeypatch, at_once, digits
+):
+    """Against scipy's Gaussian of each person's values, and the change of variables by hand; whole numbers, which are atoms
+    where one stands alone, have a density there like others."""
+    monkeypatch.setattr("causalqwen.training.scores._AT_ONCE", at_once)
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    settings = TrainSettings(values=ValueStage(epochs=3, learning_rate=1e-3), recalibrate=False, value_transform="log")
+    learn(model, said_by(model, 12, 0, digits=digits), [], tmp_path / "run", settings)
+    rows = said_by(model, 5, 1, digits=digits)
+    rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    assert model.value_transform.support.step == (None if digits else 1)
+    told = '{"text": "The first is 43 and the second is 54"}'  # nobody's: each number by itself
+    rows = [*rows[:7], *encode_rows([parse_row(told, "x")], model.processor), *rows[7:]]
+    made = choice_of(model, rows, [], tmp_path / "work")
+    store = FactStore.build(model, rows, tmp_path / "facts")
+    scores = made.scores_of(model, rows, store)
+    owners = np.repeat([example.individual or "" for example in rows], np.diff(store.offsets))
+    told = np.isfinite(store.facts.values)
+    features, values = store.facts.tensor("features")[torch.from_numpy(told)], torch.tensor(store.facts.values[told])
+    chain = Chain(model, features)
+    loadings, left = (part.double() for part in chain.value_loadings())
+    away = (model.value_transform.forward(values) - model.action.value(*chain.read_by_values())[0]).double()
+    expected = []
+    with torch.no_grad():
+        for owner in dict.fromkeys(example.individual for example in rows if example.individual):
+            of = torch.from_numpy(owners[told] == owner)
+            covariance = loadings[of] @ loadings[of].T + torch.diag(left[of] ** 2)
+            log_p = stats.multivariate_normal(cov=covariance.numpy()).logpdf(away[of].numpy())
+            stretch = math.log(model.value_transform.width) + values[of].log().numpy()
+            expected.append(-(log_p - stretch.sum()) / of.sum().item())
+    alone = torch.from_numpy(owners[told] == "")
+    log_p = model.value_law.log_prob(*(column[alone] for column in chain.value()), values[alone])
+    np.testing.assert_allclose(scores[0], -log_p.mean().item(), rtol=1e-4)
+    np.testing.assert_allclose(scores[1:], expected, rtol=1e-4)
+    losses, _, whose = joint_losses(model, store, [example.individual for example in rows])
+    assert len(losses) == 32 and len(whose.unique()) == 6
+    kept = joint_losses(model, store, [example.individual for example in rows], whose == 2)[0]
+    assert len(kept) == 6 and kept.sum().item() == pytest.approx(losses[whose == 2].sum().item(), rel=1e-5)
+
+
+def test_no_person_is_taught_and_held_out_and_many_people_are_held_out_fewer_times(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    for people, folds in ((6, 3), (24, 3), (45, 2), (90, 1)):
+        rows, seen = said_by(model, people, 0), []
+        made = choice_of(model, rows, [], tmp_path)
+        assert made.has_enough and len(made.folds) == folds
+        for taught, held in made.folds:
+            assert not {row.individual for row in taught} & {row.individual for row in held}
+            assert len(taught) + len(held) == 6 * people
+            seen += sorted({row.individual for row in held})
+        assert len(seen) == len(set(seen)) == math.ceil(people / 3) * folds
+    assert not choice_of(model, said_by(model, 5, 0), [], tmp_path).has_enough
+    ((taught, held),) = choice_of(model, rows, said_by(model, 4, 1), tmp_path).folds
+    assert taught is rows and {row.individual for row in held} == {f"1, {i}" for i in range(4)}
+    assert not choice_of(model, rows, said_by(model, 3, 1), tmp_path).has_enough  # 18 rows
+
+
+def test_of_very_many_rows_some_people_choose_with_all_that_they_said(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(people_held, "MOST_ROWS", 80)
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows, held = said_by(model, 40, 0), said_by(model, 30, 1)
+    ((taught, scored),) = choice_of(model, rows, held, tmp_path).folds
+    for part in (taught, scored):
+        names = [row.individual for row in part]
+        assert len(names) == 78 and {names.count(name) for name in names} == {6}
+
+
+def test_what_people_choose_is_trained_as_it_was_tried_and_taken_up_where_it_was_stopped(
+    tiny_tokenizer, tmp_path, monkeypatch, few_updates
+):
+    from causalqwen.training import run, trials
+
+    stages, trainer = [], trials.TRAINERS["values"]
+
+    def noted(one):
+        stages.append(one.settings.values)
+        trainer(one)
+
+    monkeypatch.setitem(trials.TRAINERS, "values", noted)
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows, held = said_by(model, 12, 0), said_by(model, 6, 1)
+    settings = TrainSettings(recalibrate=False)
+    monkeypatch.setattr(run, "fit_axes", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, rows, held, tmp_path / "run", settings)
+    assert len(stages) == 3 and len(set(stages)) == 1 and stages[0].epochs == 12
+    monkeypatch.undo()
+    monkeypatch.setattr(people_held, "FEWEST_UPDATES", 12)
+    monkeypatch.setattr(ChoiceOfPeople, "_fit", stops)
+    model = graft_tiny("llama", tiny_tokenizer)
+    found = train(model, rows, held, tmp_path / "run", settings, resume=True)
+    assert math.isfinite(found["loss"])
+
+
+def stops(*args, **how):
+    raise KeyboardInterrupt
+
+
+def test_fewer_people_choose_nothing_and_are_learned_as_others(tiny_tokenizer, tmp_path, few_updates):
+    model, said = graft_tiny("llama", tiny_tokenizer), []
+    learn(model, said_by(model, 5, 0), [], tmp_path, TrainSettings(logging_steps=1), say=said.append)
+    assert not (tmp_path / "choice.json").exists() and not said
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(step["step"] for step in steps) == 12
+    assert (model.value_transform.kind, model.config.value_family) == ("affine", "cauchy")
+
+
+def test_whoever_sets_the_axis_or_the_law_gets_that(tiny_tokenizer, tmp_path, few_updates):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    learn(model, said_by(model, 9, 0), [], tmp_path, TrainSettings(value_transform="log"))
+    told = json.loads((tmp_path / "choice.json").read_text())
+    assert [(one["axis"], one["value_family"]) for one in told["tried"]] == [("log", "gaussian")]
+
+
+def test_rows_of_people_are_evaluated_by_what_their_values_say_of_each_other(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    rows, held = said_by(model, 12, 0), said_by(model, 12, 1)
+    stage = ValueStage(epochs=20, learning_rate=1e-3)
+    learn(model, rows, held, tmp_path, TrainSettings(values=stage, recalibrate=False, evaluations=1))
+    record = next(
+        one
+        for one in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        if "eval/reg_loss" in one and one["step"] == 20
+    )
+    store = FactStore.build(model, held, tmp_path / "facts")
+    losses, values, _ = joint_losses(model, store, [example.individual for example in held])
+    assert record["eval/reg_loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+    alone = model.value_losses(store.facts.tensor("features")[torch.isfinite(store.facts.tensor("values"))], values)
+    assert record["eval/reg_loss"] < alone.mean().item() - 0.3  # people differ by ten times the noise
+    expected = record["eval/cls_loss"] + model.config.value_loss_weight * record["eval/reg_loss"]
+    assert record["eval/loss"] == pytest.approx(expected, rel=1e-6)
