@@ -71,9 +71,9 @@ def test_people_held_out_choose_the_axis_and_the_law(tiny_tokenizer, tmp_path, m
     told = json.loads((tmp_path / "choice.json").read_text())
     assert (told["chosen"]["axis"], told["chosen"]["value_family"]) == (axis, family)
     assert (model.value_transform.kind, model.config.value_family) == (axis, family)
-    assert len(told["tried"]) == 3 and told["chosen"] in told["tried"]
-    assert "3 ways, each by 1 times about 8 people held out, and 30 passes over 96 rows" in said[0]
-    assert said[4].startswith(f"chosen: {axis} axis, {family} law; people held out at ")
+    assert len(told["tried"]) == 5 and told["chosen"] in told["tried"]
+    assert "5 ways, each by 1 times about 8 people held out, and at most 10 passes over 96 rows" in said[0]
+    assert said[6].startswith(f"chosen: {axis} axis, {family} law") and "; people held out at " in said[6]
 
 
 @pytest.mark.parametrize(("at_once", "digits"), [(1, 3), (9, 3), (4096, 3), (4096, 0)])
@@ -145,7 +145,7 @@ def test_of_very_many_rows_some_people_choose_with_all_that_they_said(tiny_token
         assert len(names) == 78 and {names.count(name) for name in names} == {6}
 
 
-def test_what_people_choose_is_trained_as_it_was_tried_and_taken_up_where_it_was_stopped(
+def test_what_people_choose_is_trained_longer_than_it_was_tried_and_taken_up_where_it_was_stopped(
     tiny_tokenizer, tmp_path, monkeypatch, few_updates
 ):
     from causalqwen.training import run, trials
@@ -163,13 +163,19 @@ def test_what_people_choose_is_trained_as_it_was_tried_and_taken_up_where_it_was
     monkeypatch.setattr(run, "fit_axes", stops)
     with pytest.raises(KeyboardInterrupt):
         train(model, rows, held, tmp_path / "run", settings)
-    assert len(stages) == 3 and len(set(stages)) == 1 and stages[0].epochs == 12
+    # A third as long as what is chosen, three times as fast; then with fewer passes, and then the axis and the law.
+    assert [stage.epochs for stage in stages][:3] == [4, 1, 1] and len(stages) == 5
+    assert {stage.learning_rate for stage in stages} == {pytest.approx(3e-4)}
     monkeypatch.undo()
     monkeypatch.setattr(people_held, "FEWEST_UPDATES", 12)
     monkeypatch.setattr(ChoiceOfPeople, "_fit", stops)
     model = graft_tiny("llama", tiny_tokenizer)
+    monkeypatch.setitem(run.TRAINERS, "values", noted)
     found = train(model, rows, held, tmp_path / "run", settings, resume=True)
-    assert math.isfinite(found["loss"])
+    chosen = json.loads((tmp_path / "run" / "choice.json").read_text())["chosen"]
+    chosen = json.loads((tmp_path / "run" / "choice.json").read_text())["chosen"]
+    assert math.isfinite(found["loss"]) and len(stages) == 6
+    assert (stages[5].epochs, stages[5].learning_rate) == (math.ceil(12 * chosen.get("passes", 1)), 1e-4)
 
 
 def stops(*args, **how):
@@ -189,7 +195,23 @@ def test_whoever_sets_the_axis_or_the_law_gets_that(tiny_tokenizer, tmp_path, fe
     model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
     learn(model, said_by(model, 9, 0), [], tmp_path, TrainSettings(value_transform="log"))
     told = json.loads((tmp_path / "choice.json").read_text())
-    assert [(one["axis"], one["value_family"]) for one in told["tried"]] == [("log", "gaussian")]
+    assert {(one["axis"], one["value_family"]) for one in told["tried"]} == {("log", "gaussian")}
+
+
+def test_people_who_would_be_learned_by_heart_are_passed_over_less(tiny_tokenizer, tmp_path, monkeypatch):
+    """Nothing but noise, each number behind words of its own: whatever is learned of it is wrong."""
+    monkeypatch.setattr(people_held, "HELD_PEOPLE", 3)
+    model, rng = graft_tiny("llama", tiny_tokenizer, value_family="gaussian"), np.random.default_rng(0)
+    rows = [
+        {"prompt": f"{'abcdefghij'[place]} is", "value": round(rng.normal(50, 3), 2), "individual": f"{person}"}
+        for person in range(9)
+        for place in range(10)
+    ]
+    made = encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(rows)], model.processor)
+    only = TrainSettings(value_transform="affine")
+    learn(model, made, [], tmp_path, only)
+    told = json.loads((tmp_path / "choice.json").read_text())
+    assert told["chosen"]["passes"] < 1 and "passes" not in told["tried"][0]
 
 
 def test_rows_of_people_are_evaluated_by_what_their_values_say_of_each_other(tiny_tokenizer, tmp_path):

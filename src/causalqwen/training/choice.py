@@ -225,7 +225,7 @@ class Choice(Trials):
         self.tell(best, "held-out CRPS {:.3f} of the values' own spread")
         return best
 
-    def stage_of(self, config: dict[str, Any], rows: Sequence[Example]) -> ValueStage:
+    def stage_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
         """More passes, where they were better, of as many updates as on `MOST_ROWS`."""
         stage = self.stage
         if config.items() >= LESS_DROPOUT.items():

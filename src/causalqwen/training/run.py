@@ -118,7 +118,8 @@ def learn(
             if choice.has_enough:
                 chosen = choice.made()
                 apply(model, chosen.config, settings.seed)
-                stage, most = choice.stage_of(chosen.config, train_examples), max(settings.evaluations, EVALUATIONS)
+                stage = choice.stage_of(chosen.config, train_examples, chosen.share)
+                most = max(settings.evaluations, EVALUATIONS)
                 settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
             elif of_people:
                 settings = dataclasses.replace(settings, values=choice.stage_of({}, train_examples))

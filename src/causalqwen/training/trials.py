@@ -53,11 +53,13 @@ class Drawn(Sequence[Example]):
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to read values: fields of the configuration, and the axis. scores: of everything held out, less is better."""
+    """One way to read values: fields of the configuration, and the axis. scores: of everything held out, less is better.
+    share: of the passes that the stage has."""
 
     config: dict[str, Any]
     axis: str
     scores: np.ndarray
+    share: float = 1.0
 
     @property
     def mean(self) -> float:
@@ -70,7 +72,8 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         """What a file says of it."""
-        return self.config | {"axis": self.axis, "score": self.mean}
+        passes = {} if self.share == 1 else {"passes": self.share}
+        return self.config | {"axis": self.axis, "score": self.mean} | passes
 
 
 def clearly_better(plain: Tried, other: Tried) -> Tried:
@@ -135,9 +138,13 @@ class Trials:
         """Each way is tried on each of them."""
         raise NotImplementedError
 
-    def stage_of(self, config: dict[str, Any], rows: Sequence[Example]) -> ValueStage:
-        """What is trained in a fit, and with what is chosen in the end, on these rows."""
+    def stage_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
+        """What is trained with what is chosen, on these rows: `share` of its passes."""
         raise NotImplementedError
+
+    def trial_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
+        """What is trained in a fit that is only tried: the same, where nothing shorter tells as much."""
+        return self.stage_of(config, rows, share)
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
         """What the held-out rows say of a fit, [n]: less is better."""
@@ -166,22 +173,22 @@ class Trials:
         apply(model, config, self.settings.seed)
         return model
 
-    def tried(self, axis: str, config: dict[str, Any]) -> Tried:
+    def tried(self, axis: str, config: dict[str, Any], share: float = 1.0) -> Tried:
         """The scores of one way, from an earlier run where it got so far."""
         own = self.model.config
         standing = {
             name: value for name, value in self.branch.items() if getattr(own, name) == getattr(CausalQwenConfig, name)
         }
         config = standing | config
-        name = "-".join([axis, *(f"{config[key]}" for key in sorted(config))])
+        name = "-".join([axis, *(f"{config[key]}" for key in sorted(config)), *([f"{share}"] if share != 1 else [])])
         file = self.work / "choice" / f"{name}.npy"
         if not ranks.from_main(file.exists()):
-            scores = self._fit(axis, config, file.with_suffix(""))
+            scores = self._fit(axis, config, share, file.with_name(f"{name} fit"))
             if ranks.rank() == 0:
                 with writing(file) as part, part.open("wb") as target:
                     np.save(target, scores)
             ranks.barrier()
-        self.known[name] = Tried(config, axis, np.load(file))
+        self.known[name] = Tried(config, axis, np.load(file), share)
         made = self.known[name]
         self.say(f"  {described(made)}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
         return made
@@ -191,14 +198,14 @@ class Trials:
         """What was tried, by name."""
         return {}
 
-    def _fit(self, axis: str, config: dict[str, Any], folder: Path) -> np.ndarray:
+    def _fit(self, axis: str, config: dict[str, Any], share: float, folder: Path) -> np.ndarray:
         stages = {"heads": None, "lora": None, "backbone": None, "report_to": (), "evaluations": EVALUATIONS}
         scores = []
         for fold in self.folds:
             rows, held = fold
             model = self.renewed(config)
             fit_axes(model.config, self.numbers, axis, self.settings)
-            only: dict[str, Any] = stages | {"values": self.stage_of(config, rows)}
+            only: dict[str, Any] = stages | {"values": self.trial_of(config, rows, share)}
             settings = dataclasses.replace(self.settings, **only)
             try:
                 stores = self.stores(model, fold)
@@ -235,4 +242,5 @@ def described(tried: Tried) -> str:
     straight = ", from a ridge regression" if config.get("value_branch_direct") else ""
     longer = ", more passes and less dropout" if config.items() >= LESS_DROPOUT.items() else ""
     copies = ", copying" if config.get("copy_numbers") else ""
-    return f"{tried.axis} axis, {config['value_family']} law{loss}{straight}{longer}{copies}"
+    shorter = f", {tried.share:.0%} of the passes" if tried.share != 1 else ""
+    return f"{tried.axis} axis, {config['value_family']} law{loss}{straight}{longer}{copies}{shorter}"
