@@ -165,7 +165,7 @@ def test_what_people_choose_is_trained_longer_than_it_was_tried_and_taken_up_whe
         train(model, rows, held, tmp_path / "run", settings)
     # A third as long as what is chosen, three times as fast; then with fewer passes, and then the axis and the law.
     assert [stage.epochs for stage in stages][:3] == [4, 1, 1] and len(stages) == 5
-    assert {stage.learning_rate for stage in stages} == {pytest.approx(3e-4)}
+    assert [stage.learning_rate for stage in stages] == pytest.approx([3e-4] * 5)
     monkeypatch.undo()
     monkeypatch.setattr(people_held, "FEWEST_UPDATES", 12)
     monkeypatch.setattr(ChoiceOfPeople, "_fit", stops)
