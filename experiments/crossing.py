@@ -20,9 +20,8 @@ import torch
 from causalqwen import CausalQwenForCausalLM, Observation
 from causalqwen.data import Row, encode_rows
 from causalqwen.parts.crossing import Crossing
-from causalqwen.training import TrainSettings, ValueStage, train
-
-STAGE = ValueStage(epochs=300, learning_rate=1e-4, batch_size=64)
+from causalqwen.training import TrainSettings
+from causalqwen.training.run import learn
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ WORLDS = {
 }
 
 
-def trained(world: World, people: int, times: int, family: str, crosses: bool, seed: int) -> CausalQwenForCausalLM:
-    """A model that learned from people who were measured in all contexts."""
+def trained(world: World, people: int, times: int, crosses: bool, seed: int) -> CausalQwenForCausalLM:
+    """A model that learned with its defaults from people who were measured in all contexts."""
     random = np.random.default_rng(seed)
     rows = [
         Row("prompt", f"person {index}", {"prompt": prompt, "value": float(value), "individual": str(index)})
@@ -102,9 +101,8 @@ def trained(world: World, people: int, times: int, family: str, crosses: bool, s
         for (prompt, _, _), values in zip(world.contexts, world.person(times, random), strict=True)
         for value in values
     ]
-    torch.manual_seed(seed)
-    model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone("smollm2-135m", value_family=family)
-    settings = TrainSettings(seed=seed, values=STAGE, recalibrate=False, logging_steps=500)
+    model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone("smollm2-135m")
+    settings = TrainSettings(seed=seed)
     lean: Any = Crossing.lean
 
     def nobody_crosses(crossing: Crossing, *told: torch.Tensor) -> Any:
@@ -116,7 +114,10 @@ def trained(world: World, people: int, times: int, family: str, crosses: bool, s
     try:
         Crossing.lean = lean if crosses else nobody_crosses  # type: ignore[method-assign]
         with tempfile.TemporaryDirectory() as folder:
-            train(model, encode_rows(rows, model.processor), [], Path(folder) / "run", settings)
+            examples = encode_rows(rows, model.processor)
+            learn(
+                model, examples, [], Path(folder) / "run", settings, say=lambda told: print(f"    {told}", flush=True)
+            )
     finally:
         Crossing.lean = lean  # type: ignore[method-assign]
     return model
@@ -131,7 +132,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--families", nargs="+", default=["gaussian"])
     parser.add_argument("--people", type=int, default=60)
     parser.add_argument("--others", type=int, default=200)
     parser.add_argument("--times", type=int, default=3)
@@ -148,27 +148,26 @@ def main() -> None:
             seen = np.array([values[list(world.observed)].flatten() for values in others])
             best = mean + (seen - means) @ weights
             line(name, "exact posterior", seed, truth - best, np.abs(truth - best) < 1.6449 * spread)
-            for family in given.families:
-                for crosses in (True, False):
-                    model = trained(world, given.people, given.times, family, crosses, seed)
-                    (nobody,) = model.predict_number(prompt)
-                    low, high = nobody.interval(0.9, raw=True)
-                    if crosses:
-                        alone = truth - nobody.median
-                        line(name, f"{family}, nobody", seed, alone, (low <= truth) & (truth <= high))
-                    places = [place for place in world.observed for _ in range(given.times)]
-                    found = []
-                    for values in seen:
-                        told = [
-                            Observation(f" {value}", world.contexts[place][0])
-                            for place, value in zip(places, values, strict=True)
-                        ]
-                        who = model.abduct(told, likelihood="values")
-                        found += model.predict_number(prompt, individual=who)
-                    ends = np.array([one.interval(0.9) for one in found])
-                    errors = truth - np.array([one.median for one in found])
-                    inside = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
-                    line(name, f"{family}, r {'free' if crosses else '= 1'}", seed, errors, inside)
+            for crosses in (True, False):
+                model = trained(world, given.people, given.times, crosses, seed)
+                (nobody,) = model.predict_number(prompt)
+                low, high = nobody.interval(0.9, raw=True)
+                if crosses:
+                    alone = truth - nobody.median
+                    line(name, "nobody", seed, alone, (low <= truth) & (truth <= high))
+                places = [place for place in world.observed for _ in range(given.times)]
+                found = []
+                for values in seen:
+                    told = [
+                        Observation(f" {value}", world.contexts[place][0])
+                        for place, value in zip(places, values, strict=True)
+                    ]
+                    who = model.abduct(told, likelihood="values")
+                    found += model.predict_number(prompt, individual=who)
+                ends = np.array([one.interval(0.9) for one in found])
+                errors = truth - np.array([one.median for one in found])
+                inside = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+                line(name, f"r {'free' if crosses else '= 1'}", seed, errors, inside)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from causalqwen.data.rows import parse_row
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training import choice_of_people as people_held
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
-from causalqwen.training.choice_of_people import ChoiceOfPeople
+from causalqwen.training.choice_of_people import ChoiceOfPeople, better_for_most
 from causalqwen.training.features import FactStore
 from causalqwen.training.run import learn
 from causalqwen.training.scores import joint_losses
+from causalqwen.training.trials import Tried, clearly_better
 from conftest import graft_tiny
 
 PROMPTS = ["On the first day it is", "On the second day it is"]
@@ -116,6 +117,19 @@ def test_what_people_said_is_scored_by_its_joint_likelihood_in_its_own_units(
     assert len(losses) == 32 and len(whose.unique()) == 6
     kept = joint_losses(model, store, [example.individual for example in rows], whose == 2)[0]
     assert len(kept) == 6 and kept.sum().item() == pytest.approx(losses[whose == 2].sum().item(), rel=1e-5)
+
+
+def test_one_person_whom_nobody_resembles_does_not_outweigh_everybody():
+    def tried(scores):
+        return Tried({}, "affine", np.array(scores, dtype=float))
+
+    plain = tried([3.0] * 8 + [30.0] * 4)
+    few = tried([3.3] * 8 + [5.0] * 4)  # far better on average, for four of twelve
+    assert clearly_better(plain, few) is few and better_for_most(plain, few) is plain
+    most = tried([2.9] * 8 + [5.0] * 4)
+    assert better_for_most(plain, most) is most
+    assert better_for_most(plain, tried([2.9] * 8 + [31.0] * 4)) is plain  # for most, but not on average
+    assert better_for_most(plain, tried([3.0] * 8 + [29.0, 29.0, 30.0, 30.5])) is plain  # two of three who differ
 
 
 def test_no_person_is_taught_and_held_out_and_many_people_are_held_out_fewer_times(tiny_tokenizer, tmp_path):

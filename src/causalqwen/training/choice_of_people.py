@@ -40,6 +40,14 @@ MOST_ROWS = 2048
 """Rows of whole people that a choice is made on, and by."""
 
 
+def better_for_most(plain: Tried, other: Tried) -> Tried:
+    """The other of two where it is clearly better on average, and for more than half of the people by a standard error of that
+    share too: one person whom nobody resembles can outweigh everybody else."""
+    gains = np.sign(plain.scores - other.scores)
+    most = gains.sum() > math.sqrt(np.count_nonzero(gains))
+    return clearly_better(plain, other) if most else plain
+
+
 class ChoiceOfPeople(Trials):
     """Of rows that name individuals: by -log p of what each person held out said, with e1 integrated out, in nats a number.
 
@@ -52,7 +60,7 @@ class ChoiceOfPeople(Trials):
         return bool(len(self.eval_examples))
 
     def made(self) -> Tried:
-        """The way under which held-out people are likeliest: fewer passes, another axis or law where it is clearly better."""
+        """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so."""
         axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
         rows, held = self.folds[0]
         self.say(
@@ -62,11 +70,11 @@ class ChoiceOfPeople(Trials):
         )
         best = self.tried(axes[0], {"value_family": families[0]})
         for share in SHARES:
-            best = clearly_better(best, self.tried(best.axis, best.config, share))
+            best = better_for_most(best, self.tried(best.axis, best.config, share))
         for axis in axes[1:]:
-            best = clearly_better(best, self.tried(axis, best.config, best.share))
+            best = better_for_most(best, self.tried(axis, best.config, best.share))
         for family in families[1:]:
-            best = clearly_better(best, self.tried(best.axis, {"value_family": family}, best.share))
+            best = better_for_most(best, self.tried(best.axis, {"value_family": family}, best.share))
         self.tell(best, "people held out at {:.3f} nats a number")
         return best
 
