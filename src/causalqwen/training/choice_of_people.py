@@ -1,4 +1,4 @@
-"""How values are read where rows name individuals: axis and law, by people held out (theory 3.14)."""
+"""How values are read where rows name individuals: passes, axis and law, by people held out (theory 3.14)."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ import torch
 
 from causalqwen.data import Example
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training.axes import LearnedNumbers
+from causalqwen.training.axes import LearnedNumbers, numbers_learned
 from causalqwen.training.batches import rows_of_people
 from causalqwen.training.features import FactStore
 from causalqwen.training.scores import joint_losses
@@ -33,11 +33,11 @@ PARTS, HELD_PEOPLE = 3, 30
 """Of so many parts of the people one is held out, then another, until so many people have been. Given evaluation rows are held
 out instead."""
 
-FEWEST_PEOPLE, FEWEST_HELD = 6, 20
-"""Fewer people than that, or fewer evaluation rows, choose nothing."""
+FEWEST_PEOPLE = 6
+"""Fewer who said a number choose nothing."""
 
 MOST_ROWS = 2048
-"""Rows of whole people that a choice is made on, and by."""
+"""Rows that a choice is made on, and by; of one person, no more than leave room for the fewest people."""
 
 
 def better_for_most(plain: Tried, other: Tried) -> Tried:
@@ -51,25 +51,30 @@ def better_for_most(plain: Tried, other: Tried) -> Tried:
 class ChoiceOfPeople(Trials):
     """Of rows that name individuals: by -log p of what each person held out said, with e1 integrated out, in nats a number.
 
-    Evaluation rows choose where they are given; else the people of the training rows do, each part of them held out in turn,
-    and all are trained on in the end.
+    The people of the evaluation rows choose where they are enough; else those of the training rows do, each part of them held
+    out in turn, and all are trained on in the end.
     """
 
-    @property
+    @cached_property
     def keeps_best(self) -> bool:
-        return bool(len(self.eval_examples))
+        """Where evaluation rows choose."""
+        return len(self._told(self.eval_examples)) >= FEWEST_PEOPLE
 
     def made(self) -> Tried:
         """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so."""
         axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
         rows, held = self.folds[0]
+        shares = self._shares(rows)
+        ways, turns = (
+            len(shares) + len(axes) + len(families) - 1,
+            f"{len(self.folds)} parts of " * (len(self.folds) > 1),
+        )
         self.say(
-            f"choosing how values are read: {len(SHARES) + len(axes) + len(families) - 1} ways, each by {len(self.folds)} "
-            f"times about {len(_people(held)):,} people held out, and at most {self.trial_of({}, rows).epochs} passes over "
-            f"{len(rows):,} rows"
+            f"choosing how values are read: {ways} ways, by {turns}about {len(self._told(held)):,} people held out, in at most "
+            f"{self.trial_of({}, rows).epochs} passes over {len(rows):,} rows"
         )
         best = self.tried(axes[0], {"value_family": families[0]})
-        for share in SHARES:
+        for share in shares:
             best = better_for_most(best, self.tried(best.axis, best.config, share))
         for axis in axes[1:]:
             best = better_for_most(best, self.tried(axis, best.config, best.share))
@@ -78,27 +83,39 @@ class ChoiceOfPeople(Trials):
         self.tell(best, "people held out at {:.3f} nats a number")
         return best
 
+    def _shares(self, rows: Sequence[Example]) -> list[float]:
+        """Those of the passes that are tried: none where people are drawn, because all together are not learned by heart."""
+        found = {self.trial_of({}, rows).epochs: 1.0}
+        if len(self._told(self.train_examples)) == len(self._drawn(self.train_examples)):
+            for share in SHARES:
+                found.setdefault(self.trial_of({}, rows, share).epochs, share)
+        return list(found.values())[1:]
+
     @property
     def has_enough(self) -> bool:
-        return len(self.eval_examples) >= FEWEST_HELD or (
-            not len(self.eval_examples) and len(_people(self.train_examples)) >= FEWEST_PEOPLE
-        )
+        return len(self._told(self.train_examples)) >= FEWEST_PEOPLE
 
     @cached_property
     def folds(self) -> list[Fold]:
-        people = self._drawn(self.train_examples)
-        if len(self.eval_examples):
-            return [(_rows(self.train_examples, people), _rows(self.eval_examples, self._drawn(self.eval_examples)))]
+        people, others = self._drawn(self.train_examples), self._nobodys(self.train_examples)
+        if self.keeps_best:
+            return [
+                (
+                    _rows(self.train_examples, [*people, others]),
+                    _rows(self.eval_examples, self._drawn(self.eval_examples)),
+                )
+            ]
         parts, folds, held = [people[place::PARTS] for place in range(PARTS)], [], 0
         for part in parts:
             if held < HELD_PEOPLE:
                 rest = [person for other in parts if other is not part for person in other]
-                folds.append((_rows(self.train_examples, rest), _rows(self.train_examples, part)))
+                folds.append((_rows(self.train_examples, [*rest, others]), _rows(self.train_examples, part)))
                 held += len(part)
         return folds
 
     def stage_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
-        updates = math.ceil(len(_people(rows)) / STAGE.batch_size)
+        terms = len(rows_of_people([example.individual for example in rows])[0])
+        updates = math.ceil(terms / STAGE.batch_size)
         epochs = max(STAGE.epochs, math.ceil(FEWEST_UPDATES / updates))
         return dataclasses.replace(STAGE, epochs=math.ceil(share * epochs))
 
@@ -107,14 +124,15 @@ class ChoiceOfPeople(Trials):
         return dataclasses.replace(stage, learning_rate=FASTER * stage.learning_rate)
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
-        """Of each person, and of each row of nobody's, the mean over numbers that are no part of a template."""
+        """Of each person, the mean over numbers that are no part of a template."""
         certain = LearnedNumbers.of(held, model.config.num_token_id, self.certain).certain
         owners = [example.individual for example in held]
         losses, values, whose = joint_losses(model, store, owners, ~certain)
         _, places, counts = whose.unique(return_inverse=True, return_counts=True)
-        axis, together = model.value_transform, (whose >= 0) & (counts[places] > 1)
-        # Values together have a density on the axis, also where one alone is an atom with a probability.
-        lost = losses - torch.where(together, axis.log_slope(values), axis.log_jacobian(values))
+        axis, together = model.value_transform, counts[places] > 1
+        # Values together have a density on the axis, where the support holds them, also if one alone is an atom.
+        slope = axis.log_slope(axis.support.held(values))
+        lost = losses - torch.where(together, slope, axis.log_jacobian(values))
         return (torch.zeros(len(counts)).double().index_add_(0, places, lost) / counts).numpy()
 
     def stores(self, model: CausalQwenForCausalLM, fold: Fold) -> tuple[FactStore, FactStore]:
@@ -137,20 +155,34 @@ class ChoiceOfPeople(Trials):
     def _opened(self) -> dict[int, FactStore]:
         return {}
 
+    def _told(self, examples: Sequence[Example]) -> list[list[int]]:
+        """The rows of each individual who said a number that is no part of a template."""
+        num_id, groups = self.model.config.num_token_id, rows_of_people([example.individual for example in examples])
+        return [
+            rows
+            for rows in groups[0][: groups[1]]
+            if any(words not in self.certain for words, _ in numbers_learned((examples[row] for row in rows), num_id))
+        ]
+
+    def _nobodys(self, examples: Sequence[Example]) -> list[int]:
+        """Rows of nobody's, `MOST_ROWS` at most."""
+        found = [row for row, example in enumerate(examples) if example.individual is None]
+        if len(found) <= MOST_ROWS:
+            return found
+        return np.random.default_rng(self.settings.seed).choice(found, MOST_ROWS, replace=False).tolist()
+
     def _drawn(self, examples: Sequence[Example]) -> list[list[int]]:
-        """The rows of so many people, drawn, that they are about `MOST_ROWS` at most."""
-        people, taken, rows = _people(examples), list[list[int]](), 0
-        for person in np.random.default_rng(self.settings.seed).permutation(len(people)).tolist():
-            if taken and rows + len(people[person]) > MOST_ROWS:
+        """The rows of so many people, drawn, that they are about `MOST_ROWS` at most, and at least `FEWEST_PEOPLE` people."""
+        random, most = np.random.default_rng(self.settings.seed), MOST_ROWS // FEWEST_PEOPLE
+        people, taken, rows = self._told(examples), list[list[int]](), 0
+        for person in random.permutation(len(people)).tolist():
+            of = people[person]
+            of = of if len(of) <= most else random.choice(of, most, replace=False).tolist()
+            if rows + len(of) > MOST_ROWS:
                 break
-            taken.append(people[person])
-            rows += len(people[person])
+            taken.append(of)
+            rows += len(of)
         return taken
-
-
-def _people(examples: Sequence[Example]) -> list[list[int]]:
-    """The rows of each individual, and each row of nobody's."""
-    return rows_of_people([example.individual for example in examples])[0]
 
 
 def _rows(examples: Sequence[Example], people: list[list[int]]) -> Sequence[Example]:

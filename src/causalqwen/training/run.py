@@ -59,7 +59,8 @@ def learn(
     """Train `model` in place; what was learned is in it alone.
 
     Where the settings leave it open (`values` "auto"), how values are read is chosen first, by the evaluation rows, or by a
-    fifth of the training rows where there are none; `say` gets a line for each fit.
+    fifth of the training rows where there are none, or by people held out where rows name individuals; `say` gets a line for
+    each fit.
 
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then comes to the same weights.

@@ -21,6 +21,7 @@ from causalqwen.training.sharding import on_whole
 
 _STATISTICS_SAMPLE = 200_000
 _AT_ONCE = 4096  # numbers of people
+_OF_ONE = 256  # numbers of one person whose joint likelihood is taken: it costs their square
 
 
 @torch.no_grad()
@@ -128,7 +129,7 @@ def joint_losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """L_reg float64 [n] of the numbers of kept rows, where those of one individual are charged equal shares of their joint
     likelihood with e1 integrated out (theory 3.14); their values [n]; and whose each is, int64 [n]: individuals are counted
-    from 0, rows of nobody's from -1 down.
+    from 0, rows of nobody's from -1 down. More than `_OF_ONE` numbers of one are taken in parts, as if of several.
 
     owners: whose each row is. keep: bool, which of the rows' numbers are looked at, all by default.
     """
@@ -143,12 +144,17 @@ def joint_losses(
     features, values, losses = facts.tensor("features"), torch.from_numpy(facts.values[at]), np.empty(len(at))
     was_training = model.training
     model.eval()
-    last = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # behind each one's
+    ends = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # behind each one's
+    begins = np.concatenate([[0], ends[:-1]])
+    last = np.concatenate(
+        [np.append(np.arange(first + _OF_ONE, end, _OF_ONE), end) for first, end in zip(begins, ends, strict=True)]
+    )
     start = 0
     while start < len(order):
-        end = last[np.searchsorted(last, min(start + _AT_ONCE, len(order)))]  # all of each
+        end = last[np.searchsorted(last, min(start + _AT_ONCE, len(order)))]  # whole parts
         part = order[start:end]
-        group = torch.from_numpy(whose[part].clip(min=-1)).to(model.device)
+        parts = np.searchsorted(last, np.arange(start, end), side="right")
+        group = torch.from_numpy(np.where(whose[part] < 0, -1, parts)).to(model.device)
         of = features[at[part]].to(model.device), values[part].to(model.device), group
         losses[part], start = model.value_losses(*of).double().cpu().numpy(), end
     model.train(was_training)

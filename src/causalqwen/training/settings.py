@@ -74,7 +74,8 @@ class ValueStage(Stage):
 @dataclass(frozen=True)
 class ChosenStage(ValueStage):
     """Stage 1 with settings that are chosen (`values: auto`): rows held out choose axis, law, loss, members, passes and copying
-    (`causalqwen.training.choice`). Where there is nothing to choose, it is a `ValueStage`."""
+    (`causalqwen.training.choice`), or people held out axis, law and passes (`choice_of_people`, which has a stage of its own
+    where they are too few as well). Where there is nothing to choose, it is a `ValueStage`."""
 
 
 @dataclass(frozen=True)

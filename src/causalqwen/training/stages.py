@@ -193,16 +193,16 @@ def _train_values(run: Run) -> None:
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
     owners = [example.individual for example in run.eval_examples]
+    shared = rows.people > 0 and any(owners) and bool(np.isfinite(eval_store.facts.values).any())
 
     def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
         made = run.scores(model, eval_store.blocks(split=True))
-        if rows.people:  # whoever crosses is seen by what two of their values say of each other
-            reg = sharding.on_whole(model, joint_losses, eval_store, owners)[0].mean().item()
-            total = made["metrics"]["cls_loss"] + model.config.value_loss_weight * reg
-            made["metrics"] |= {"reg_loss": reg, "loss": total}
+        if shared:  # whoever crosses is seen by what two of their values say of each other
+            losses = sharding.on_whole(model, joint_losses, eval_store, owners)[0]
+            made["metrics"]["joint_reg_loss"] = losses.mean().item()
         return made
 
-    _run_stage(run, "values", trained, rows, scores, rates=rates)
+    _run_stage(run, "values", trained, rows, scores, "eval_joint_reg_loss" if shared else "eval_reg_loss", rates)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 import math
 import shutil
@@ -72,8 +73,8 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         """What a file says of it."""
-        passes = {} if self.share == 1 else {"passes": self.share}
-        return self.config | {"axis": self.axis, "score": self.mean} | passes
+        share = {} if self.share == 1 else {"share_of_passes": self.share}
+        return self.config | {"axis": self.axis, "score": self.mean} | share
 
 
 def clearly_better(plain: Tried, other: Tried) -> Tried:
@@ -181,7 +182,7 @@ class Trials:
         }
         config = standing | config
         name = "-".join([axis, *(f"{config[key]}" for key in sorted(config)), *([f"{share}"] if share != 1 else [])])
-        file = self.work / "choice" / f"{name}.npy"
+        file = self.work / "choice" / f"{name} {self.key}.npy"
         if not ranks.from_main(file.exists()):
             scores = self._fit(axis, config, share, file.with_name(f"{name} fit"))
             if ranks.rank() == 0:
@@ -192,6 +193,15 @@ class Trials:
         made = self.known[name]
         self.say(f"  {described(made)}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
         return made
+
+    @cached_property
+    def key(self) -> str:
+        """Of the rows that are tried on: scores of others are not taken up."""
+        digest = hashlib.sha256()
+        for part in self.folds:
+            for example in (*part[0], *part[1]):
+                digest.update(repr((example.input_ids, example.numeric_values, example.individual)).encode())
+        return digest.hexdigest()[:12]
 
     @cached_property
     def known(self) -> dict[str, Tried]:
@@ -216,7 +226,7 @@ class Trials:
                 if ranks.rank() == 0:
                     shutil.rmtree(folder, ignore_errors=True)
                 ranks.barrier()
-        return np.nan_to_num(np.concatenate(scores), nan=_DIVERGED, posinf=_DIVERGED)
+        return np.nan_to_num(np.concatenate(scores), nan=_DIVERGED, posinf=_DIVERGED, neginf=_DIVERGED)
 
     def tell(self, best: Tried, score: str) -> None:
         """Say what is chosen, and write it to the run's folder; score: what `{:.3f}` of the scores means, in words."""
