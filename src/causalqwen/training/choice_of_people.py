@@ -65,10 +65,8 @@ class ChoiceOfPeople(Trials):
         axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
         rows, held = self.folds[0]
         shares = self._shares(rows)
-        ways, turns = (
-            len(shares) + len(axes) + len(families) - 1,
-            f"{len(self.folds)} parts of " * (len(self.folds) > 1),
-        )
+        ways = len(shares) + len(axes) + len(families) - 1
+        turns = f"{len(self.folds)} parts of " if len(self.folds) > 1 else ""
         self.say(
             f"choosing how values are read: {ways} ways, by {turns}about {len(self._told(held)):,} people held out, in at most "
             f"{self.trial_of({}, rows).epochs} passes over {len(rows):,} rows"
