@@ -92,9 +92,9 @@ def corrupt(rows: list[Measured], share: float, seed: int) -> None:
         row.seen = float(row.value + wild * rng.choice([-1, 1]) * rng.uniform(3, 8) * spread)
 
 
-def trained(rows: list[Measured], seed: int) -> tuple[CausalQwenForCausalLM, str]:
+def trained(rows: list[Measured], context: str, seed: int) -> tuple[CausalQwenForCausalLM, str]:
     """A model that learned from the rows of these subjects with its defaults, and how it chose to read them."""
-    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", number_context="value")
+    model = CausalQwenForCausalLM.from_backbone("smollm2-135m", number_context=context)
     made = [
         Row("prompt", f"row {i}", {"prompt": row.prompt, "value": row.seen, "individual": row.subject})
         for i, row in enumerate(rows)
@@ -180,7 +180,9 @@ def score(name: str, errors: list[float], logs: list[float]) -> str:
     )
 
 
-def compare(name: str, rows: list[Measured], folds: int, wild: float, seed: int, written: "Writer | None") -> None:
+def compare(
+    name: str, rows: list[Measured], folds: int, wild: float, context: str, seed: int, written: "Writer | None"
+) -> None:
     """One data set, clean or corrupted; `written` is a rival that is given the earlier sentences and writes digits."""
     corrupt(rows, wild, seed)
     subjects = list(dict.fromkeys(row.subject for row in rows))
@@ -193,7 +195,7 @@ def compare(name: str, rows: list[Measured], folds: int, wild: float, seed: int,
     chosen = []
     for test in tqdm(np.array_split(subjects, folds), desc=f"{name}, {wild:.0%} wild", leave=False):
         teaching = [row for row in rows if row.subject not in test]
-        model, way = trained(teaching, seed)
+        model, way = trained(teaching, context, seed)
         chosen.append(way)
         fit = mixed_model(teaching)
         for subject in test:
@@ -238,7 +240,7 @@ def known_truth(people: int, held_out: int, seed: int) -> None:
         ]  # fmt: skip
 
     teaching = [row for index in range(people) for row in person(index, 3, 3)]
-    model, _ = trained(teaching, seed)
+    model, _ = trained(teaching, "value", seed)
     alone, own, inside = [], [], 0
     nobody = {prompt: model.predict_number(prompt)[0] for prompt in (CONTROL, TREATED)}
     for index in range(held_out):
@@ -266,6 +268,9 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--wild", type=float, nargs="+", default=[0.0, 0.15])
     parser.add_argument("--people", type=int, default=60, help="of the world with known truth; 0 to leave it out")
+    parser.add_argument(
+        "--context", default="value", help="what a sentence holds of its number: a graft's number_context"
+    )
     parser.add_argument("--written", action="store_true", help="the backbone's own digits in context too")
     given = parser.parse_args()
     written = Writer() if given.written else None
@@ -274,7 +279,7 @@ def main() -> None:
     for name, rows in tables().items():
         if name in given.tables:
             for wild in given.wild:
-                compare(name, rows, given.folds, wild, given.seed, written)
+                compare(name, rows, given.folds, wild, given.context, given.seed, written)
 
 
 if __name__ == "__main__":
