@@ -60,6 +60,11 @@ class ChoiceOfPeople(Trials):
         """Where evaluation rows choose."""
         return len(self._told(self.eval_examples)) >= FEWEST_PEOPLE
 
+    @cached_property
+    def taught(self) -> list[list[int]]:
+        """The rows of each individual of the training rows who said a number."""
+        return self._told(self.train_examples)
+
     def made(self) -> Tried:
         """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so."""
         axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
@@ -84,23 +89,23 @@ class ChoiceOfPeople(Trials):
     def _shares(self, rows: Sequence[Example]) -> list[float]:
         """Those of the passes that are tried: none where people are drawn, because all together are not learned by heart."""
         found = {self.trial_of({}, rows).epochs: 1.0}
-        if len(self._told(self.train_examples)) == len(self._drawn(self.train_examples)):
+        if len(self.taught) == len(self._drawn(self.taught)):
             for share in SHARES:
                 found.setdefault(self.trial_of({}, rows, share).epochs, share)
         return list(found.values())[1:]
 
     @property
     def has_enough(self) -> bool:
-        return len(self._told(self.train_examples)) >= FEWEST_PEOPLE
+        return len(self.taught) >= FEWEST_PEOPLE
 
     @cached_property
     def folds(self) -> list[Fold]:
-        people, others = self._drawn(self.train_examples), self._nobodys(self.train_examples)
+        people, others = self._drawn(self.taught), self._nobodys(self.train_examples)
         if self.keeps_best:
             return [
                 (
                     _rows(self.train_examples, [*people, others]),
-                    _rows(self.eval_examples, self._drawn(self.eval_examples)),
+                    _rows(self.eval_examples, self._drawn(self._told(self.eval_examples))),
                 )
             ]
         parts, folds, held = [people[place::PARTS] for place in range(PARTS)], [], 0
@@ -169,10 +174,10 @@ class ChoiceOfPeople(Trials):
             return found
         return np.random.default_rng(self.settings.seed).choice(found, MOST_ROWS, replace=False).tolist()
 
-    def _drawn(self, examples: Sequence[Example]) -> list[list[int]]:
-        """The rows of so many people, drawn, that they are about `MOST_ROWS` at most, and at least `FEWEST_PEOPLE` people."""
+    def _drawn(self, people: list[list[int]]) -> list[list[int]]:
+        """Of the rows of people, `MOST_ROWS` at most: those of people drawn, of at least `FEWEST_PEOPLE`."""
         random, most = np.random.default_rng(self.settings.seed), MOST_ROWS // FEWEST_PEOPLE
-        people, taken, rows = self._told(examples), list[list[int]](), 0
+        taken, rows = list[list[int]](), 0
         for person in random.permutation(len(people)).tolist():
             of = people[person]
             of = of if len(of) <= most else random.choice(of, most, replace=False).tolist()
