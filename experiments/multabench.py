@@ -41,7 +41,7 @@ from sklearn.model_selection import RepeatedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from causalqwen.data.columns import Columns, TableReader, numbers_of, read_table
+from causalqwen.data.columns import Columns, TableReader, TableRows, numbers_of, read_table
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank, crps_log
@@ -50,7 +50,8 @@ from causalqwen.files import write_text
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
 from causalqwen.sklearn import NumberRegressor, _grafted
 from causalqwen.training import LEVELS, TrainSettings
-from causalqwen.training.experts import Experts, fit_experts
+from causalqwen.training.experts import fit_experts
+from causalqwen.training.grams import Grams
 
 TABLES: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "babies_r_us": (
@@ -99,9 +100,9 @@ def ours(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any
     return full["mean"], np.stack(made.predict(test, "quantiles", CRPS_LEVELS.tolist()), axis=1)
 
 
-def _known(train: Columns, test: Columns) -> tuple[Any, Any]:
+def _known(train: Columns, test: Columns) -> tuple[TableRows, TableRows]:
     reader = TableReader.fit(train, "value")
-    return tuple((reader.texts(table, words=True), reader.numbers(table)) for table in (train, test))  # type: ignore[return-value]
+    return reader.rows(train), reader.rows(test)
 
 
 def ridge(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
@@ -117,11 +118,11 @@ def ridge(train: Columns, values: np.ndarray, test: Columns, given: dict[str, An
 def _components(train: Columns, test: Columns) -> tuple[np.ndarray, np.ndarray]:
     """64 components of the n-grams, and the columns, of both parts."""
     known, asked = _known(train, test)
-    reader = Experts(0.0, {}, [])
-    reader._fit_grams(known[0])
-    counts, new = (reader._counts(rows[0]) for rows in (known, asked))
+    grams = Grams.fit(known.words)
+    counts, new = grams.counts(known.words), grams.counts(asked.words)
     components = TruncatedSVD(64, random_state=0).fit(counts)
-    x, x_new = (np.concatenate([components.transform(c), k[1]], axis=1) for c, k in ((counts, known), (new, asked)))
+    pairs = ((counts, known), (new, asked))
+    x, x_new = (np.concatenate([components.transform(c), rows.numbers], axis=1) for c, rows in pairs)
     return x, x_new
 
 
@@ -209,7 +210,7 @@ def catboost(train: Columns, values: np.ndarray, test: Columns, given: dict[str,
 
 def catboost_z(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
     x, x_new = _features(train, test, given)
-    wide = _known(train, test)[0][1].shape[1]  # the columns stand last
+    wide = _known(train, test)[0].numbers.shape[1]  # the columns stand last
     reader = make_pipeline(StandardScaler(), PCA(64, random_state=0)).fit(x[:, : x.shape[1] - wide])
     parts = [
         np.concatenate([reader.transform(p[:, : p.shape[1] - wide]), p[:, p.shape[1] - wide :]], 1) for p in (x, x_new)

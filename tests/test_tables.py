@@ -27,7 +27,7 @@ from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
-from causalqwen.training import FactStore, experts, features, kept_rows
+from causalqwen.training import FactStore, experts, features, gaussian_process, kept_rows
 from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FittedMean
@@ -330,17 +330,18 @@ def expert_rows(rows: int = 50):
     frame, price = products(rows)
     table = table_of(frame)
     reader = TableReader.fit(table, "price")
-    return (reader.texts(table, words=True), reader.numbers(table)), price.to_numpy()
+    return reader.rows(table), price.to_numpy()
 
 
 def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved():
     rows, values = expert_rows()
-    found = Experts.fit(rows, values, penalty=1.0)
+    found = Experts.fit(rows, values)
     answers = found.answers(rows)
-    assert answers.shape == (50, found.width) == (50, 6)
-    x = found._narrow(found._counts(rows[0]), rows[1])
+    assert answers.shape == (50, found.width) == (50, 11)
+    x = found._narrow(found.grams.counts(rows.words), rows.numbers)
     wanted = np.stack([values, np.log1p(np.abs(values)) * np.sign(values)], axis=1)
-    wanted = (wanted - wanted.mean(0)) / wanted.std(0)
+    wanted_mean, wanted_std = wanted.mean(0), wanted.std(0)
+    wanted = (wanted - wanted_mean) / wanted_std
     forest = ExtraTreesRegressor(10, min_samples_leaf=2, max_features=0.3, random_state=0).fit(x, wanted)
     np.testing.assert_allclose(answers[:, 2:4], forest.predict(x), atol=1e-5)
     for axis in range(2):
@@ -350,15 +351,28 @@ def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved(
     tensors, about = found.state("experts.")
     again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
     np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
-    np.testing.assert_allclose(found.in_units(answers)[:, 1], values, atol=values.std())
-    earlier = {name: tensor for name, tensor in tensors.items() if "boosted" not in name}
-    again = Experts.from_state(earlier, about, "experts.")
+    np.testing.assert_allclose(answers[:, 6:], found.process.answers(rows), atol=1e-5)
+    units = found.in_units(answers)
+    assert units.shape == (50, 8) and (units[:, 4:] >= values.min()).all() and (units[:, 4:] <= values.max()).all()
+    np.testing.assert_allclose(units[:, 1], values, atol=values.std())
+    inside = answers[:, 7] * wanted_std[1] + wanted_mean[1]
+    np.testing.assert_allclose(
+        units[:, 7], (np.sign(inside) * np.expm1(np.abs(inside))).clip(values.min(), values.max()), rtol=1e-5
+    )
+    earlier = {name: tensor for name, tensor in tensors.items() if "near_" not in name}
+    of_then = {key: value for key, value in about.items() if key != "process"}
+    again = Experts.from_state(earlier, of_then, "experts.")
+    np.testing.assert_allclose(again.answers(rows), answers[:, :6], atol=1e-5)
+    np.testing.assert_allclose(again.in_units(answers[:, :6]), units[:, :3])
+    oldest = {name: tensor for name, tensor in earlier.items() if "boosted" not in name}
+    again = Experts.from_state(oldest, of_then, "experts.")
     np.testing.assert_allclose(again.answers(rows), answers[:, :4], atol=1e-5)
     assert again.width == 4 and again.in_units(answers[:, :4]).shape == (50, 2)
 
 
 def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch):
     monkeypatch.setattr(experts, "_PENALTIES", (1.0,))
+    monkeypatch.setattr(gaussian_process, "STEPS", 0)
     rows, values = expert_rows()
     fold = np.arange(50) % 5
     _, answers = fit_experts(rows, values, fold)
@@ -445,17 +459,18 @@ def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
     regressor, frame, _ = fitted
     law, loc, scale, *_ = regressor._laws(frame)
     kept = regressor.mean_
-    assert len(kept.weights) == 6
+    assert len(kept.weights) == 11
     m = law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy()
     q = regressor.predict(frame, "median")
-    ridge, trees, boosted = regressor.experts_.in_units(regressor.experts_.answers(regressor._known(table_of(frame)))).T
+    said = regressor.experts_.in_units(regressor.experts_.answers(regressor.reader_.rows(table_of(frame))))
     try:
-        w, c = np.array([0.3, 0.1, 0.2, 0.05, -0.1, 0.07]), np.array([0.0, 10.0, 1.0, 2.0, 3.0, 4.0])
+        w = np.array([0.3, 0.1, 0.2, 0.05, -0.1, 0.07, 0.02, -0.03, 0.04, 0.01, -0.02])
+        c = np.array([0.0, 10.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
         regressor.mean_ = FittedMean(w, c)
-        told = [m - c[1], q - m - c[2], ridge - m - c[3], trees - m - c[4], boosted - m - c[5]]
+        told = [m - c[1], q - m - c[2], *(said - m[:, None] - c[3:]).T]
         np.testing.assert_allclose(regressor.predict(frame), m + w[0] + w[1:] @ np.stack(told), rtol=1e-6)
         np.testing.assert_array_equal(regressor.predict(frame, "full")["mean"], regressor.predict(frame))
-        regressor.mean_ = replace(kept, weights=kept.weights - np.array([1e9, 0, 0, 0, 0, 0]))
+        regressor.mean_ = replace(kept, weights=kept.weights - 1e9 * np.eye(11)[0])
         assert (regressor.predict(frame) == law.transform.support.low).all()
         regressor.mean_ = None
         of_law = regressor.predict(frame)

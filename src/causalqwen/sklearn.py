@@ -63,7 +63,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a `datasets.Dataset`, an
     Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the backbone, and as numbers
-    (`value_columns`). These are its number, category and date columns, and the predictions of three ordinary regressions that
+    (`value_columns`). These are its number, category and date columns, and the predictions of four ordinary regressions that
     were fitted without this row (`training.experts`). A fifth of the rows (or of the groups) is held out for choices and for
     calibration.
 
@@ -72,7 +72,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         target: what the number is called in a row's text; the name of y, or else "value", by default.
         text_columns: columns that are texts, whatever they look like.
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
-        experts: whether three regressions are asked beside the columns.
+        experts: whether four regressions are asked beside the columns.
         characters: of a row's text, at most.
         bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
         cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
@@ -146,8 +146,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
         if self.experts:
             used = np.flatnonzero(times)
-            words, numbers = self._known(table)
-            rows = [words[row] for row in used], numbers[used]
+            rows = self.reader_.rows(table).taken(used)
             weight = None if (times == 1).all() else times[used].astype(float)
             self.experts_, said = fit_experts(rows, values[used], fold[used], weight=weight, seed=seed)
             answers = np.zeros((len(values), self.experts_.width), dtype=np.float32)
@@ -207,13 +206,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         else:
             self.reader_.check(table)
         return table, y
-
-    def _known(self, table: Columns) -> tuple[list[str], np.ndarray]:
-        """What experts read."""
-        words = (
-            self.reader_.texts(table, words=True) if self.reader_.has_words else [""] * len(next(iter(table.values())))
-        )
-        return words, self.reader_.numbers(table)
 
     def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
@@ -298,7 +290,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         table, _ = self._table(X)
         parts = [self.reader_.numbers(table)]
         if self.experts_ is not None:
-            parts.append(self.experts_.answers(self._known(table)))
+            parts.append(self.experts_.answers(self.reader_.rows(table)))
         columns = np.concatenate(parts, axis=1)
         return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns), columns
 

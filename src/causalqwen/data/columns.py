@@ -36,6 +36,24 @@ Columns = dict[str, list[Any]]
 """Values by column name: str, int, float, bool, datetime, or None for a missing one."""
 
 
+@dataclass(frozen=True)
+class TableRows:
+    """What regressions read of some rows: their words, all of them in one text; their numbers, float32 [n, K]; and each column
+    by itself, its texts (missing ones empty) or its numbers [n, k]."""
+
+    words: list[str]
+    numbers: np.ndarray
+    columns: list[list[str] | np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def taken(self, places: np.ndarray) -> "TableRows":
+        """Some of them, by place."""
+        apart = [part[places] if isinstance(part, np.ndarray) else _at(part, places) for part in self.columns]
+        return TableRows(_at(self.words, places), self.numbers[places], apart)
+
+
 class ColumnError(ValueError):
     """A column that cannot be used; the message names it."""
 
@@ -134,6 +152,19 @@ class TableReader:
         parts = [_numbers(column, table[column.name]) for column in self.columns]
         return np.concatenate([np.zeros((rows, 0)), *parts], axis=1).astype(np.float32)
 
+    def rows(self, table: Columns) -> TableRows:
+        """What regressions read."""
+        numbers = self.numbers(table)
+        words = self.texts(table, words=True) if self.has_words else [""] * len(numbers)
+        apart: list[list[str] | np.ndarray] = []
+        for column in self.columns:
+            cells = table[column.name]
+            if column.kind in ("text", "category"):
+                apart.append(["" if cell is None else written(cell)[: self.characters] for cell in cells])
+            else:
+                apart.append(_numbers(column, cells).astype(np.float32))
+        return TableRows(words, numbers, apart)
+
 
 def table_of(X: Any) -> Columns:
     """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are
@@ -194,6 +225,10 @@ def numbers_of(table: Columns, name: str) -> list[float]:
             shown = "nothing" if cell is None else repr(str(cell)[:40])
             raise ColumnError(f"column {name!r}, row {row}: expected a number to learn, found {shown}")
     return [float(cell) for cell in cells]
+
+
+def _at(cells: list[str], places: np.ndarray) -> list[str]:
+    return [cells[place] for place in places.tolist()]
 
 
 def _read_objects(path: Path) -> Columns:

@@ -1,12 +1,11 @@
 """What ordinary regressions say of a table's rows, as further columns for the value head (docs/tables.md).
 
-Three experts: ridge regression on character and word n-grams with the row's numbers; extremely randomised trees on the n-grams'
-principal components with the same numbers; and gradient-boosted trees on these. Each answers on two axes, the value itself and
-its symlog. A training row is answered by experts that were fitted without it and its group, so that the value head learns how
-far they can be trusted.
+Four experts: ridge regression on character and word n-grams with the row's numbers; extremely randomised trees on the n-grams'
+principal components with the same numbers; gradient-boosted trees on these; and a Gaussian process, which also says how near
+the row is to known ones and how far they are off. Each answers on two axes, the value itself and its symlog. A training row is
+answered by experts that were fitted without it and its group, so that the value head learns how far they can be trusted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +13,16 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from causalqwen.data.columns import TableRows
 from causalqwen.extras import extra
 from causalqwen.numbers import symlog
+from causalqwen.training.gaussian_process import GaussianProcess, Lengths
+from causalqwen.training.grams import Grams
 
 with extra("tables", "a table"):
     from scipy import sparse
     from sklearn.decomposition import TruncatedSVD
     from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
-    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
 
 FOLDS = 5
@@ -31,120 +32,114 @@ _STEPS, _RATE = 300, 0.06
 _ROWS_OF_STEP = 4
 """Boosting takes at most one step for so many rows: few rows are learned by heart in few steps."""
 _COMPONENTS = 64
-_GRAMS: tuple[dict[str, Any], ...] = (
-    {"analyzer": "char_wb", "ngram_range": (2, 5), "min_df": 2, "max_features": 60_000},
-    {"analyzer": "word", "ngram_range": (1, 2), "token_pattern": r"\S+", "max_features": 60_000},
-)
-
-Rows = tuple[list[str], np.ndarray]
-"""The words and the numbers [n, K] of some rows."""
+_NEAR = "near_"
 
 
 @dataclass
 class Experts:
     """Regressions, fitted.
 
-    penalty: of the ridge. vocabularies: of each kind of n-grams, its place in `_GRAMS` first; none for a table without words.
-    arrays: center and width [2] of the two axes; idf of the n-grams, float32; weights [2, D] and intercepts [2] of the ridge;
-    components [64, D of the n-grams]; the nodes of all trees, end to end: left and right child (-1 at a leaf), feature, cut
-    and leaf [nodes, 2], and each tree's root; the same of the boosted trees behind `boosted_`, whose answer is the sum of their
-    leaves and boosted_start [2]. Files of earlier versions hold no boosted trees.
+    penalty: of the ridge. arrays: center and width [2] of the two axes; ends [2], the least and the greatest value; weights
+    [2, D] and intercepts [2] of the ridge; components [64, D of the n-grams]; the nodes of all trees, end to end: left and
+    right child (-1 at a leaf), feature, cut and leaf [nodes, 2], and each tree's root; the same of the boosted trees behind
+    `boosted_`, whose answer is the sum of their leaves and boosted_start [2]. Files of earlier versions hold no Gaussian
+    process, and older ones no boosted trees.
     """
 
     penalty: float
     arrays: dict[str, np.ndarray]
-    vocabularies: list[list[str]]
+    grams: Grams
+    process: GaussianProcess | None = None
 
     @classmethod
     def fit(
         cls,
-        rows: Rows,
+        rows: TableRows,
         values: np.ndarray,
         *,
         weight: np.ndarray | None = None,
-        penalty: float | None = None,
-        check: tuple[Rows, np.ndarray] | None = None,
+        like: "Experts | None" = None,
+        check: tuple[TableRows, np.ndarray] | None = None,
         seed: int = 0,
     ) -> "Experts":
-        """From rows and values [n]. penalty: None for the one whose ridge answers the rows and values of `check` best."""
-        words, numbers = rows
+        """From rows and values [n]. like: experts whose penalty and lengths are taken; by default the penalty is that whose
+        ridge answers the rows and values of `check` best."""
         both = _axes(values)
         center, width = both.mean(0), np.maximum(both.std(0), 1e-12)
         wanted = (both - center) / width
-        made = cls(0.0, {"center": center, "width": width}, [])
-        if any(words):
-            made._fit_grams(words)
-        counts = made._counts(words)
+        made = cls(0.0, {"center": center, "width": width, "ends": np.array([values.min(), values.max()])}, Grams())
+        if any(rows.words):
+            made.grams = Grams.fit(rows.words)
+        counts = made.grams.counts(rows.words)
         if counts is not None and min(counts.shape) > 2:
             size = min(_COMPONENTS, min(counts.shape) - 1)
             made.arrays["components"] = TruncatedSVD(size, random_state=seed).fit(counts).components_.astype(np.float32)
-        wide = made._wide(counts, numbers)
-        ridges = [Ridge(one).fit(wide, wanted, weight) for one in (_PENALTIES if penalty is None else [penalty])]
+        wide = made._wide(counts, rows.numbers)
+        ridges = [Ridge(one).fit(wide, wanted, weight) for one in (_PENALTIES if like is None else [like.penalty])]
         ridge = ridges[0]
         if check is not None and len(ridges) > 1:
-            (held_words, held_numbers), held_values = check
-            x = made._wide(made._counts(held_words), held_numbers)
+            held, held_values = check
+            x = made._wide(made.grams.counts(held.words), held.numbers)
             right = (_axes(held_values) - center) / width
             ridge = min(ridges, key=lambda one: float(np.square(one.predict(x) - right).sum()))
         made.penalty = float(ridge.alpha)
         made.arrays |= {"weights": ridge.coef_.astype(np.float32), "intercepts": ridge.intercept_}
-        narrow = made._narrow(counts, numbers)
+        narrow = made._narrow(counts, rows.numbers)
         made._grow(narrow, wanted, weight, seed)
         made._boost(narrow, wanted, weight, seed)
+        lengths: Lengths | None = None if like is None or like.process is None else like.process.lengths
+        made.process = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths, seed=seed)
         return made
 
     @property
     def width(self) -> int:
-        """Numbers per row: each expert's on two axes."""
-        return 6 if "boosted_start" in self.arrays else 4
+        """Numbers per row: each regression's on two axes, and what the process says beside its own."""
+        return 4 + 2 * ("boosted_start" in self.arrays) + (0 if self.process is None else self.process.WIDTH)
 
-    def answers(self, rows: Rows) -> np.ndarray:
-        """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized."""
-        words, numbers = rows
-        counts = self._counts(words)
-        narrow = self._narrow(counts, numbers)
-        said = [self._wide(counts, numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]]
+    def answers(self, rows: TableRows) -> np.ndarray:
+        """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized, and what
+        `GaussianProcess.answers` says behind these."""
+        counts = self.grams.counts(rows.words)
+        narrow = self._narrow(counts, rows.numbers)
+        said = [self._wide(counts, rows.numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]]
         said.append(self._walk(narrow) / len(self.arrays["roots"]))
-        if self.width > 4:
+        if "boosted_start" in self.arrays:
             said.append(self._walk(narrow, "boosted_") + self.arrays["boosted_start"])
+        if self.process is not None:
+            said.append(self.process.answers(rows))
         return np.concatenate(said, axis=1).astype(np.float32)
 
     def in_units(self, answers: np.ndarray) -> np.ndarray:
-        """What each expert says of the value itself, float64 [n, experts], of answers [n, width]."""
-        said: np.ndarray = answers[:, ::2].astype(np.float64) * self.arrays["width"][0] + self.arrays["center"][0]
-        return said
+        """What each expert says of the value itself, float64 [n, experts], of answers [n, width]; behind these, what each says
+        by way of the symlog, between the least and the greatest value."""
+        of_axes = answers.astype(np.float64)
+        if self.process is not None:
+            of_axes = of_axes[:, : 2 - self.process.WIDTH]
+        center, width = self.arrays["center"], self.arrays["width"]
+        said: np.ndarray = of_axes[:, ::2] * width[0] + center[0]
+        if self.process is None:  # so it was in files of earlier versions
+            return said
+        other = np.clip(of_axes[:, 1::2] * width[1] + center[1], *_axes(self.arrays["ends"])[:, 1])
+        return np.concatenate([said, np.sign(other) * np.expm1(np.abs(other))], axis=1)
 
     def state(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, their names behind `name`, and the rest as JSON holds it."""
-        tensors = {f"{name}{key}": torch.from_numpy(np.ascontiguousarray(value)) for key, value in self.arrays.items()}
-        return tensors, {"penalty": self.penalty, "vocabularies": self.vocabularies}
+        arrays = self.arrays | {f"idf{kind}": idf for kind, idf in self.grams.idf.items()}
+        about: dict[str, Any] = {"penalty": self.penalty, "vocabularies": self.grams.vocabularies}
+        if self.process is not None:
+            near, about["process"] = self.process.state()
+            arrays |= {f"{_NEAR}{key}": value for key, value in near.items()}
+        return {f"{name}{key}": torch.from_numpy(np.ascontiguousarray(value)) for key, value in arrays.items()}, about
 
     @classmethod
     def from_state(cls, tensors: dict[str, torch.Tensor], about: dict[str, Any], name: str) -> "Experts":
         """What `state` gave."""
         own = {key.removeprefix(name): tensor.numpy() for key, tensor in tensors.items() if key.startswith(name)}
-        return cls(about["penalty"], own, about["vocabularies"])
-
-    def _fit_grams(self, words: Sequence[str]) -> None:
-        for place, settings in enumerate(_GRAMS):
-            try:
-                vectorizer = TfidfVectorizer(sublinear_tf=True, **settings).fit(words)
-            except ValueError:  # not one gram that stands often enough
-                continue
-            self.vocabularies.append([str(place), *(str(gram) for gram in vectorizer.get_feature_names_out())])
-            self.arrays[f"idf{place}"] = vectorizer.idf_.astype(np.float32)
-
-    def _counts(self, words: Sequence[str]) -> sparse.csr_matrix | None:
-        """TF-IDF of the n-grams, each kind of length 1; None where there are none."""
-        parts = []
-        for place, *grams in self.vocabularies:
-            settings = {
-                name: value for name, value in _GRAMS[int(place)].items() if name not in ("min_df", "max_features")
-            }
-            reader = TfidfVectorizer(sublinear_tf=True, vocabulary=grams, **settings)
-            reader.idf_ = self.arrays[f"idf{place}"].astype(np.float64)
-            parts.append(reader.transform(words))
-        return sparse.hstack(parts).tocsr() if parts else None
+        near = {key.removeprefix(_NEAR): own.pop(key) for key in list(own) if key.startswith(_NEAR)}
+        vocabularies = about["vocabularies"]
+        grams = Grams(vocabularies, {one[0]: own.pop(f"idf{one[0]}") for one in vocabularies})
+        process = GaussianProcess.from_state(near, about["process"]) if "process" in about else None
+        return cls(about["penalty"], own, grams, process)
 
     @staticmethod
     def _wide(counts: sparse.csr_matrix | None, numbers: np.ndarray) -> Any:
@@ -218,28 +213,25 @@ class Experts:
 
 
 def fit_experts(
-    rows: Rows, values: np.ndarray, fold: np.ndarray, *, weight: np.ndarray | None = None, seed: int = 0
+    rows: TableRows, values: np.ndarray, fold: np.ndarray, *, weight: np.ndarray | None = None, seed: int = 0
 ) -> tuple[Experts, np.ndarray]:
     """Experts on all rows, and each row's answers [n, width] by experts that were fitted without its fold (int [n]).
 
-    The first fold alone chooses the penalty of the ridge.
+    The first fold alone chooses the penalty of the ridge, and all others the lengths of the process.
     """
-    answers, penalty = {}, None
+    answers, first = {}, None
     for place in tqdm(np.unique(fold).tolist(), desc="experts", leave=False):
-        held, rest = fold == place, fold != place
+        held, rest = np.flatnonzero(fold == place), np.flatnonzero(fold != place)
         theirs = None if weight is None else weight[rest]
-        check = (_part(rows, held), values[held])
-        made = Experts.fit(_part(rows, rest), values[rest], weight=theirs, penalty=penalty, check=check, seed=seed)
-        answers[place], penalty = made.answers(check[0]), made.penalty
-    by_row = np.zeros((len(values), made.width), dtype=np.float32)
+        check = (rows.taken(held), values[held])
+        made = Experts.fit(rows.taken(rest), values[rest], weight=theirs, like=first, check=check, seed=seed)
+        answers[place], first = made.answers(check[0]), first or made
+    whole = Experts.fit(rows, values, weight=weight, like=first, seed=seed)
+    by_row = np.zeros((len(values), whole.width), dtype=np.float32)
     for place, said in answers.items():
         by_row[fold == place] = said
-    return Experts.fit(rows, values, weight=weight, penalty=penalty, seed=seed), by_row
+    return whole, by_row
 
 
 def _axes(values: np.ndarray) -> np.ndarray:
     return np.stack([values, symlog(torch.tensor(values)).numpy()], axis=1)
-
-
-def _part(rows: Rows, of: np.ndarray) -> Rows:
-    return [rows[0][place] for place in np.flatnonzero(of)], rows[1][of]
