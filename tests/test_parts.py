@@ -110,7 +110,7 @@ HOUSE = (
         "individuals",
         "core",
     ),
-    *("parts", "modeling", "data", "training", "evaluation", "sklearn", "serving"),
+    *("parts", "modeling", "data", "training", "sklearn", "evaluation", "serving"),
 )
 
 

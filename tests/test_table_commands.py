@@ -6,9 +6,11 @@ import pytest
 
 from causalqwen.data.columns import ColumnError, read_table
 from causalqwen.data.tables import records_of
+from causalqwen.evaluation.numbers_benchmark import regressor
 from causalqwen.sklearn import NumberRegressor
 from test_cli import run
-from test_tables import folder, products  # noqa: F401  a fixture
+from test_tables import BRIEF as QUICK
+from test_tables import SMALL, folder, products  # noqa: F401  a fixture
 
 BRIEF = "values: {epochs: 1, batch_size: 32}\nevaluations: 1\n"
 
@@ -113,7 +115,7 @@ def test_files_that_are_no_tables_are_told(tmp_path):
     assert read_table(tmp_path / "g.csv") == {"code": ["01234", None], "n": [1.5, 2.0]}
 
 
-def test_the_benchmark_runs_on_a_table_of_ones_own(folder, table, tmp_path):  # noqa: F811
+def test_the_benchmark_runs_on_a_table_of_ones_own(folder, table, tmp_path, monkeypatch):  # noqa: F811
     records = records_of(table, "price", groups="shop")
     assert len(records) == 60 and records[4]["entity"] == "s1" and records[4]["prompt"].endswith("; price:")
     base = ("benchmark", "numbers", "--output", tmp_path, "--seeds", 1)
@@ -122,3 +124,16 @@ def test_the_benchmark_runs_on_a_table_of_ones_own(folder, table, tmp_path):  # 
     assert list(json.loads(found.stdout)["numbers"]["tables"]) == ["products"]
     assert "needs --table and --target" in run(*base, "--table", table, code=1).stderr
     assert "are for a table of your own" in run(*base, "--groups", "shop", code=1).stderr
+    asked = []
+
+    def brief(backbone, *, config, **given):
+        asked.append(given["text_columns"])
+        return NumberRegressor(backbone, config=config | SMALL, settings=QUICK, **given)
+
+    monkeypatch.setattr(regressor, "NumberRegressor", brief)
+    found = run(*base, *own, "--methods", "regressor", "--backbone", folder, "--json")
+    methods = json.loads(found.stdout)["numbers"]["tables"]["products"]["methods"]
+    assert asked == [["name"]] and set(methods) == {"constant", "ridge", "regressor"}
+    of_regressor = methods["regressor"]
+    assert of_regressor["crps"] < 0.7 * methods["constant"]["crps"]  # it reads the columns, not their text alone
+    assert of_regressor["conformal_0.8"] == of_regressor["cover_0.8"] and "log_score" in of_regressor

@@ -59,7 +59,7 @@ def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> dict[str, 
 def records_of(
     path: str | os.PathLike, target: str, *, text: Sequence[str] = (), groups: str | None = None
 ) -> list[dict[str, Any]]:
-    """Records of somebody's own table, as `TABLES` has them: a row's text (`TableReader`), its value, and its group.
+    """Records of somebody's own table, as `TABLES` has them: a row's text (`TableReader`), its value, its group, and its cells.
 
     Raises ColumnError for a column that is missing, or a value that is no number, by column and row.
     """
@@ -67,8 +67,12 @@ def records_of(
     values = numbers_of(table, target)
     names = [str(name) for name in taken_from(table, groups)] if groups else [str(row) for row in range(len(values))]
     prompts = TableReader.fit(table, target, text).texts(table)
-    pairs = enumerate(zip(prompts, values, names, strict=True))
-    return [{"prompt": p, "value": value, "entity": name, "name": f"{row:09d}"} for row, (p, value, name) in pairs]
+    cells = [{name: column[row] for name, column in table.items()} for row in range(len(values))]
+    pairs = enumerate(zip(prompts, values, names, cells, strict=True))
+    return [
+        {"prompt": prompt, "value": value, "entity": name, "name": f"{row:09d}", "cells": own}
+        for row, (prompt, value, name, own) in pairs
+    ]
 
 
 def split_records(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from causalqwen.data import Example
+from causalqwen.data.columns import Columns
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.parts.copying import Candidates
 from causalqwen.training import FactStore
@@ -17,7 +18,7 @@ class NumberTable:
     """Numbers to predict: the text before each, the features there [n, H], and its value [n].
 
     candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
-    model of several kinds.
+    model of several kinds. cells: the columns that the texts were made of, where there were some.
     """
 
     prompts: list[str]
@@ -25,6 +26,7 @@ class NumberTable:
     values: np.ndarray
     candidates: Candidates | None = None
     class_name: str | None = None
+    cells: Columns | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)

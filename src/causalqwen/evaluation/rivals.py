@@ -35,6 +35,7 @@ class Forecast:
     quantiles: [n, 199] at `CRPS_LEVELS`, ascending. points: [n], its answer where it has to give one; the medians by default.
     log_prob: [n], log density at the table's values, where there is a density. crps: [n], where there is a closed form.
     raw: quantiles [n, 199] before a recalibration on validation rows, where there was one. notes: figures of its own.
+    calibrated: whether the validation rows were learned from, so that they cannot tell how wide its intervals should be.
     """
 
     quantiles: np.ndarray
@@ -43,6 +44,7 @@ class Forecast:
     crps: np.ndarray | None = None
     raw: np.ndarray | None = None
     notes: dict[str, float] = field(default_factory=dict)
+    calibrated: bool = False
 
 
 Predictor = Callable[[NumberTable], Forecast]

@@ -24,6 +24,7 @@ from causalqwen.evaluation.numbers_benchmark.regression import (
     fit_spread_ridge,
     fit_training_quantiles,
 )
+from causalqwen.evaluation.numbers_benchmark.regressor import TextRegressor
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval
 from causalqwen.evaluation.rivals import Predictor, Rival, central
 from causalqwen.files import writing
@@ -41,13 +42,14 @@ REGRESSIONS: dict[str, Rival] = {
     "ngboost-laplace": partial(fit_ngboost, law="Laplace"),
 }
 DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
+REGRESSOR = "regressor"
 JOINT = "causalqwen-joint"
 GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: EACH_CLASS}
 """What each has over the defaults of `train`: one model for all tables has an axis for each of them."""
-METHODS = (*REGRESSIONS, *DIGITS, *GRAFTS)
+METHODS = (*REGRESSIONS, *DIGITS, REGRESSOR, *GRAFTS)
 FORMAT = 2
 """Of results: a number more wherever a method, or what is kept of it, changes."""
-_TEXT_ALONE = ("constant", "boosting", *DIGITS)
+_TEXT_ALONE = ("constant", "boosting", *DIGITS, REGRESSOR)
 """Methods to which the kept features cost nothing."""
 
 Records = dict[str, list[dict[str, Any]]]
@@ -75,6 +77,7 @@ class Benchmark:
         table: unit and records of a name, see `real_table`.
         config: of every graft (`CausalQwenConfig`). training: its settings over the defaults (`TrainSettings`, as in a YAML
             file).
+        text: columns of a table of one's own that are texts, whatever they look like.
         digits: of every `DigitWriter`. bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
     """
 
@@ -85,6 +88,7 @@ class Benchmark:
     table: Callable[[str], tuple[str, Records]] = real_table
     config: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    text: Sequence[str] = ()
     digits: dict[str, Any] = field(default_factory=dict)
     bf16: bool = False
     say: Callable[[str], None] = lambda line: None
@@ -124,11 +128,12 @@ class Benchmark:
         made: dict[str, Any] = {"format": FORMAT, "backbone": self.backbone, "method": method, "seed": seed}
         made["config"] = self.config
         made |= {"digits": self.digits} if method in DIGITS else {}
+        made |= {"text": list(self.text)} if method == REGRESSOR else {}
         made |= {"bf16": True} if self.bf16 else {}
         made |= {"training": self._training(method)} if method in GRAFTS else {}
         made |= {"settings": DIGITS.get(method)}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
-        key = json.dumps([made, read], sort_keys=True)
+        key = json.dumps([made, read], sort_keys=True, default=str)  # a cell may be a date
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
 
     def records(self, name: str) -> tuple[str, Records]:
@@ -156,6 +161,8 @@ class Benchmark:
             return REGRESSIONS[method]
         if method in DIGITS:
             return DigitWriter(partial(self.make, **self.config), **DIGITS[method], **{"bf16": self.bf16} | self.digits)
+        if method == REGRESSOR:
+            return TextRegressor(self.backbone, self.config, self.text, self.bf16, self.output / "rows")
         return self._graft(parts.facts, method)
 
     def _graft(self, facts: Path, method: str) -> Graft:
@@ -192,8 +199,11 @@ class Benchmark:
         arrays |= {} if forecast.log_prob is None else {"log_prob": forecast.log_prob}
         arrays |= {} if forecast.raw is None else {"raw": forecast.raw}
         for level in LEVELS:
-            ends = (central(held.quantiles, level), parts.validation.values, central(forecast.quantiles, level))
-            arrays[f"conformal_{level}"] = conformal_interval(*ends, level, parts.transform)
+            own = central(forecast.quantiles, level)
+            ends = central(held.quantiles, level), parts.validation.values, own
+            arrays[f"conformal_{level}"] = (
+                own if forecast.calibrated else conformal_interval(*ends, level, parts.transform)
+            )
         if method not in _TEXT_ALONE:
             read = parts.facts_seconds if method in GRAFTS else parts.prompt_seconds
             seconds += read * (len(parts.train) + len(parts.validation))

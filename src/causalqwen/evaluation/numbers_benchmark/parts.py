@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from causalqwen.data import Example, Row, encode_rows
+from causalqwen.data.columns import Columns
 from causalqwen.evaluation.number_table import NumberTable, number_table
 from causalqwen.extras import extra
 from causalqwen.files import write_text
@@ -95,7 +96,10 @@ def prepare(
             took(f"facts {store.folder.name}", started, len(examples))
         numbers = store.facts.numbers
         candidates = None if numbers is None else Candidates(**numbers.candidates())  # of every row, in order
-        tables[part] = replace(number_table(model, examples, store), prompts=prompts, candidates=candidates)
+        cells = _cells(records[part])
+        tables[part] = replace(
+            number_table(model, examples, store), prompts=prompts, candidates=candidates, cells=cells
+        )
     asking = f"prompt {store.folder.name}"
     if asking not in seconds:
         some, started = prompts[: 2 * _BATCH], time.perf_counter()
@@ -103,3 +107,10 @@ def prepare(
         took(asking, started, len(some))
     reading = seconds.get(f"facts {store.folder.name}", seconds[asking])  # a run stopped before it was written down
     return Parts(name, unit, **tables, facts=folder, facts_seconds=reading, prompt_seconds=seconds[asking])
+
+
+def _cells(records: Sequence[dict[str, Any]]) -> Columns | None:
+    """The columns that records were made of; None where they were not made of any."""
+    if not records or "cells" not in records[0]:
+        return None
+    return {name: [record["cells"][name] for record in records] for name in records[0]["cells"]}
