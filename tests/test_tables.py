@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.optimize import nnls
 from sklearn.base import clone
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict
@@ -352,22 +353,50 @@ def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved(
     again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
     np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
     np.testing.assert_allclose(answers[:, 6:], found.process.answers(rows), atol=1e-5)
-    units = found.in_units(answers)
-    assert units.shape == (50, 8) and (units[:, 4:] >= values.min()).all() and (units[:, 4:] <= values.max()).all()
-    np.testing.assert_allclose(units[:, 1], values, atol=values.std())
-    inside = answers[:, 7] * wanted_std[1] + wanted_mean[1]
-    np.testing.assert_allclose(
-        units[:, 7], (np.sign(inside) * np.expm1(np.abs(inside))).clip(values.min(), values.max()), rtol=1e-5
-    )
     earlier = {name: tensor for name, tensor in tensors.items() if "near_" not in name}
     of_then = {key: value for key, value in about.items() if key != "process"}
     again = Experts.from_state(earlier, of_then, "experts.")
     np.testing.assert_allclose(again.answers(rows), answers[:, :6], atol=1e-5)
-    np.testing.assert_allclose(again.in_units(answers[:, :6]), units[:, :3])
+    ridge, trees, boosted = again.in_units(answers[:, :6]).T
+    np.testing.assert_allclose(trees, values, atol=values.std())
+    np.testing.assert_allclose(ridge, answers[:, 0] * values.std() + values.mean(), rtol=1e-5)
     oldest = {name: tensor for name, tensor in earlier.items() if "boosted" not in name}
     again = Experts.from_state(oldest, of_then, "experts.")
     np.testing.assert_allclose(again.answers(rows), answers[:, :4], atol=1e-5)
     assert again.width == 4 and again.in_units(answers[:, :4]).shape == (50, 2)
+
+
+def test_the_mixture_has_the_least_squared_errors_of_answers_on_either_axis():
+    rows, values = expert_rows(60)
+    fold = np.arange(60) % 5
+    whole, answers = fit_experts(rows, values, fold)
+    assert answers.shape == (60, whole.width) == (60, 13)
+    center, width = whole.arrays["center"], whole.arrays["width"]
+    own, bent = (answers[:, axis:8:2] * width[axis] + center[axis] for axis in (0, 1))
+    bent = bent.clip(*(np.sign(whole.arrays["ends"]) * np.log1p(np.abs(whole.arrays["ends"]))))
+    said = np.concatenate([own, np.sign(bent) * np.expm1(np.abs(bent))], axis=1)
+    penalty = np.sqrt(1e-4 * 60) * np.eye(8)
+    facts = np.concatenate([(said - center[0]) / width[0], penalty])
+    weights, _ = nnls(facts, np.concatenate([(values - center[0]) / width[0], np.zeros(8)]))
+    np.testing.assert_allclose(whole.arrays["mixture"][0], weights, atol=1e-3)
+    mixed = (said - center[0]) @ weights + center[0]
+    np.testing.assert_allclose(whole.in_units(answers)[:, 0], mixed, atol=1e-3 * values.std())
+    errors = np.square(np.concatenate([said, mixed[:, None]], axis=1) - values[:, None]).mean(0)
+    assert errors.argmin() == 8
+    logged = np.sign(said) * np.log1p(np.abs(said))
+    of_log = ((logged - center[1]) / width[1]) @ whole.arrays["mixture"][1]
+    np.testing.assert_allclose(answers[:, 12], of_log, atol=1e-3)
+    twice = np.r_[:60, :20]
+    weighted = np.repeat([2.0, 1.0], [20, 40])
+    whole.mix(answers[twice, :-2], values[twice], None)
+    repeated = whole.arrays["mixture"]
+    whole.mix(answers[:, :-2], values, weighted)
+    np.testing.assert_allclose(whole.arrays["mixture"], repeated, atol=1e-6)
+    answers[:, 4] = np.random.default_rng(0).normal(
+        0, 1e-15, 60
+    )  # trees of so few rows that none has a leaf of its own
+    whole.mix(answers[:, :-2], values, None)
+    assert whole.arrays["mixture"].max() < 2
 
 
 def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch):
@@ -380,7 +409,7 @@ def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch):
     moved[5] += 1000
     _, others = fit_experts(rows, moved, fold)
     same_fold = fold == fold[5]
-    np.testing.assert_array_equal(answers[same_fold], others[same_fold])
+    np.testing.assert_array_equal(answers[same_fold, :-2], others[same_fold, :-2])  # all rows weigh the mixture
     assert not np.allclose(answers[~same_fold], others[~same_fold])
 
 
@@ -431,46 +460,52 @@ def test_what_is_predicted_of_rows(fitted):
         regressor.predict({"name": ["a"], "weight": [1.0], "sold": ["2020-01-01"]})
 
 
-def test_the_mean_is_moved_to_where_squared_errors_are_least_and_not_at_all_where_nothing_is_known():
+def test_a_mean_is_the_mixtures_moved_to_the_laws_as_far_as_held_out_rows_ask():
     random = np.random.default_rng(0)
-    law = random.lognormal(3, 1, size=(200, 1)) * [1.3, 1.0]
-    answers = law[:, 1:] + random.normal(0, 5, size=(200, 2))
-    values = 0.4 * law[:, 1] + 0.6 * answers[:, 0] + 2 + random.normal(0, 1, 200)
-    made = FittedMean.fit(law[:150], answers[:150], values[:150])
-    errors = [np.square(means[150:] - values[150:]).mean() for means in (law[:, 0], made.of(law, answers))]
-    assert errors[1] < 1.3 < errors[0] / 10
-    twice = np.r_[:150, :50]
-    again = FittedMean.fit(law[twice], answers[twice], values[twice])
-    weighted = FittedMean.fit(law[:150], answers[:150], values[:150], np.repeat([2.0, 1.0], [50, 100]))
-    np.testing.assert_allclose(weighted.of(law, answers), again.of(law, answers), rtol=0.01)
-    noise = FittedMean.fit(law, answers, law[:, 0] + random.standard_cauchy(200))
-    assert np.abs(noise.of(law, answers) - law[:, 0]).max() < 0.05 * law[:, 0].std()
-    one = FittedMean.fit(law[:1], answers[:1, :0], values[:1])
-    assert np.isfinite(one.of(law, answers[:, :0])).all()
-    symmetric = law[:, [1, 1]] * [1.0, 1 + 1e-15]
-    rounded = FittedMean.fit(symmetric, answers[:, :0], values)
-    assert abs(rounded.weights[2]) < 1e-9  # the median is the mean, but for rounding
+    mixed = random.lognormal(3, 1, 300)
+    law = mixed + random.normal(0, 5, 300)
+    noise = random.normal(0, 1, 300)
+    both = np.stack([law, law], axis=1)
+    for share in (0.0, 0.4, 1.0):
+        values = mixed + share * (law - mixed) + noise
+        made = FittedMean.fit(law[:200], mixed[:200], values[:200])
+        found = 1 - made.weights[3]
+        assert share - 0.06 < found <= min(1.0, share + 0.02) and not made.weights[:3].any()
+        np.testing.assert_allclose(made.of(both, mixed[:, None]), mixed + found * (law - mixed))
+    plain = np.square(values[:200] - mixed[:200])  # less a standard error, by the formula
+    apart, missed = law[:200] - mixed[:200], values[:200] - mixed[:200]
+    slope = (missed @ apart) / (apart @ apart)
+    error = np.sqrt(np.square((missed - slope * apart) * apart).sum()) / (apart @ apart)
+    assert plain.mean() > 1 and found == pytest.approx(min(1.0, slope - error))
+    weights = np.repeat([2.0, 1.0], [50, 150])
+    twice = np.r_[:200, :50]
+    weighted = FittedMean.fit(law[:200], mixed[:200], values[:200] / 2, weights)
+    again = FittedMean.fit(law[twice], mixed[twice], values[twice] / 2)
+    assert weighted.weights[3] == pytest.approx(again.weights[3], abs=0.02)
+    wild = FittedMean.fit(law, mixed, mixed + random.standard_cauchy(300))
+    assert wild.weights[3] > 0.9
+    assert FittedMean.fit(mixed[:1], mixed[:1], values[:1]).weights[3] == 1
     for unit in (1e-200, 1e200):
-        far = FittedMean.fit(law[:150] * unit, answers[:150] * unit, values[:150] * unit)
-        np.testing.assert_allclose(far.of(law * unit, answers * unit) / unit, made.of(law, answers), rtol=1e-6)
+        far = FittedMean.fit(law[:200] * unit, mixed[:200] * unit, values[:200] * unit)
+        assert far.weights[3] == pytest.approx(1 - found)
 
 
 def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
     regressor, frame, _ = fitted
     law, loc, scale, *_ = regressor._laws(frame)
     kept = regressor.mean_
-    assert len(kept.weights) == 11
+    assert len(kept.weights) == 4
     m = law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy()
     q = regressor.predict(frame, "median")
     said = regressor.experts_.in_units(regressor.experts_.answers(regressor.reader_.rows(table_of(frame))))
     try:
-        w = np.array([0.3, 0.1, 0.2, 0.05, -0.1, 0.07, 0.02, -0.03, 0.04, 0.01, -0.02])
-        c = np.array([0.0, 10.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
+        w, c = np.array([0.3, 0.1, 0.2, 0.05]), np.array([0.0, 10.0, 1.0, 2.0])
         regressor.mean_ = FittedMean(w, c)
-        told = [m - c[1], q - m - c[2], *(said - m[:, None] - c[3:]).T]
-        np.testing.assert_allclose(regressor.predict(frame), m + w[0] + w[1:] @ np.stack(told), rtol=1e-6)
+        told = [m - c[1], q - m - c[2], said[:, 0] - m - c[3]]
+        moved = (m + w[0] + w[1:] @ np.stack(told)).clip(min=law.transform.support.low)
+        np.testing.assert_allclose(regressor.predict(frame), moved, rtol=1e-6)
         np.testing.assert_array_equal(regressor.predict(frame, "full")["mean"], regressor.predict(frame))
-        regressor.mean_ = replace(kept, weights=kept.weights - 1e9 * np.eye(11)[0])
+        regressor.mean_ = replace(kept, weights=kept.weights - 1e9 * np.eye(4)[0])
         assert (regressor.predict(frame) == law.transform.support.low).all()
         regressor.mean_ = None
         of_law = regressor.predict(frame)
@@ -491,6 +526,18 @@ def test_columns_tell_what_the_text_alone_does_not(folder):
     assert regressor.score(x[90:], y[90:]) > 0.9
     own = NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0, experts=False).fit(x[:90], y[:90])
     assert own.experts_ is None and own.model_.config.value_columns == 4 and own.score(x[90:], y[90:]) > 0.7
+
+
+def test_spreads_follow_the_columns_from_the_start_where_these_tell_of_them(brief):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(240, 2))
+    noise = random.normal(0, 0.3, 240)
+    at = np.array([[0.0, 1.0], [0.0, -1.0]])
+    ratios = []
+    for y in (5 * x[:, 0] + np.exp(x[:, 1]) * noise, 5 * x[:, 0] + noise):
+        low, high = brief(experts=False).fit(x, y).predict_interval(at, 0.8).T
+        ratios.append((high - low)[0] / (high - low)[1])
+    assert 4 < ratios[0] < 14 and 0.8 < ratios[1] < 1.25  # e^2 is 7.4
 
 
 def test_a_mean_is_the_laws_where_few_rows_are_held_out(brief):

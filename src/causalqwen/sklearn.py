@@ -171,15 +171,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
                 kept.put(some, output / WORK)
             self.metrics_ = learn(self.model_, learned, held, output, settings)
         asked = np.flatnonzero((fold == 0) & (times > 0))
-        law, loc, scale = self._laws_of([examples[row] for row in asked], columns[asked])
         self.mean_ = None
-        if len(asked) >= FEWEST:
-            known = _mean_and_median(law, loc, scale), self._answers(columns[asked])
+        if self.experts and len(asked) >= FEWEST:
+            law = self._laws_of([examples[row] for row in asked], columns[asked])
+            known = _mean_and_median(*law)[:, 0], self._answers(columns[asked])[:, 0]
             self.mean_ = FittedMean.fit(*known, values[asked], times[asked].astype(float))
         return self
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
-        """What each expert says of the values, float64 [n, experts], of all of the rows' columns."""
+        """What the experts say of the values (`Experts.in_units`), of all of the rows' columns."""
         if self.experts_ is None:
             return np.zeros((len(columns), 0))
         return self.experts_.in_units(columns[:, -self.experts_.width :])
@@ -244,9 +244,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
         """One of `OUTPUT_TYPES` for each row.
 
-        mean: the point with the least squared errors on the rows held out, made of the law's mean, its median and the experts'
-        answers (`FittedMean`). A Cauchy law has no mean: that of its 199 quantiles k/200 stands in for it, clipped to the
-        training range widened by its own width (theory 3.11). median: of the law. mode: the likeliest of the 199 quantiles.
+        mean: what the mixture of the experts says, which has the least squared errors, moved to the law's mean as far as the
+        rows held out ask for it (`FittedMean`); without experts the law's mean. A Cauchy law has no mean: that of its 199
+        quantiles k/200 stands in for it, clipped to the training range widened by its own width (theory 3.11). median: of the
+        law. mode: the likeliest of the 199 quantiles.
         quantiles: a list of arrays [n], one per level. full: all of these by name, and `predictions`, a `NumberPrediction` for
         each row.
         """

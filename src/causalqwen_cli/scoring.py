@@ -253,9 +253,7 @@ def numbers(
         named, read = [table.stem], lambda name: (target, parts)  # type: ignore[assignment]
     make = partial(graft, backbone)
     read_so = bf16_pays(make()) if bf16 is None else bf16
-    made = Benchmark(
-        output, named, backbone, make, read, fields, text=columns_named(text), bf16=read_so, say=say
-    )
+    made = Benchmark(output, named, backbone, make, read, fields, text=columns_named(text), bf16=read_so, say=say)
     made.run(asked, seeds)
     results = summary(made, METHODS, seeds)
     write_text(output / "numbers.json", json.dumps(results, indent=1) + "\n")

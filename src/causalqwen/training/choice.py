@@ -43,8 +43,8 @@ CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
 TIMES_LONGER = 5
 """Passes where less dropout is tried."""
 
-REGRESSION_RATE = 3e-4
-"""Where the start is a regression already."""
+REGRESSION_RATE, TABLE_RATE = 3e-4, 1e-4
+"""Where the start is a regression already; and where it is that of a table's columns, which hold what other regressions say."""
 
 FEWEST_UPDATES = 156
 """Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
@@ -231,9 +231,9 @@ class Choice(Trials):
         if config.items() >= LESS_DROPOUT.items():
             more = TIMES_LONGER * min(1.0, MOST_ROWS / len(rows))
             stage = dataclasses.replace(stage, epochs=max(stage.epochs, round(more * stage.epochs)))
-        if self.model.config.value_columns or config["value_branch_direct"]:
-            return dataclasses.replace(stage, learning_rate=REGRESSION_RATE)
-        return stage
+        if self.model.config.value_columns:
+            return dataclasses.replace(stage, learning_rate=TABLE_RATE)
+        return dataclasses.replace(stage, learning_rate=REGRESSION_RATE) if config["value_branch_direct"] else stage
 
     @property
     def stage(self) -> ValueStage:

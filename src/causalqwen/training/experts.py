@@ -15,12 +15,12 @@ from tqdm.auto import tqdm
 
 from causalqwen.data.columns import TableRows
 from causalqwen.extras import extra
-from causalqwen.numbers import symlog
 from causalqwen.training.gaussian_process import GaussianProcess, Lengths
 from causalqwen.training.grams import Grams
 
 with extra("tables", "a table"):
     from scipy import sparse
+    from scipy.optimize import nnls
     from sklearn.decomposition import TruncatedSVD
     from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
     from sklearn.linear_model import Ridge
@@ -32,6 +32,8 @@ _STEPS, _RATE = 300, 0.06
 _ROWS_OF_STEP = 4
 """Boosting takes at most one step for so many rows: few rows are learned by heart in few steps."""
 _COMPONENTS = 64
+_SMALL = 1e-4
+"""Penalty of a row, of the mixture's weights."""
 _NEAR = "near_"
 
 
@@ -42,8 +44,8 @@ class Experts:
     penalty: of the ridge. arrays: center and width [2] of the two axes; ends [2], the least and the greatest value; weights
     [2, D] and intercepts [2] of the ridge; components [64, D of the n-grams]; the nodes of all trees, end to end: left and
     right child (-1 at a leaf), feature, cut and leaf [nodes, 2], and each tree's root; the same of the boosted trees behind
-    `boosted_`, whose answer is the sum of their leaves and boosted_start [2]. Files of earlier versions hold no Gaussian
-    process, and older ones no boosted trees.
+    `boosted_`, whose answer is the sum of their leaves and boosted_start [2]; mixture [2, 8], see `mix`. Files of earlier
+    versions hold no Gaussian process and no mixture, and older ones no boosted trees.
     """
 
     penalty: float
@@ -93,12 +95,13 @@ class Experts:
 
     @property
     def width(self) -> int:
-        """Numbers per row: each regression's on two axes, and what the process says beside its own."""
-        return 4 + 2 * ("boosted_start" in self.arrays) + (0 if self.process is None else self.process.WIDTH)
+        """Numbers per row: each expert's on two axes, what the process says beside its own, and the mixture's on both."""
+        own = 4 + 2 * ("boosted_start" in self.arrays) + (0 if self.process is None else self.process.WIDTH)
+        return own + 2 * ("mixture" in self.arrays)
 
     def answers(self, rows: TableRows) -> np.ndarray:
-        """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized, and what
-        `GaussianProcess.answers` says behind these."""
+        """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized; behind
+        these what `GaussianProcess.answers` says, and the mixture."""
         counts = self.grams.counts(rows.words)
         narrow = self._narrow(counts, rows.numbers)
         said = [self._wide(counts, rows.numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]]
@@ -107,20 +110,47 @@ class Experts:
             said.append(self._walk(narrow, "boosted_") + self.arrays["boosted_start"])
         if self.process is not None:
             said.append(self.process.answers(rows))
+        if "mixture" in self.arrays:
+            said.append(self._mixed(np.concatenate(said, axis=1)))
         return np.concatenate(said, axis=1).astype(np.float32)
 
     def in_units(self, answers: np.ndarray) -> np.ndarray:
-        """What each expert says of the value itself, float64 [n, experts], of answers [n, width]; behind these, what each says
-        by way of the symlog, between the least and the greatest value."""
-        of_axes = answers.astype(np.float64)
-        if self.process is not None:
-            of_axes = of_axes[:, : 2 - self.process.WIDTH]
-        center, width = self.arrays["center"], self.arrays["width"]
-        said: np.ndarray = of_axes[:, ::2] * width[0] + center[0]
-        if self.process is None:  # so it was in files of earlier versions
-            return said
-        other = np.clip(of_axes[:, 1::2] * width[1] + center[1], *_axes(self.arrays["ends"])[:, 1])
-        return np.concatenate([said, np.sign(other) * np.expm1(np.abs(other))], axis=1)
+        """What the mixture says of the value itself, float64 [n, 1], of answers [n, width]; what each expert says, [n,
+        experts], of experts from files of earlier versions, which have no mixture."""
+        center, width = self.arrays["center"][0], self.arrays["width"][0]
+        said = answers[:, -2:-1] if "mixture" in self.arrays else answers[:, ::2]
+        found: np.ndarray = said.astype(np.float64) * width + center
+        return found
+
+    def _on_axes(self, answers: np.ndarray) -> list[np.ndarray]:
+        """What each expert says by either axis, brought to the value's own axis and to that of its symlog: [n, 8] each,
+        standardized. By its own axis it may say what lies beyond the values by as much as they are apart, as a law may, by
+        that of the symlog what lies among them."""
+        (center, other_center), (width, other_width) = self.arrays["center"], self.arrays["width"]
+        own, by_symlog = (answers[:, axis : 2 - GaussianProcess.WIDTH : 2].astype(np.float64) for axis in (0, 1))
+        low, high = self.arrays["ends"]
+        straight = (own * width + center).clip(2 * low - high, 2 * high - low)
+        bent = (by_symlog * other_width + other_center).clip(*_symlog(self.arrays["ends"]))
+        held = np.concatenate([straight, np.sign(bent) * np.expm1(np.abs(bent))], axis=1)
+        return [(held - center) / width, (_symlog(held) - other_center) / other_width]
+
+    def _mixed(self, answers: np.ndarray) -> np.ndarray:
+        """The mixture on both axes, [n, 2]."""
+        axes = self._on_axes(answers)
+        return np.stack([one @ weights for one, weights in zip(axes, self.arrays["mixture"], strict=True)], axis=1)
+
+    def mix(self, answers: np.ndarray, values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+        """Learn the mixture: the weights, none of them negative, of the least squared errors of answers [n, width] that were
+        given to rows without their values, and of the least size where answers tell nothing. Returns its own [n, 2]."""
+        often = np.sqrt(np.ones(len(values)) if weight is None else weight)[:, None]
+        wanted = (_axes(values) - self.arrays["center"]) / self.arrays["width"]
+        mixture = []
+        for said, one in zip(self._on_axes(answers), wanted.T, strict=True):
+            small = np.sqrt(_SMALL * np.square(often).sum()) * np.eye(said.shape[1])
+            facts = np.concatenate([often * said, small])
+            mixture.append(nnls(facts, np.concatenate([often[:, 0] * one, np.zeros(len(small))]))[0])
+        self.arrays["mixture"] = np.stack(mixture)
+        return self._mixed(answers)
 
     def state(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, their names behind `name`, and the rest as JSON holds it."""
@@ -230,8 +260,14 @@ def fit_experts(
     by_row = np.zeros((len(values), whole.width), dtype=np.float32)
     for place, said in answers.items():
         by_row[fold == place] = said
-    return whole, by_row
+    return whole, np.concatenate([by_row, whole.mix(by_row, values, weight)], axis=1).astype(np.float32)
 
 
 def _axes(values: np.ndarray) -> np.ndarray:
-    return np.stack([values, symlog(torch.tensor(values)).numpy()], axis=1)
+    return np.stack([values, _symlog(values)], axis=1)
+
+
+def _symlog(values: np.ndarray) -> np.ndarray:
+    """`numbers.symlog` of an array."""
+    logged: np.ndarray = np.sign(values) * np.log1p(np.abs(values))
+    return logged

@@ -49,6 +49,9 @@ _NOISE_AT_CENTER = 0.05
 _COLUMN_RIDGE = 1e-2
 """Penalty of a row, in the start on a table's columns: experts' answers among them say much the same."""
 
+_LEAST_LEFT = 1e-4
+"""Of the axis: what a regression leaves of a value that it has by heart."""
+
 _RIDGES = tuple(10.0**power for power in range(-4, 3))
 """Those that are tried in the start on features, which are many."""
 
@@ -268,7 +271,9 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
 def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Start at the ridge regression of t(value) on the columns of a table, or where there are none on the features, with the
     spread that it leaves: a goes along W_reg, and d takes back what W_reg makes of z by itself. t(value) is clipped there to
-    where 95% of it lie, widened by as much on both sides."""
+    where 95% of it lie, widened by as much on both sides. Of a table the spread follows the columns too, where rows left out
+    one by one are told more of it by a standard error: e is the ridge regression of the logarithm of what is left (Harvey
+    1976)."""
     if model.config.value_columns:
         model.config.require("value_columns")
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
@@ -292,7 +297,15 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     branch.along.copy_(head.weight[0] / head.weight.square().sum())
     branch.direct[0].copy_(own)
     head.bias.add_((left.median() - loc[0] - columns.mean(0).cpu() @ slopes).item())
-    least = (left - left.median()).abs().median() / law.quantile(torch.tensor(0.75))
+    apart = (left - left.median()).abs().clamp(min=_LEAST_LEFT)
+    if branch.columns:
+        logs = apart.log() - apart.log().mean()
+        widths, missed = _ridge(within, logs, _RIDGES)
+        gain = (logs * len(logs) / max(len(logs) - 1, 1)).square() - missed.square()
+        if gain.mean() > gain.std() / math.sqrt(len(gain)):
+            branch.direct[1, -branch.columns :] = widths.to(branch.direct)
+            apart = apart / (within @ widths).exp()
+    least = apart.median() / law.quantile(torch.tensor(0.75))
     step = float((least.clamp(min=1e-6) / scale[0]).log())
     for member in (branch.residual, *branch.others):
         member.last.bias[member.last.bias.shape[0] // 2 :] += step

@@ -33,7 +33,7 @@ class TextRegressor:
     def __call__(self, training: NumberTable, validation: NumberTable, seed: int) -> Predictor:
         known = [_rows(table) for table in (training, validation)]
         texts = list(self.text) if training.cells else None
-        kept = {"bf16": self.bf16, "cache_dir": str(self.rows), "random_state": seed}
+        kept: dict[str, Any] = {"bf16": self.bf16, "cache_dir": str(self.rows), "random_state": seed}
         made = NumberRegressor(self.backbone, config=self.config, text_columns=texts, **kept)
         made.fit(_joined(*known), np.concatenate([training.values, validation.values]))
 
