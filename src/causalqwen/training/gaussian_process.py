@@ -43,7 +43,8 @@ class GaussianProcess:
 
     grams: of each column of texts, in order. lengths: `Lengths`. arrays: units, the deviation of each number of the columns,
     times the square root of how many its column has; the landmarks' facts, the sparse ones (data, indices, indptr, width) and
-    the dense ones [m, K]; weights [m, 2] of their covariances; missed [m, 2], the squares of what the other rows are off by.
+    the dense ones [m, K]; weights [m, 2] of their covariances; missed [d, 2], of the landmarks that were drawn, which stand
+    first: the squares of what the other rows are off by, over their mean.
     """
 
     grams: list[Grams]
@@ -76,25 +77,26 @@ class GaussianProcess:
         counts = np.ones(len(rows)) if weight is None else weight
         facts = made._facts(rows)
         if len(rows) <= LANDMARKS:
-            made._solve(facts, drawn, wanted, counts)
-            return made
-        half = LANDMARKS // 2
-        off = made._solve(facts, drawn[:half], wanted, counts)
-        rest = drawn[half:]
-        far = rest[np.argsort(-np.square(off[rest]).sum(1), kind="stable")[: LANDMARKS - half]]
-        made._solve(facts, np.concatenate([drawn[:half], far]), wanted, counts)
+            off = made._solve(facts, drawn, wanted, counts)
+        else:
+            drawn, rest = np.split(drawn, [LANDMARKS // 2])
+            off = made._solve(facts, drawn, wanted, counts)
+            far = rest[np.argsort(-np.square(off[rest]).sum(1), kind="stable")[: LANDMARKS - len(drawn)]]
+            off = made._solve(facts, np.concatenate([drawn, far]), wanted, counts)
+        missed = np.maximum(np.square(off[drawn]), _NOISE)  # the far ones are off by more than rows are
+        made.arrays["missed"] = missed / missed.mean(0)
         return made
 
     def answers(self, rows: TableRows) -> np.ndarray:
-        """[n, 5]: f of both numbers; the logarithm of what the rows near by are off by, of both; how far the nearest row is."""
+        """[n, 5]: f of both numbers; the logarithm of what the rows near by are off by, of both, beside what all are off by; how
+        far the nearest row is."""
         facts, said = self._facts(rows), []
         landmarks, spread = self._landmarks(), np.exp(self.lengths[-2])
         for part, size in _blocks(facts):
             near = _nearness(part, landmarks)
-            sharp = near ** (2 * _SHARPER)
-            off = (sharp @ self.arrays["missed"] + _UNKNOWN * self.arrays["missed"].mean(0)) / (
-                sharp.sum(1, keepdims=True) + _UNKNOWN
-            )
+            missed = self.arrays["missed"]
+            sharp = near[:, : len(missed)] ** (2 * _SHARPER)
+            off = (sharp @ missed + _UNKNOWN) / (sharp.sum(1, keepdims=True) + _UNKNOWN)
             gap = np.log(1 + _TOUCHING - near.max(1, keepdims=True))
             found = np.concatenate([spread * near @ self.arrays["weights"], np.log(off) / 2, gap], axis=1)
             said.append(found[:size])
@@ -177,7 +179,6 @@ class GaussianProcess:
             off[rows] = (wanted[rows] - basis.T @ solved) / np.maximum(1 - own, _NOISE)[:, None]
         self.arrays |= {
             "weights": linalg.solve_triangular(root, solved, lower=True, trans=1, check_finite=False),
-            "missed": np.maximum(np.square(off[chosen]), _NOISE),
             "data": landmarks.words.data.astype(np.float32),
             "indices": landmarks.words.indices.astype(np.int32),
             "indptr": landmarks.words.indptr.astype(np.int64),
