@@ -94,8 +94,14 @@ def test_widths_tell_a_column_that_matters_from_one_that_does_not():
     process = GaussianProcess.fit(rows, wanted)
     matters, does_not = process.lengths[:2]
     assert matters > np.log(0.5) and does_not < matters - 3
+    np.testing.assert_allclose(process.arrays["units"], x.std(0), rtol=1e-6)
+    np.testing.assert_allclose(gaussian_process._units([x]), x.std(0) * np.sqrt(2), rtol=1e-6)
+    nowhere = TableRows([""], x[:1] + 1000, [x[:1, :1] + 1000, x[:1, 1:]])
+    np.testing.assert_allclose(process.answers(nowhere), [[0, 0, 0, 0, np.log(1.05)]], atol=1e-9)
     distances = [-np.square(one[:, None] - one[None]) / 2 for one in x.T / 3]
     again = learned_lengths(distances, wanted)
+    slope = _unlikely(again, distances, wanted)[1][0] + 0.05 * (again[0] - np.log(0.3)) / 150
+    assert abs(slope) < 1e-4
     assert _unlikely(again, distances, wanted)[0] < _unlikely(np.array([-1.2, -1.2, 0, -3]), distances, wanted)[0]
 
 
@@ -137,6 +143,11 @@ def test_a_row_that_counts_twice_is_one_that_stands_there_twice():
     repeated.grams, repeated.arrays["units"] = weighted.grams, weighted.arrays["units"]
     repeated._solve(repeated._facts(rows.taken(twice)), np.arange(22), wanted[twice], np.ones(22))
     np.testing.assert_allclose(weighted.answers(rows)[:, :2], repeated.answers(rows)[:, :2], atol=2e-3)
+    noise = (np.exp(lengths[-1]) + gaussian_process._NOISE) / weight
+    inverse = np.linalg.inv(covariances(weighted, rows, rows) + np.diag(noise))
+    missed = np.maximum(np.square(inverse @ wanted / inverse.diagonal()[:, None]), gaussian_process._NOISE)
+    order = np.random.default_rng(0).permutation(20)
+    np.testing.assert_allclose(weighted.arrays["missed"], (missed / missed.mean(0))[order], rtol=0.05, atol=1e-2)
 
 
 def test_saved_it_says_the_same_whoever_else_is_asked():

@@ -141,6 +141,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         seed = int(random.randint(2**31 - 1))
         fold = _folds(len(values), groups, random)
         times = _times(sample_weight, values, random)
+        if len(np.unique(fold[times > 0])) < FOLDS:
+            raise ValueError(f"sample_weight: {(times > 0).sum()} rows count, too few to part them in {FOLDS}")
         target = None if _is_strings(X) else str(self.target or getattr(y, "name", None) or "value")
         self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)

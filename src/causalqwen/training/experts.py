@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.data.columns import TableRows
 from causalqwen.extras import extra
-from causalqwen.training.gaussian_process import GaussianProcess, Lengths
+from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.grams import Grams
 
 with extra("tables", "a table"):
@@ -44,8 +44,8 @@ class Experts:
     penalty: of the ridge. arrays: center and width [2] of the two axes; ends [2], the least and the greatest value; weights
     [2, D] and intercepts [2] of the ridge; components [64, D of the n-grams]; the nodes of all trees, end to end: left and
     right child (-1 at a leaf), feature, cut and leaf [nodes, 2], and each tree's root; the same of the boosted trees behind
-    `boosted_`, whose answer is the sum of their leaves and boosted_start [2]; mixture [2, 8], see `mix`. Files of earlier
-    versions hold no Gaussian process and no mixture, and older ones no boosted trees.
+    `boosted_`, whose answer is the sum of their leaves and boosted_start [2]; bounds [2, width], see `bound`; mixture [2, 8],
+    see `mix`. Files of earlier versions hold no Gaussian process, no bounds and no mixture, and older ones no boosted trees.
     """
 
     penalty: float
@@ -64,8 +64,8 @@ class Experts:
         check: tuple[TableRows, np.ndarray] | None = None,
         seed: int = 0,
     ) -> "Experts":
-        """From rows and values [n]. like: experts whose penalty and lengths are taken; by default the penalty is that whose
-        ridge answers the rows and values of `check` best."""
+        """From rows and values [n]. like: experts whose penalty is taken; by default it is that whose ridge answers the rows
+        and values of `check` best."""
         both = _axes(values)
         center, width = both.mean(0), np.maximum(both.std(0), 1e-12)
         wanted = (both - center) / width
@@ -89,8 +89,7 @@ class Experts:
         narrow = made._narrow(counts, rows.numbers)
         made._grow(narrow, wanted, weight, seed)
         made._boost(narrow, wanted, weight, seed)
-        lengths: Lengths | None = None if like is None or like.process is None else like.process.lengths
-        made.process = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths, seed=seed)
+        made.process = GaussianProcess.fit(rows, wanted, weight=weight, seed=seed)
         return made
 
     @property
@@ -101,7 +100,7 @@ class Experts:
 
     def answers(self, rows: TableRows) -> np.ndarray:
         """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized; behind
-        these what `GaussianProcess.answers` says, and the mixture."""
+        these what `GaussianProcess.answers` says, and the mixture. All within the bounds."""
         counts = self.grams.counts(rows.words)
         narrow = self._narrow(counts, rows.numbers)
         said = [self._wide(counts, rows.numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]]
@@ -110,9 +109,12 @@ class Experts:
             said.append(self._walk(narrow, "boosted_") + self.arrays["boosted_start"])
         if self.process is not None:
             said.append(self.process.answers(rows))
+        found = np.concatenate(said, axis=1)
+        if "bounds" in self.arrays:
+            found = found.clip(*self.arrays["bounds"])
         if "mixture" in self.arrays:
-            said.append(self._mixed(np.concatenate(said, axis=1)))
-        return np.concatenate(said, axis=1).astype(np.float32)
+            found = np.concatenate([found, self._mixed(found, self.arrays["mixture"])], axis=1)
+        return found.astype(np.float32)
 
     def in_units(self, answers: np.ndarray) -> np.ndarray:
         """What the mixture says of the value itself, float64 [n, 1], of answers [n, width]; what each expert says, [n,
@@ -134,23 +136,51 @@ class Experts:
         held = np.concatenate([straight, np.sign(bent) * np.expm1(np.abs(bent))], axis=1)
         return [(held - center) / width, (_symlog(held) - other_center) / other_width]
 
-    def _mixed(self, answers: np.ndarray) -> np.ndarray:
+    def _mixed(self, answers: np.ndarray, mixture: np.ndarray) -> np.ndarray:
         """The mixture on both axes, [n, 2]."""
         axes = self._on_axes(answers)
-        return np.stack([one @ weights for one, weights in zip(axes, self.arrays["mixture"], strict=True)], axis=1)
+        return np.stack([one @ weights for one, weights in zip(axes, mixture, strict=True)], axis=1)
 
-    def mix(self, answers: np.ndarray, values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    def mix(self, answers: np.ndarray, values: np.ndarray, fold: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
         """Learn the mixture: the weights, none of them negative, of the least squared errors of answers [n, width] that were
-        given to rows without their values, and of the least size where answers tell nothing. Returns its own [n, 2]."""
+        given to rows without their values, and of the least size where answers tell nothing. Returns what a mixture says [n, 2]
+        of each row that was learned without its fold (int [n])."""
         often = np.sqrt(np.ones(len(values)) if weight is None else weight)[:, None]
         wanted = (_axes(values) - self.arrays["center"]) / self.arrays["width"]
-        mixture = []
-        for said, one in zip(self._on_axes(answers), wanted.T, strict=True):
-            small = np.sqrt(_SMALL * np.square(often).sum()) * np.eye(said.shape[1])
-            facts = np.concatenate([often * said, small])
-            mixture.append(nnls(facts, np.concatenate([often[:, 0] * one, np.zeros(len(small))]))[0])
-        self.arrays["mixture"] = np.stack(mixture)
-        return self._mixed(answers)
+        axes = self._on_axes(answers)
+
+        def learned(some: np.ndarray) -> np.ndarray:
+            mixture, of = [], often[some]
+            for said, one in zip(axes, wanted.T, strict=True):
+                small = np.sqrt(_SMALL * np.square(of).sum()) * np.eye(said.shape[1])
+                facts = np.concatenate([of * said[some], small])
+                mixture.append(nnls(facts, np.concatenate([of[:, 0] * one[some], np.zeros(len(small))]))[0])
+            return np.stack(mixture)
+
+        self.arrays["mixture"] = learned(np.ones(len(values), dtype=bool))
+        mixed = np.empty((len(values), 2))
+        for place in np.unique(fold):
+            mixed[fold == place] = self._mixed(answers[fold == place], learned(fold != place))
+        return mixed
+
+    def bound(self, answers: np.ndarray) -> None:
+        """Keep what is said within answers [n, width] that were given to rows without their values: a row that is known, or as
+        good as known, is told what no such row was, and nothing learned from these says what to make of it. The ridge alone may
+        go on beyond them, by as much as they are apart."""
+        low, high = answers.min(0).astype(np.float64), answers.max(0).astype(np.float64)
+        beyond = np.where(np.arange(len(low)) < 2, high - low, 0.0)
+        self.arrays["bounds"] = np.stack([low - beyond, high + beyond])
+
+    def restated(self, answers: np.ndarray, other: "Experts") -> np.ndarray:
+        """Its own answers [n, width], standardized as those of `other` are."""
+        found = answers.copy()
+        for axis in (0, 1):
+            (center, width), (of_other, by) = (
+                (one.arrays["center"][axis], one.arrays["width"][axis]) for one in (self, other)
+            )
+            said = found[:, axis : 2 - GaussianProcess.WIDTH : 2]
+            said[:] = (said.astype(np.float64) * width + center - of_other) / by
+        return found
 
     def state(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, their names behind `name`, and the rest as JSON holds it."""
@@ -247,20 +277,22 @@ def fit_experts(
 ) -> tuple[Experts, np.ndarray]:
     """Experts on all rows, and each row's answers [n, width] by experts that were fitted without its fold (int [n]).
 
-    The first fold alone chooses the penalty of the ridge, and all others the lengths of the process.
+    The first fold alone chooses the penalty of the ridge.
     """
-    answers, first = {}, None
+    parts, first = [], None
     for place in tqdm(np.unique(fold).tolist(), desc="experts", leave=False):
         held, rest = np.flatnonzero(fold == place), np.flatnonzero(fold != place)
         theirs = None if weight is None else weight[rest]
         check = (rows.taken(held), values[held])
         made = Experts.fit(rows.taken(rest), values[rest], weight=theirs, like=first, check=check, seed=seed)
-        answers[place], first = made.answers(check[0]), first or made
+        first = first or made
+        parts.append((held, made, made.answers(check[0])))
     whole = Experts.fit(rows, values, weight=weight, like=first, seed=seed)
     by_row = np.zeros((len(values), whole.width), dtype=np.float32)
-    for place, said in answers.items():
-        by_row[fold == place] = said
-    return whole, np.concatenate([by_row, whole.mix(by_row, values, weight)], axis=1).astype(np.float32)
+    for held, made, said in parts:
+        by_row[held] = made.restated(said, whole)
+    whole.bound(by_row)
+    return whole, np.concatenate([by_row, whole.mix(by_row, values, fold, weight)], axis=1).astype(np.float32)
 
 
 def _axes(values: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ with extra("tables", "a table"):
     from scipy import linalg, optimize, sparse
 
 LANDMARKS = 3000
-LEARNED_ON, MOST_CELLS = 1200, 60_000_000
+LEARNED_ON, MOST_CELLS = 800, 60_000_000
 """Rows that widths are learned on: fewer where so many columns' distances would be more cells than that."""
 STEPS = 40
 _START, _LEAST, _MOST = 0.3, -7.0, 3.0  # width of a column at first; logarithms of what it may be
@@ -88,8 +88,8 @@ class GaussianProcess:
         return made
 
     def answers(self, rows: TableRows) -> np.ndarray:
-        """[n, 5]: f of both numbers; the logarithm of what the rows near by are off by, of both, beside what all are off by; how
-        far the nearest row is."""
+        """[n, 5]: f of both numbers; the logarithm of what the rows near by are off by, of both, beside what all are off by;
+        how far the nearest row is."""
         facts, said = self._facts(rows), []
         landmarks, spread = self._landmarks(), np.exp(self.lengths[-2])
         for part, size in _blocks(facts):

