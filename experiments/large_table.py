@@ -92,6 +92,8 @@ def main() -> None:
             parts = ", ".join(f"{memory[int(len(memory) * share)]:,.0f}" for share in (0.25, 0.5, 0.75, 0.99))
             told = f"killed after {stop:.0f} s" if status is None else f"ended with {status}"
             print(f"{told}; memory {parts} MB, at most {max(memory):,.0f}", flush=True)
+            if status is not None:
+                break
         print(f"{name}: {(time.monotonic() - started) / 60:.0f} minutes over all runs", flush=True)
         return digest(model)
 

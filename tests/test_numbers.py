@@ -205,7 +205,12 @@ def test_spans_never_overlap_and_with_what_is_outside_are_the_text(rules, text):
     assert rendered + text[end:] == text
 
 
-@pytest.mark.parametrize(("text", "place"), [("it is 1e400 K", "6-11"), ("9" * 400, "0-400")])
+@pytest.mark.parametrize("text", ["1e400", "id 72e71990", "-3.5E+999", "10^400"])
+def test_a_power_of_ten_beyond_float64_is_text(text):
+    assert [number.text for number in find_numbers(f"{text} of 5")] == ["5"]
+
+
+@pytest.mark.parametrize(("text", "place"), [("it is " + "9" * 400 + " K", "6-406"), ("9" * 400, "0-400")])
 def test_a_number_beyond_float64_is_refused_with_its_place(text, place):
     with pytest.raises(ValueError, match=f"characters {place} is too large"):
         find_numbers(text)

@@ -140,8 +140,8 @@ def test_generated_numbers_are_written_from_their_values(processor):
 
 
 def test_bad_input_is_refused_with_its_index(processor):
-    with pytest.raises(ValueError, match=r"text 1: the number 1e400 at characters 3-8"):
-        processor(["fine 5", "is 1e400"])
+    with pytest.raises(ValueError, match=r"text 1: the number 9{21}.* at characters 3-403"):
+        processor(["fine 5", "is " + "9" * 400])
     with pytest.raises(ValueError, match="takes a string"):
         processor([5])
     with pytest.raises(ValueError, match="noncharacters"):

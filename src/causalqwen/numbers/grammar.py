@@ -89,10 +89,10 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
     99.9 in 99.9元, 5 in 5%, 10 in 10km, -$1,200, 6.02×10^23, 10⁻⁹, 3.5万, 2亿, 1万5000, 三百二十.
     Left as text: dates, times, versions, IP addresses, identifiers (x1, fp16, COVID-19, 1,2-dichloroethane), phone
     numbers, malformed groups (0,001; 1000,000), fractions with a slash, hexadecimal numbers, codes with a leading zero
-    (007), code in backticks, words (万一, 十分, 第三十二).
+    (007), powers of ten that float64 cannot hold (1e400, 72e71990), code in backticks, words (万一, 十分, 第三十二).
 
     Raises:
-        ValueError: a number that float64 cannot hold, with its place in the text.
+        ValueError: digits of a number that float64 cannot hold, with their place in the text.
     """
     scanner = _scanner(rules or _DEFAULT)
     if not scanner.may_hold(text):
@@ -106,8 +106,8 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
         start, end = match.span()
         written = match.group()
         value = scanner.value_of(form, written)
-        if not math.isfinite(value) and form == "scientific":
-            continue  # 10^400 is no more than its characters
+        if not math.isfinite(value) and (form == "scientific" or "e" in written.lower()):
+            continue  # 10^400 is no more than its characters, nor is 72e71990, a name in hexadecimal
         if not math.isfinite(value):
             shown = written if len(written) <= 24 else written[:21] + "..."
             raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
