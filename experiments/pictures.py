@@ -72,7 +72,7 @@ def sentences(page: str) -> Figure:
 
 def tables(page: str) -> Figure:
     """CRPS and RMSE of a table with text, of the library and of those that one would use instead."""
-    rows = rows_of(page, "15.3")
+    rows = rows_of(page, "15.7")
     names = [row["babies_r_us, dollars"] for row in rows]
     figure = Figure(figsize=(9, 2.8), layout="tight")
     for axes, column in zip(figure.subplots(1, 2, sharey=True), ("CRPS", "RMSE"), strict=True):
