@@ -141,7 +141,7 @@ def test_a_row_that_counts_twice_is_one_that_stands_there_twice():
     weighted = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths)
     repeated = GaussianProcess.fit(rows.taken(twice), wanted[twice], lengths=lengths)
     repeated.grams, repeated.arrays["units"] = weighted.grams, weighted.arrays["units"]
-    repeated._solve(repeated._facts(rows.taken(twice)), np.arange(22), wanted[twice], np.ones(22))
+    repeated._solve(repeated._facts(rows.taken(twice)), np.arange(22), wanted[twice], np.ones(22), np.arange(22))
     np.testing.assert_allclose(weighted.answers(rows)[:, :2], repeated.answers(rows)[:, :2], atol=2e-3)
     noise = (np.exp(lengths[-1]) + gaussian_process._NOISE) / weight
     inverse = np.linalg.inv(covariances(weighted, rows, rows) + np.diag(noise))

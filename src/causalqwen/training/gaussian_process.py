@@ -76,14 +76,14 @@ class GaussianProcess:
         made.lengths = lengths
         counts = np.ones(len(rows)) if weight is None else weight
         facts = made._facts(rows)
-        if len(rows) <= LANDMARKS:
-            off = made._solve(facts, drawn, wanted, counts)
-        else:
+        chosen = drawn
+        if len(rows) > LANDMARKS:
             drawn, rest = np.split(drawn, [LANDMARKS // 2])
-            off = made._solve(facts, drawn, wanted, counts)
-            far = rest[np.argsort(-np.square(off[rest]).sum(1), kind="stable")[: LANDMARKS - len(drawn)]]
-            off = made._solve(facts, np.concatenate([drawn, far]), wanted, counts)
-        missed = np.maximum(np.square(off[drawn]), _NOISE)  # the far ones are off by more than rows are
+            off = made._solve(facts, drawn, wanted, counts, rest)
+            far = np.argsort(-np.square(off).sum(1), kind="stable")[: LANDMARKS - len(drawn)]
+            chosen = np.concatenate([drawn, rest[far]])
+        off = made._solve(facts, chosen, wanted, counts, drawn)  # the far ones are off by more than rows are
+        missed = np.maximum(np.square(off), _NOISE)
         made.arrays["missed"] = missed / missed.mean(0)
         return made
 
@@ -150,33 +150,34 @@ class GaussianProcess:
             found.append(_exponents(facts, facts).astype(np.float32))
         return found
 
-    def _solve(self, facts: "_Facts", chosen: np.ndarray, wanted: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Weights of the chosen landmarks, and what each row is off by [n, 2] where it is left out."""
+    def _solve(
+        self, facts: "_Facts", chosen: np.ndarray, wanted: np.ndarray, counts: np.ndarray, asked: np.ndarray
+    ) -> np.ndarray:
+        """Weights of the chosen landmarks, and what the rows asked are off by [m, 2] where each is left out."""
         spread, noise = np.exp(self.lengths[-2]), np.exp(self.lengths[-1]) + _NOISE
         landmarks = facts[chosen]
         among = spread * _nearness(landmarks, landmarks)
         among.flat[:: len(chosen) + 1] += _JITTER * spread
         root = linalg.cholesky(among, lower=True, overwrite_a=True, check_finite=False)
 
-        def known() -> Iterator[tuple[slice, np.ndarray]]:
-            for start in range(0, len(wanted), 1024):
-                rows = slice(start, start + 1024)
+        def known(some: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for rows in np.split(some, range(1024, len(some), 1024)):
                 covariances = spread * _nearness(facts[rows], landmarks)
                 yield rows, linalg.solve_triangular(root, covariances.T, lower=True, check_finite=False)
 
         gram, right = np.zeros_like(root), np.zeros((len(chosen), 2))
-        for rows, basis in known():
+        for rows, basis in known(np.arange(len(wanted))):
             weighted = basis * counts[rows]
             gram += weighted @ basis.T
             right += weighted @ wanted[rows]
         gram.flat[:: len(chosen) + 1] += noise
         factor = linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
         solved = linalg.cho_solve((factor, True), right, check_finite=False)
-        off = np.empty_like(wanted)
-        for rows, basis in known():
+        off = []
+        for rows, basis in known(asked):
             within = linalg.solve_triangular(factor, basis, lower=True, check_finite=False)
             own = counts[rows] * np.square(within).sum(0)
-            off[rows] = (wanted[rows] - basis.T @ solved) / np.maximum(1 - own, _NOISE)[:, None]
+            off.append((wanted[rows] - basis.T @ solved) / np.maximum(1 - own, _NOISE)[:, None])
         self.arrays |= {
             "weights": linalg.solve_triangular(root, solved, lower=True, trans=1, check_finite=False),
             "data": landmarks.words.data.astype(np.float32),
@@ -184,7 +185,7 @@ class GaussianProcess:
             "indptr": landmarks.words.indptr.astype(np.int64),
             "dense": landmarks.dense,
         }
-        return off
+        return np.concatenate(off)
 
     def _landmarks(self) -> "_Facts":
         parts = (self.arrays[name] for name in ("data", "indices", "indptr"))
