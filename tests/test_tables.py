@@ -28,7 +28,7 @@ from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
-from causalqwen.training import FactStore, experts, features, kept_rows
+from causalqwen.training import FactStore, experts, features, kept_rows, stages
 from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.kept_rows import KeptRows
@@ -570,6 +570,27 @@ def test_spreads_follow_the_columns_from_the_start_where_these_tell_of_them(brie
         low, high = brief(experts=False).fit(x, y).predict_interval(at, 0.8).T
         ratios.append((high - low)[0] / (high - low)[1])
     assert 4 < ratios[0] < 14 and 0.8 < ratios[1] < 1.25  # e^2 is 7.4
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["spreads follow a column", "spreads follow none"])
+def test_the_start_is_as_wide_as_rows_are_off(brief, monkeypatch, told):
+    found, lean = [], stages._lean
+
+    def spied(model, store):
+        lean(model, store)
+        with torch.no_grad():
+            loc, scale = Chain(model.eval(), store.facts.tensor("features")).value()
+        off = (model.value_transform.forward(store.facts.tensor("values")) - loc).abs() / scale
+        median = off.median() / model.action.value_law.quantile(torch.tensor(0.75))
+        found.append((float(median), float(model.value_branch.direct[1].detach().abs().max())))
+
+    monkeypatch.setattr(stages, "_lean", spied)
+    random = np.random.default_rng(0)
+    x = np.concatenate([random.normal(size=(300, 1)), random.exponential(size=(300, 1))], axis=1)
+    noise = random.normal(0, 0.1, 300) * (np.exp(1.5 * x[:, 1]) if told else 1)
+    brief(experts=False).fit(x, 5 * x[:, 0] + noise)
+    assert found and all(0.9 < median < 1.1 for median, _ in found), found
+    assert all((follows > 0) == told for _, follows in found), found
 
 
 def test_a_mean_is_the_laws_where_few_rows_are_held_out(brief):
