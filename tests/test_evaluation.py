@@ -137,7 +137,7 @@ def write_rows(path, rows):
 
 def test_a_bad_row_stops_a_file_and_those_before_it_stay(trained, tmp_path):
     model, _, _ = trained
-    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "fine"}, {"text": "is 1e999"}])
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "fine"}, {"text": "is " + "9" * 400}])
     with pytest.raises(RowError, match=r"^in.jsonl, row 2, field text: .*float64$"):
         predict_file(model, source, tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
