@@ -30,6 +30,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def ours(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any
 
 
 def _known(train: Columns, test: Columns) -> tuple[TableRows, TableRows]:
-    reader = TableReader.fit(train, "value")
+    reader = replace(TableReader.fit(train, "value"), inside=())  # rivals read columns and n-grams
     return reader.rows(train), reader.rows(test)
 
 

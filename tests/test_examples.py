@@ -1,11 +1,16 @@
 """The programs in examples/, as a reader would start them."""
 
+import csv
+import hashlib
+import importlib.util
 import json
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 from pyarrow import parquet
 
@@ -95,3 +100,72 @@ def test_an_experiment_finds_all_that_it_imports(script):
         assert not error.name.startswith("causalqwen")
         pytest.skip(f"{error.name} is not installed")
     assert callable(made["main"])
+
+
+def experiment(name: str) -> ModuleType:
+    """An experiment as a module, whose parts can be exchanged."""
+    (path,) = (one for one in EXPERIMENTS if one.stem == name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_multabench_scores_a_table_on_either_splits(monkeypatch, capsys, tmp_path):
+    random = np.random.default_rng(0)
+    sizes = random.uniform(1, 9, 60)
+    lines = [f"{row};a chair of {size:.1f} feet;{10 * size:.1f}" for row, size in enumerate(sizes)]
+    text = "\n".join(["id;told;cost", *lines, "60;a chair without a price;"]) + "\n"
+    (tmp_path / "chairs.csv").write_text(text)
+    module = experiment("multabench")
+    about = (hashlib.sha256(text.encode()).hexdigest(), "cost", ";", ("id",))
+    monkeypatch.setitem(module.TABLES, "chairs", about)
+    (tmp_path / "other.csv").write_text(text + "1;2;3\n")
+    monkeypatch.setitem(module.TABLES, "other", about)
+    table, values = module.read(tmp_path, "chairs")
+    assert list(table) == ["told"] and len(values) == 60  # without the row that has no value
+    with pytest.raises(ValueError, match="other.csv has the SHA-256 .*, expected"):
+        module.read(tmp_path, "other")
+    command = ["multabench", "--folder", tmp_path, "--output", tmp_path / "out", "--tables", "chairs", "--folds", 0]
+    for splits, name in (("repeated", "chairs-0-ridge"), ("published", "chairs-published-0-ridge")):
+        monkeypatch.setattr(sys, "argv", [str(part) for part in [*command, "--splits", splits, "--methods", "ridge"]])
+        module.main()
+        found = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+        assert f"{found['rmse']:11.4g}" in capsys.readouterr().out and found["crps"] < 10
+    assert [len(test) for _, test in module.repeated(60)] == [20] * 6
+    assert [len(test) for _, test in module.published(60)] == [6] * 5
+    assert {len(test) for _, test in module.published(45_000)} == {2000}
+
+
+def test_a_large_table_is_fitted_killed_and_fitted_again(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("psutil")
+    module = experiment("large_table")
+    (tmp_path / "1901-a.txt").write_text("we have come a long way " * 60)
+    (tmp_path / "1955-b.txt").write_text("the people of this country " * 60)
+    runs = []
+
+    def run(command, stop):
+        runs.append((Path(command[command.index("--output") + 1]), stop))
+        if stop is not None:
+            return None, [1.0]
+        runs[-1][0].mkdir()
+        (runs[-1][0] / "estimator.safetensors").write_bytes(b"learned")
+        return 0, [1.0, 2.0]
+
+    wait = module.run
+    monkeypatch.setattr(module, "run", run)
+    for digest, told in ((module.digest, "the same model: yes"), (str, "the same model: NO")):
+        monkeypatch.setattr(module, "digest", digest)
+        command = ["large_table", "--speeches", tmp_path, "--rows", 10, "--kills", 2, "--output", tmp_path / "out"]
+        monkeypatch.setattr(sys, "argv", [str(part) for part in command])
+        module.main()
+        printed = capsys.readouterr().out
+        assert printed.startswith("10 rows of 200 characters") and told in printed and printed.count("killed after") == 2
+    assert [(folder.name, stop is None) for folder, stop in runs[:4]] == [
+        ("whole", True), ("killed", False), ("killed", False), ("killed", True),
+    ]  # fmt: skip
+    rows = list(csv.DictReader((tmp_path / "out" / "speeches.csv").read_text().splitlines()))
+    assert {row["year"] for row in rows} == {"1901", "1955"} and max(len(row["said"]) for row in rows) <= 200
+    assert wait([sys.executable, "-c", "raise SystemExit(3)"], None)[0] == 3
+    status, memory = wait([sys.executable, "-c", "import time; time.sleep(60)"], 1.5)
+    assert status is None and len(memory) >= 1 and max(memory) > 1

@@ -20,7 +20,7 @@ def shop(rows: int = 40, seed: int = 0) -> tuple[TableRows, np.ndarray]:
     """Things of some kinds, and two numbers of each that follow from them, standardized."""
     random = np.random.default_rng(seed)
     kind = random.choice(["chair", "table", "lamp"], rows).tolist()
-    name = [f"{random.choice(WORDS)} {one} no. {place}" for place, one in enumerate(kind)]
+    name = [f"{random.choice(WORDS)} {one} of {chr(97 + place)}" for place, one in enumerate(kind)]
     size = random.gamma(2.0, 2.0, rows)
     table = {"name": name, "kind": [*kind[:-1], None], "size": size.tolist(), "always": [1.0] * rows}
     value = 3.0 * (np.array(kind) == "table") + size + random.normal(0, 0.1, rows)

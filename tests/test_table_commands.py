@@ -124,16 +124,20 @@ def test_the_benchmark_runs_on_a_table_of_ones_own(folder, table, tmp_path, monk
     assert list(json.loads(found.stdout)["numbers"]["tables"]) == ["products"]
     assert "needs --table and --target" in run(*base, "--table", table, code=1).stderr
     assert "are for a table of your own" in run(*base, "--groups", "shop", code=1).stderr
-    asked = []
+    asked, sizes = [], []
 
     def brief(backbone, *, config, **given):
         asked.append(given["text_columns"])
-        return NumberRegressor(backbone, config=config | SMALL, settings=QUICK, **given)
+        made = NumberRegressor(backbone, config=config | SMALL, settings=QUICK, **given)
+        fit = made.fit
+        monkeypatch.setattr(made, "fit", lambda X, y: (sizes.append((len(X["name"]), len(y))), fit(X, y))[1])
+        return made
 
     monkeypatch.setattr(regressor, "NumberRegressor", brief)
     found = run(*base, *own, "--methods", "regressor", "--backbone", folder, "--json")
     methods = json.loads(found.stdout)["numbers"]["tables"]["products"]["methods"]
     assert asked == [["name"]] and set(methods) == {"constant", "ridge", "regressor"}
+    assert sizes == [(48, 48)]  # the rows to validate on are learned from too
     of_regressor = methods["regressor"]
     assert of_regressor["crps"] < 0.7 * methods["constant"]["crps"]  # it reads the columns, not their text alone
     assert of_regressor["conformal_0.8"] == of_regressor["cover_0.8"] and "log_score" in of_regressor

@@ -96,7 +96,8 @@ def test_kinds_texts_and_numbers_of_a_table():
     assert "weight" not in reader.texts(table)[0]
     numbers = reader.numbers(table)
     kind, weight, sold = reader.columns[1:]
-    assert numbers.shape == (60, kind.size + weight.size + sold.size) and kind.size == 4
+    (number,) = reader.inside  # chair no. 7
+    assert numbers.shape == (60, kind.size + weight.size + sold.size + number.size) and kind.size == 4
     assert numbers[3, :4].tolist() == [0, 0, 0, 1]
     there = frame.weight.dropna()
     width = there.quantile(0.75) - there.quantile(0.25)
@@ -105,6 +106,41 @@ def test_kinds_texts_and_numbers_of_a_table():
     assert numbers[0, 4:7].tolist() == [0, 0, 1] and numbers[:, 4].max() <= 4
     again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
     assert again == reader and np.array_equal(again.numbers(table), numbers)
+
+
+def test_numbers_in_texts_are_numbers_of_the_row():
+    random = np.random.default_rng(0)
+    told = [f"Screen {row}, {size:.1f} inches, 10 ports" for row, size in enumerate(random.uniform(5, 30, 40))]
+    told[3], told[4], told[5] = "Screen, seventeen inches", None, told[5] + " and 900 MB"
+    table = {"told": told, "kind": ["a", "b"] * 20}
+    reader = TableReader.fit(table, "price", text=["told"])
+    # Ten ports are no news, and one row alone has a fourth number; but the greatest of a row counts it.
+    assert [(one.name, one.kind, one.place, one.missing) for one in reader.inside] == [
+        ("told", "number", 0, True), ("told", "number", 1, True), ("told", "number", -1, True),
+    ]  # fmt: skip
+    sizes = {row: float(text.split()[2]) for row, text in enumerate(told) if text and "inches, " in text}
+    second = reader.inside[1]
+    assert second.center == pytest.approx(np.median(list(sizes.values())))
+    numbers = reader.numbers(table)[:, -6:]
+    away = {row: (size - second.center) / second.width for row, size in sizes.items()}
+    for row, one in away.items():
+        assert numbers[row, :3] == pytest.approx([np.clip(one, -4, 4), np.arcsinh(one), 0], rel=1e-5, abs=1e-6)
+        most = 900 if row == 5 else max(row, sizes[row], 10)
+        assert numbers[row, 4] == pytest.approx(np.arcsinh((most - reader.inside[2].center) / reader.inside[2].width))
+    assert numbers[3].tolist() == numbers[4].tolist() == [0, 0, 1, 0, 0, 1]
+    rows = reader.rows(table)
+    assert len(rows.columns) == 5 and np.array_equal(np.concatenate(rows.columns[3:], axis=1), numbers)
+    assert np.array_equal(rows.taken(np.array([7])).columns[3], rows.columns[3][7:8])
+    again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
+    assert again == reader
+    older = reader.to_dict()
+    del older["inside"]
+    assert TableReader.from_dict(older).numbers(table).shape == (40, reader.columns[0].missing + 2)
+    short = TableReader.fit(table, "price", text=["told"], characters=9)  # no more is read than the text has
+    assert [one.place for one in short.inside] == [0]
+    assert not TableReader.fit({"told": ["is 5 long", "is 5 wide"]}, None, text=["told"]).inside
+    with pytest.raises(ColumnError, match="column 'told', row 1: the number 9999.* too large for float64"):
+        reader.numbers({"told": ["", "9" * 400], "kind": ["a", "b"]})
 
 
 def test_columns_that_do_not_fit_are_named():
@@ -131,6 +167,7 @@ def test_dates_are_told_from_texts_and_long_rows_are_cut():
     assert TableReader.fit({"day": ["2020-02-30", "2021-03-01"]}, "y").columns[0].kind != "date"
     long = TableReader.fit({"a": ["x" * 50] * 3}, "y", text=["a"], characters=20)
     assert long.texts({"a": ["x" * 50]}) == ["a: " + "x" * 17 + "; y:"]
+    assert long.rows({"a": ["x" * 50, None]}).columns[0] == ["x" * 20, ""]
 
 
 # ---- what the value head does with columns ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -21,12 +21,18 @@ from typing import Any
 import numpy as np
 
 from causalqwen.data.rows import arrow_for, lines_of
+from causalqwen.numbers import find_numbers
 
 KINDS = ("number", "date", "category", "text")
 MOST_LEVELS = 24
 """Of a category column, indicators are made of its most frequent values, so many at most."""
 FEWEST_OF_LEVEL = 5
 """Rows in which a value stands, at least, for an indicator of its own."""
+MOST_PLACES = 6
+"""Of the numbers in the texts of a column, so many are numbers of the row, from the first on, and beside them the greatest."""
+FEWEST_WITH = 0.5
+"""Share of the rows that have a number at a place, at least."""
+_GREATEST = -1
 _DISTINCT = 0.2
 """Strings of a column that are fewer than this share of its rows are a category."""
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?")
@@ -60,7 +66,8 @@ class ColumnError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of one column. center, width: of a number, or of days since 1970. levels: values with an indicator."""
+    """What is known of one column. center, width: of a number, or of days since 1970. levels: values with an indicator. place:
+    of numbers that stand in the texts of the column, which of them, from 0; -1 for the greatest of each text."""
 
     name: str
     kind: str
@@ -68,6 +75,7 @@ class Column:
     width: float = 1.0
     missing: bool = False
     levels: tuple[str, ...] = ()
+    place: int | None = None
 
     @property
     def size(self) -> int:
@@ -79,12 +87,13 @@ class Column:
 class TableReader:
     """How rows are read: the columns, what is asked for, and how many characters of a row are taken.
 
-    target: None where the only column is a text that is taken as it is.
+    target: None where the only column is a text that is taken as it is. inside: numbers that stand in texts.
     """
 
     columns: tuple[Column, ...]
     target: str | None
     characters: int = field(default=2000)
+    inside: tuple[Column, ...] = ()
 
     @classmethod
     def fit(cls, table: Columns, target: str | None, text: Sequence[str] = (), characters: int = 2000) -> "TableReader":
@@ -95,13 +104,19 @@ class TableReader:
         for name in text:
             if name not in table:
                 raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
-        return cls(tuple(_column(name, cells, name in text) for name, cells in table.items()), target, characters)
+        columns = tuple(_column(name, cells, name in text) for name, cells in table.items())
+        texts = (column for column in columns if column.kind == "text")
+        inside = (number for text in texts for number in _inside(text, table[text.name], characters))
+        return cls(columns, target, characters, tuple(inside))
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
         """What `to_dict` gave."""
-        columns = (Column(**column | {"levels": tuple(column["levels"])}) for column in kept["columns"])
-        return cls(tuple(columns), kept["target"], kept["characters"])
+        columns, inside = (
+            tuple(Column(**column | {"levels": tuple(column["levels"])}) for column in kept.get(name, ()))
+            for name in ("columns", "inside")
+        )
+        return cls(columns, kept["target"], kept["characters"], inside)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -149,7 +164,7 @@ class TableReader:
     def numbers(self, table: Columns) -> np.ndarray:
         """Float32 [n, K] of n rows."""
         rows = len(next(iter(table.values()), []))
-        parts = [_numbers(column, table[column.name]) for column in self.columns]
+        parts = [_numbers(column, cells) for column, cells in self._cells(table)]
         return np.concatenate([np.zeros((rows, 0)), *parts], axis=1).astype(np.float32)
 
     def rows(self, table: Columns) -> TableRows:
@@ -157,13 +172,18 @@ class TableReader:
         numbers = self.numbers(table)
         words = self.texts(table, words=True) if self.has_words else [""] * len(numbers)
         apart: list[list[str] | np.ndarray] = []
-        for column in self.columns:
-            cells = table[column.name]
+        for column, cells in self._cells(table):
             if column.kind in ("text", "category"):
                 apart.append(["" if cell is None else written(cell)[: self.characters] for cell in cells])
             else:
                 apart.append(_numbers(column, cells).astype(np.float32))
         return TableRows(words, numbers, apart)
+
+    def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
+        """Of each column, and of the numbers that stand in texts."""
+        yield from ((column, table[column.name]) for column in self.columns)
+        standing = {name: _numbers_in(name, table[name], self.characters) for name in {one.name for one in self.inside}}
+        yield from ((column, _at_place(standing[column.name], column.place)) for column in self.inside)
 
 
 def table_of(X: Any) -> Columns:
@@ -329,6 +349,34 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
         return Column(name, "text", missing=missing)
     frequent = [level for level, count in counts.most_common(MOST_LEVELS) if count >= FEWEST_OF_LEVEL]
     return Column(name, "category", missing=missing, levels=tuple(frequent))
+
+
+def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Column]:
+    """The numbers in the texts of a column that are to be numbers of the row: those that vary, and the greatest only where some
+    text has more of them than one."""
+    standing = _numbers_in(text.name, cells, characters)
+    several = any(len(numbers) > 1 for numbers in standing)
+    for place in (*range(MOST_PLACES), *[_GREATEST] * several):
+        there = [number for number in _at_place(standing, place) if number is not None]
+        if len(there) >= FEWEST_WITH * len(cells) and len(set(there)) > 1:
+            yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place)
+
+
+def _numbers_in(name: str, cells: Sequence[Any], characters: int) -> list[list[float]]:
+    """Those of each text of a column, as far as it is read."""
+    standing = []
+    for row, cell in enumerate(cells):
+        try:
+            standing.append([number.value for number in find_numbers("" if cell is None else written(cell)[:characters])])
+        except ValueError as error:
+            raise ColumnError(f"column {name!r}, row {row}: {error}") from None
+    return standing
+
+
+def _at_place(standing: Sequence[Sequence[float]], place: int | None) -> list[float | None]:
+    if place == _GREATEST:
+        return [max(numbers, default=None) for numbers in standing]
+    return [numbers[place] if len(numbers) > place else None for numbers in standing]
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:
