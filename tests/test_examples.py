@@ -160,7 +160,9 @@ def test_a_large_table_is_fitted_killed_and_fitted_again(monkeypatch, capsys, tm
         monkeypatch.setattr(sys, "argv", [str(part) for part in command])
         module.main()
         printed = capsys.readouterr().out
-        assert printed.startswith("10 rows of 200 characters") and told in printed and printed.count("killed after") == 2
+        assert (
+            printed.startswith("10 rows of 200 characters") and told in printed and printed.count("killed after") == 2
+        )
     assert [(folder.name, stop is None) for folder, stop in runs[:4]] == [
         ("whole", True), ("killed", False), ("killed", False), ("killed", True),
     ]  # fmt: skip

@@ -367,7 +367,9 @@ def _numbers_in(name: str, cells: Sequence[Any], characters: int) -> list[list[f
     standing = []
     for row, cell in enumerate(cells):
         try:
-            standing.append([number.value for number in find_numbers("" if cell is None else written(cell)[:characters])])
+            standing.append(
+                [number.value for number in find_numbers("" if cell is None else written(cell)[:characters])]
+            )
         except ValueError as error:
             raise ColumnError(f"column {name!r}, row {row}: {error}") from None
     return standing
