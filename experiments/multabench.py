@@ -118,8 +118,13 @@ def ours(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any
     return full["mean"], np.stack(made.predict(test, "quantiles", CRPS_LEVELS.tolist()), axis=1)
 
 
+def _of_columns(train: Columns, target: str) -> TableReader:
+    """Rivals read columns and n-grams, and no numbers from within texts."""
+    return replace(TableReader.fit(train, target), inside=())
+
+
 def _known(train: Columns, test: Columns) -> tuple[TableRows, TableRows]:
-    reader = replace(TableReader.fit(train, "value"), inside=())  # rivals read columns and n-grams
+    reader = _of_columns(train, "value")
     return reader.rows(train), reader.rows(test)
 
 
@@ -147,12 +152,12 @@ def _components(train: Columns, test: Columns) -> tuple[np.ndarray, np.ndarray]:
 def _features(train: Columns, test: Columns, given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """What the backbone says of a row, as `NumberRegressor` reads it, and the columns, of both parts."""
     made = NumberRegressor(random_state=0, **given)
-    made.reader_ = TableReader.fit(train, given["target"], (), made.characters)
+    made.reader_ = _of_columns(train, given["target"])
     made.model_ = _grafted(made.backbone, made.device, {"value_columns": 1}, 0)
     made.model_.bf16 = TrainSettings.from_dict({"bf16": made.bf16}).takes_bf16(made.model_)
     parts = []
     for table in (train, test):
-        numbers = made.reader_.numbers(table)
+        numbers = made.reader_.rows(table).numbers
         zeros = np.zeros((len(numbers), 1))
         parts.append(
             np.concatenate([made._kept().features(made._examples(table, zeros, zeros[:, 0])), numbers], axis=1)

@@ -94,7 +94,7 @@ def test_kinds_texts_and_numbers_of_a_table():
     assert text == f"name: {frame.name[3]}; weight: {frame.weight[3]:.6g}; sold: {frame.sold[3].date()}; price:"
     assert reader.texts(table, words=True)[3] == f"name: {frame.name[3]}"
     assert "weight" not in reader.texts(table)[0]
-    numbers = reader.numbers(table)
+    numbers = reader.rows(table).numbers
     kind, weight, sold = reader.columns[1:]
     (number,) = reader.inside  # chair no. 7
     assert numbers.shape == (60, kind.size + weight.size + sold.size + number.size) and kind.size == 4
@@ -105,7 +105,7 @@ def test_kinds_texts_and_numbers_of_a_table():
     assert numbers[3, 4:6] == pytest.approx([away, np.arcsinh(away)], rel=1e-5)
     assert numbers[0, 4:7].tolist() == [0, 0, 1] and numbers[:, 4].max() <= 4
     again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
-    assert again == reader and np.array_equal(again.numbers(table), numbers)
+    assert again == reader and np.array_equal(again.rows(table).numbers, numbers)
 
 
 def test_numbers_in_texts_are_numbers_of_the_row():
@@ -121,7 +121,7 @@ def test_numbers_in_texts_are_numbers_of_the_row():
     sizes = {row: float(text.split()[2]) for row, text in enumerate(told) if text and "inches, " in text}
     second = reader.inside[1]
     assert second.center == pytest.approx(np.median(list(sizes.values())))
-    numbers = reader.numbers(table)[:, -6:]
+    numbers = reader.rows(table).numbers[:, -6:]
     away = {row: (size - second.center) / second.width for row, size in sizes.items()}
     for row, one in away.items():
         assert numbers[row, :3] == pytest.approx([np.clip(one, -4, 4), np.arcsinh(one), 0], rel=1e-5, abs=1e-6)
@@ -135,12 +135,12 @@ def test_numbers_in_texts_are_numbers_of_the_row():
     assert again == reader
     older = reader.to_dict()
     del older["inside"]
-    assert TableReader.from_dict(older).numbers(table).shape == (40, reader.columns[0].missing + 2)
+    assert TableReader.from_dict(older).rows(table).numbers.shape == (40, reader.columns[0].missing + 2)
     short = TableReader.fit(table, "price", text=["told"], characters=9)  # no more is read than the text has
     assert [one.place for one in short.inside] == [0]
     assert not TableReader.fit({"told": ["is 5 long", "is 5 wide"]}, None, text=["told"]).inside
     with pytest.raises(ColumnError, match="column 'told', row 1: the number 9999.* too large for float64"):
-        reader.numbers({"told": ["", "9" * 400], "kind": ["a", "b"]})
+        reader.rows({"told": ["", "9" * 400], "kind": ["a", "b"]})
 
 
 def test_columns_that_do_not_fit_are_named():
@@ -163,7 +163,7 @@ def test_columns_that_do_not_fit_are_named():
 
 def test_dates_are_told_from_texts_and_long_rows_are_cut():
     dates = TableReader.fit({"day": ["2020-02-29", "2021-03-01T12:00:00Z", None]}, "y")
-    assert dates.columns[0].kind == "date" and dates.numbers({"day": ["2020-02-29", None]}).shape == (2, 7)
+    assert dates.columns[0].kind == "date" and dates.rows({"day": ["2020-02-29", None]}).numbers.shape == (2, 7)
     assert TableReader.fit({"day": ["2020-02-30", "2021-03-01"]}, "y").columns[0].kind != "date"
     long = TableReader.fit({"a": ["x" * 50] * 3}, "y", text=["a"], characters=20)
     assert long.texts({"a": ["x" * 50]}) == ["a: " + "x" * 17 + "; y:"]

@@ -146,14 +146,14 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         target = None if _is_strings(X) else str(self.target or getattr(y, "name", None) or "value")
         self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
+        rows = self.reader_.rows(table)
         if self.experts:
             used = np.flatnonzero(times)
-            rows = self.reader_.rows(table).taken(used)
             weight = None if (times == 1).all() else times[used].astype(float)
-            self.experts_, said = fit_experts(rows, values[used], fold[used], weight=weight, seed=seed)
+            self.experts_, said = fit_experts(rows.taken(used), values[used], fold[used], weight=weight, seed=seed)
             answers = np.zeros((len(values), self.experts_.width), dtype=np.float32)
             answers[used] = said
-        columns = np.concatenate([self.reader_.numbers(table), answers], axis=1)
+        columns = np.concatenate([rows.numbers, answers], axis=1)
         self.model_ = _grafted(
             self.backbone, self.device, {"value_columns": columns.shape[1]} | (self.config or {}), seed
         )
@@ -291,10 +291,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """`_laws_of` the rows X, and their columns [n, K]."""
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
-        parts = [self.reader_.numbers(table)]
-        if self.experts_ is not None:
-            parts.append(self.experts_.answers(self.reader_.rows(table)))
-        columns = np.concatenate(parts, axis=1)
+        rows = self.reader_.rows(table)
+        answers = [] if self.experts_ is None else [self.experts_.answers(rows)]
+        columns = np.concatenate([rows.numbers, *answers], axis=1)
         return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns), columns
 
     @torch.no_grad()

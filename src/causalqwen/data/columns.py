@@ -161,23 +161,17 @@ class TableReader:
         """Whether some column is text or category."""
         return any(column.kind in ("text", "category") for column in self.columns)
 
-    def numbers(self, table: Columns) -> np.ndarray:
-        """Float32 [n, K] of n rows."""
-        rows = len(next(iter(table.values()), []))
-        parts = [_numbers(column, cells) for column, cells in self._cells(table)]
-        return np.concatenate([np.zeros((rows, 0)), *parts], axis=1).astype(np.float32)
-
     def rows(self, table: Columns) -> TableRows:
-        """What regressions read."""
-        numbers = self.numbers(table)
-        words = self.texts(table, words=True) if self.has_words else [""] * len(numbers)
-        apart: list[list[str] | np.ndarray] = []
+        """What value head and regressions read."""
+        rows, apart, parts = len(next(iter(table.values()), [])), list[list[str] | np.ndarray](), list[np.ndarray]()
         for column, cells in self._cells(table):
+            parts.append(_numbers(column, cells))
             if column.kind in ("text", "category"):
                 apart.append(["" if cell is None else written(cell)[: self.characters] for cell in cells])
             else:
-                apart.append(_numbers(column, cells).astype(np.float32))
-        return TableRows(words, numbers, apart)
+                apart.append(parts[-1])
+        words = self.texts(table, words=True) if self.has_words else [""] * rows
+        return TableRows(words, np.concatenate([np.zeros((rows, 0), dtype=np.float32), *parts], axis=1), apart)
 
     def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
         """Of each column, and of the numbers that stand in texts."""
@@ -406,7 +400,7 @@ def _days(cell: Any) -> float | None:
 
 
 def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
-    """[n, column.size], the flag for what is missing last."""
+    """Float32 [n, column.size], the flag for what is missing last."""
     gone = np.array([cell is None for cell in cells], dtype=float)
     parts: list[np.ndarray] = []
     if column.kind == "category":
@@ -425,4 +419,5 @@ def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
             year, week = 2 * np.pi * values / 365.2425, 2 * np.pi * values / 7
             parts += [np.sin(year), np.cos(year), np.sin(week), np.cos(week)]
     parts += [gone] if column.missing else []
-    return np.stack(parts, axis=1) if parts else np.zeros((len(cells), 0))
+    made = np.stack(parts, axis=1) if parts else np.zeros((len(cells), 0))
+    return made.astype(np.float32)
