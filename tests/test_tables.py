@@ -136,11 +136,43 @@ def test_numbers_in_texts_are_numbers_of_the_row():
     older = reader.to_dict()
     del older["inside"]
     assert TableReader.from_dict(older).rows(table).numbers.shape == (40, reader.columns[0].missing + 2)
-    short = TableReader.fit(table, "price", text=["told"], characters=9)  # no more is read than the text has
+    short = TableReader.fit(table, "price", text=["told"], characters=10)  # no more is read than the text has
     assert [one.place for one in short.inside] == [0]
     assert not TableReader.fit({"told": ["is 5 long", "is 5 wide"]}, None, text=["told"]).inside
-    with pytest.raises(ColumnError, match="column 'told', row 1: the number 9999.* too large for float64"):
-        reader.rows({"told": ["", "9" * 400], "kind": ["a", "b"]})
+
+
+def test_odd_numbers_in_texts():
+    def read(texts, asked, **given):
+        reader = TableReader.fit({"told": texts}, None, text=["told"], **given)
+        return reader, reader.rows({"told": asked}).numbers
+
+    texts = [f"from {place - 9} to {place + 3 * (place % 4)} m" for place in range(20)]
+    reader, numbers = read(texts, [*texts, "from -30 to -40 m", "4006381333931 from 1 to 2 m", "1e308 m", "9" * 400])
+    first, second, greatest = reader.inside
+    assert first.ends == (-9, 10) and second.ends == (0, 28) and greatest.ends == second.ends
+    unit = (np.array([-9, 10]) - first.center) / first.width
+    # What no row had there is read as the end of what rows had; the greatest of two negative numbers is the nearer one.
+    assert numbers[20, [0, 2]] == pytest.approx([unit[0], numbers[:20, 2].min()]) and numbers[20, 4] == numbers[20, 2]
+    assert numbers[21, 0] == numbers[22, 0] == pytest.approx(unit[1]) and numbers[21, 5] == numbers[21, 4 + 1]
+    assert np.isfinite(numbers).all() and numbers[23, 0] == 0  # no number: as a missing one, which no row lacked
+    for odd in ("1e308 m", "-1.7e308 m", "1e-320 m", "12e307 serial"):
+        reader, numbers = read([*[f"{row}.5 m" for row in range(9)], odd], ["3 m", odd])
+        assert np.isfinite(numbers).all() and json.dumps(reader.to_dict(), allow_nan=False)
+    assert np.isfinite(read(["-1.7e308 m", "1.7e308 m"] * 10, ["1 m"])[1]).all()
+    # Ten numbers, of which six and the greatest are taken; half of the rows are enough, and fewer are not.
+    many = [" ".join(str((row * place) % 7) for place in range(1, 11)) for row in range(20)]
+    assert [one.place for one in read(many, many)[0].inside] == [0, 1, 2, 3, 4, 5, -1]
+    some = [f"{row} m" if row < 10 else "none" for row in range(20)]
+    assert [one.missing for one in read(some, some)[0].inside] == [True]
+    assert not read([*some[1:], "none"], some)[0].inside
+    assert [one.place for one in read(["1 m", "2 m"] * 3, [])[0].inside] == [0]  # two values vary
+    # A number that is cut where the text is cut is none.
+    cut, numbers = read(["x" * 17 + f" {row}23456789" for row in range(1, 9)], [], characters=20)
+    assert not cut.inside
+    cut, numbers = read([f"is {row} and {row}00" for row in range(9)], ["is 4 and 900"], characters=10)
+    assert [one.place for one in cut.inside] == [0]
+    category = TableReader.fit({"size": ["1 m", "2 m"] * 10, "told": texts}, "y", text=["told"])
+    assert {one.name for one in category.inside} == {"told"}
 
 
 def test_columns_that_do_not_fit_are_named():
@@ -699,6 +731,15 @@ def test_groups_are_never_on_both_sides_and_weights_draw_rows(brief, monkeypatch
     brief().fit(frame, np.arange(60.0), sample_weight=weights)
     taken = sorted(int(value) for value in seen["learned"] + seen["held"])
     assert not any(value % 3 == 0 for value in taken) and set(range(1, 60, 3)) <= set(taken)
+    held = module.fit_experts
+
+    def fit_experts(rows, values, *args, **given):
+        assert [one.split()[-1] for one in rows.columns[0]] == [str(int(value)) for value in values]
+        return held(rows, values, *args, **given)
+
+    with monkeypatch.context() as spied:
+        spied.setattr(module, "fit_experts", fit_experts)
+        brief().fit(frame, np.arange(60.0), sample_weight=weights)
     with pytest.raises(ValueError, match="n_samples=60 in 3 groups are too few"):
         brief().fit(frame, np.arange(60.0), groups=np.arange(60) % 3)
     with pytest.raises(ValueError, match="sample_weight: 1 rows count, too few to part them in 5"):

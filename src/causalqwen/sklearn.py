@@ -42,7 +42,7 @@ with extra("tables", "a table"):
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
 QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
 STATE, ABOUT = "estimator.safetensors", "estimator.json"
-FORMAT, READ = 2, (1, 2)
+FORMAT, READ = 3, (1, 2, 3)
 _FEWEST = 2 * FOLDS
 _ROWS_AT_ONCE = 256
 

@@ -33,6 +33,8 @@ MOST_PLACES = 6
 FEWEST_WITH = 0.5
 """Share of the rows that have a number at a place, at least."""
 _GREATEST = -1
+_FAR = 1e150
+"""No number is read as further from 0: its distance from others stays one that float64 holds."""
 _DISTINCT = 0.2
 """Strings of a column that are fewer than this share of its rows are a category."""
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?")
@@ -67,7 +69,8 @@ class ColumnError(ValueError):
 @dataclass(frozen=True)
 class Column:
     """What is known of one column. center, width: of a number, or of days since 1970. levels: values with an indicator. place:
-    of numbers that stand in the texts of the column, which of them, from 0; -1 for the greatest of each text."""
+    of numbers that stand in the texts of the column, which of them, from 0; -1 for the greatest of each text. ends: the least
+    and the greatest of them; what lies beyond, as a serial number that nobody expects at this place, is read as the end."""
 
     name: str
     kind: str
@@ -76,6 +79,7 @@ class Column:
     missing: bool = False
     levels: tuple[str, ...] = ()
     place: int | None = None
+    ends: tuple[float, float] | None = None
 
     @property
     def size(self) -> int:
@@ -113,8 +117,11 @@ class TableReader:
     def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
         """What `to_dict` gave."""
         columns, inside = (
-            tuple(Column(**column | {"levels": tuple(column["levels"])}) for column in kept.get(name, ()))
-            for name in ("columns", "inside")
+            tuple(
+                Column(**{k: tuple(v) if isinstance(v, list | tuple) else v for k, v in column.items()})
+                for column in some
+            )
+            for some in (kept["columns"], kept.get("inside", ()))
         )
         return cls(columns, kept["target"], kept["characters"], inside)
 
@@ -176,7 +183,7 @@ class TableReader:
     def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
         """Of each column, and of the numbers that stand in texts."""
         yield from ((column, table[column.name]) for column in self.columns)
-        standing = {name: _numbers_in(name, table[name], self.characters) for name in {one.name for one in self.inside}}
+        standing = {name: _numbers_in(table[name], self.characters) for name in {one.name for one in self.inside}}
         yield from ((column, _at_place(standing[column.name], column.place)) for column in self.inside)
 
 
@@ -348,24 +355,25 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
 def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Column]:
     """The numbers in the texts of a column that are to be numbers of the row: those that vary, and the greatest only where some
     text has more of them than one."""
-    standing = _numbers_in(text.name, cells, characters)
+    standing = _numbers_in(cells, characters)
     several = any(len(numbers) > 1 for numbers in standing)
     for place in (*range(MOST_PLACES), *[_GREATEST] * several):
         there = [number for number in _at_place(standing, place) if number is not None]
         if len(there) >= FEWEST_WITH * len(cells) and len(set(there)) > 1:
-            yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place)
+            ends = min(there), max(there)
+            yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place, ends=ends)
 
 
-def _numbers_in(name: str, cells: Sequence[Any], characters: int) -> list[list[float]]:
-    """Those of each text of a column, as far as it is read."""
-    standing = []
-    for row, cell in enumerate(cells):
+def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
+    """Those of each text, as far as it is read; a number that is cut there is none, nor are digits that float64 cannot hold,
+    which the number channel refuses where it meets them."""
+    standing: list[list[float]] = []
+    for cell in cells:
+        text = "" if cell is None else written(cell)[:characters]
         try:
-            standing.append(
-                [number.value for number in find_numbers("" if cell is None else written(cell)[:characters])]
-            )
-        except ValueError as error:
-            raise ColumnError(f"column {name!r}, row {row}: {error}") from None
+            standing.append([number.value for number in find_numbers(text) if number.end < characters])
+        except ValueError:
+            standing.append([])
     return standing
 
 
@@ -379,9 +387,10 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
     """Median, and the distance of the quartiles, or the standard deviation where that is 0, or 1."""
     if not values:
         return 0.0, 1.0
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
-    width = high - low or float(np.std(values))
-    return middle, width if math.isfinite(width) and width > 0 else 1.0
+    kept = np.clip(values, -_FAR, _FAR)
+    low, middle, high = np.quantile(kept, [0.25, 0.5, 0.75]).tolist()
+    width = high - low or float(np.std(kept))
+    return middle, width if math.isfinite(width) and width > 1 / _FAR else 1.0
 
 
 def _days(cell: Any) -> float | None:
@@ -412,7 +421,7 @@ def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
         parts = list(indicators.T)
     elif column.kind != "text":
         raw = [column.center if c is None else float(c) if column.kind == "number" else _days(c) for c in cells]
-        values = np.array(raw, dtype=float)
+        values = np.array(raw, dtype=float).clip(*column.ends or (None, None)).clip(-_FAR, _FAR)
         away = (values - column.center) / column.width
         parts = [away.clip(-4, 4), np.arcsinh(away)]
         if column.kind == "date":
