@@ -81,6 +81,12 @@ class Column:
     place: int | None = None
     ends: tuple[float, float] | None = None
 
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> "Column":
+        """Of fields as JSON holds them."""
+        fields: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in kept.items()}
+        return cls(**fields)
+
     @property
     def size(self) -> int:
         """How many numbers it gives."""
@@ -116,14 +122,10 @@ class TableReader:
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
         """What `to_dict` gave."""
-        columns, inside = (
-            tuple(
-                Column(**{k: tuple(v) if isinstance(v, list | tuple) else v for k, v in column.items()})
-                for column in some
-            )
-            for some in (kept["columns"], kept.get("inside", ()))
+        known, inside = (
+            tuple(Column.from_dict(one) for one in some) for some in (kept["columns"], kept.get("inside", ()))
         )
-        return cls(columns, kept["target"], kept["characters"], inside)
+        return cls(known, kept["target"], kept["characters"], inside)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
