@@ -159,8 +159,11 @@ def test_odd_numbers_in_texts():
         reader, numbers = read([*[f"{row}.5 m" for row in range(9)], odd], ["3 m", odd])
         assert np.isfinite(numbers).all() and json.dumps(reader.to_dict(), allow_nan=False)
     assert np.isfinite(read(["-1.7e308 m", "1.7e308 m"] * 10, ["1 m"])[1]).all()
+    for known, asked in (([0.1, 0.2, 0.3], 1e308), ([1e-320, 2e-320, 3e-320], 5.0)):
+        plain = TableReader.fit({"size": known}, "y").rows({"size": [asked, -1e308]}).numbers
+        assert np.isfinite(plain).all()
     # Ten numbers, of which six and the greatest are taken; half of the rows are enough, and fewer are not.
-    many = [" ".join(str((row * place) % 7) for place in range(1, 11)) for row in range(20)]
+    many = [" ".join(str((row * place) % 11) for place in range(1, 11)) for row in range(20)]
     assert [one.place for one in read(many, many)[0].inside] == [0, 1, 2, 3, 4, 5, -1]
     some = [f"{row} m" if row < 10 else "none" for row in range(20)]
     assert [one.missing for one in read(some, some)[0].inside] == [True]
@@ -170,6 +173,10 @@ def test_odd_numbers_in_texts():
     cut, numbers = read(["x" * 17 + f" {row}23456789" for row in range(1, 9)], [], characters=20)
     assert not cut.inside
     cut, numbers = read([f"is {row} and {row}00" for row in range(9)], ["is 4 and 900"], characters=10)
+    assert (
+        numbers.shape == (1, 2)
+        and not read([f"{row} m" for row in range(9)], ["x" * 30 + " 8"], characters=20)[1].any()
+    )
     assert [one.place for one in cut.inside] == [0]
     category = TableReader.fit({"size": ["1 m", "2 m"] * 10, "told": texts}, "y", text=["told"])
     assert {one.name for one in category.inside} == {"told"}
