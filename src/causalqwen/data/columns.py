@@ -2,8 +2,8 @@
 
 A row's text is "column: value; column: value; target:", missing values left out. Its numbers are: of each number, the distance
 from the column's median in quartile distances, clipped to 4, and its asinh, unclipped; of each date the same, and its place in
-the year and in the week; of each category, indicators; and a flag for what is missing. Both follow from a `TableReader`, which
-is fitted once and is plain data.
+the year and in the week; of each category, indicators; and a flag for what is missing. Numbers that stand in texts are numbers
+of the row too. Both follow from a `TableReader`, which is fitted once and is plain data.
 """
 
 import csv
@@ -68,9 +68,12 @@ class ColumnError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of one column. center, width: of a number, or of days since 1970. levels: values with an indicator. place:
-    of numbers that stand in the texts of the column, which of them, from 0; -1 for the greatest of each text. ends: the least
-    and the greatest of them; what lies beyond, as a serial number that nobody expects at this place, is read as the end."""
+    """What is known of one column.
+
+    center, width: of a number, or of days since 1970. levels: values with an indicator. place, ends: of a number that stands in
+    the texts of the column. place counts from 0, and -1 is the greatest of each text. ends are the least and the greatest that
+    the training rows had there: a number beyond them is read as the nearer end.
+    """
 
     name: str
     kind: str
