@@ -18,7 +18,7 @@ from causalqwen.evaluation.numbers_benchmark import Benchmark, graft, markdown, 
 from causalqwen.files import write_text
 
 SIZES = {"train": 1200, "validation": 300, "test": 500}
-METHODS = ("constant", "boosting", "ridge", "mlp", "causalqwen", "regressor")
+METHODS = ("constant", "boosting", "boosting-numbers", "ridge", "mlp", "causalqwen", "regressor")
 
 
 def rows(package: str, item: str) -> list[dict[str, Any]]:

@@ -207,6 +207,18 @@ def test_regressions_give_ascending_quantiles_and_beat_the_constant(name):
     np.testing.assert_array_equal(fit(train, validation, 0)(test).quantiles, found.quantiles)
 
 
+def test_boosting_is_given_the_numbers_that_stand_in_the_text():
+    tables = []
+    for seed, count in enumerate((150, 50, 80)):
+        weights = np.random.default_rng(seed).integers(100, 10_000, size=count)
+        texts = [f"A box of {weight} g costs" for weight in weights]
+        tables.append(NumberTable(texts, np.zeros((count, 1), np.float32), weights * 3.0))
+    train, validation, test = tables
+    law = ValueLaw(value_range=(train.values.min(), train.values.max()))
+    plain, told = (REGRESSIONS[name](train, validation, 0)(test) for name in ("boosting", "boosting-numbers"))
+    assert crps_of(told.quantiles, test.values, law).mean() < 0.5 * crps_of(plain.quantiles, test.values, law).mean()
+
+
 def test_a_density_is_per_unit_of_the_data():
     train, validation, test = (easy_table(count, seed) for seed, count in enumerate((200, 80, 1)))
     predict, grid = REGRESSIONS["ridge"](train, validation, 0), np.exp(np.linspace(-8, 18, 20_001)) - 1

@@ -38,6 +38,7 @@ REGRESSIONS: dict[str, Rival] = {
     "ridge": fit_spread_ridge,
     "mlp": fit_mlp,
     "boosting": fit_quantile_boosting,
+    "boosting-numbers": partial(fit_quantile_boosting, numbers=True),
     "ngboost-normal": partial(fit_ngboost, law="Normal"),
     "ngboost-laplace": partial(fit_ngboost, law="Laplace"),
 }
@@ -49,7 +50,7 @@ GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: EACH_CLASS}
 METHODS = (*REGRESSIONS, *DIGITS, REGRESSOR, *GRAFTS)
 FORMAT = 2
 """Of results: a number more wherever a method, or what is kept of it, changes."""
-_TEXT_ALONE = ("constant", "boosting", *DIGITS, REGRESSOR)
+_TEXT_ALONE = ("constant", "boosting", "boosting-numbers", *DIGITS, REGRESSOR)
 """Methods to which the kept features cost nothing."""
 
 Records = dict[str, list[dict[str, Any]]]

@@ -1,11 +1,13 @@
 """Rivals that are regressions on frozen features or on the characters of the text. All read the target through t."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from causalqwen.data.columns import TableReader
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank
@@ -88,12 +90,23 @@ def fit_mlp(
     return predict
 
 
-def fit_quantile_boosting(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+def fit_quantile_boosting(
+    train: NumberTable, validation: NumberTable, seed: int, *, numbers: bool = False
+) -> Predictor:
     """Gradient boosting on `character_grams`, one model for each of nine levels, each made conformal on the validation rows
-    (moved by the split-conformal quantile of its residuals there); linear between them, and constant beyond."""
-    transform, (x, read) = spread_transform(train.values), character_grams(train.prompts)
+    (moved by the split-conformal quantile of its residuals there); linear between them, and constant beyond.
+
+    numbers: on those that stand in the texts too, read as `NumberRegressor` reads them.
+    """
+    transform, texts = spread_transform(train.values), [character_grams(train.prompts)]
+    if numbers:
+        texts.append(_numbers_inside(train.prompts))
+
+    def read(prompts: Sequence[str]) -> np.ndarray:
+        return np.concatenate([new(prompts) for _, new in texts], axis=1)
+
     y, y_held = (on_axis(transform, part.values) for part in (train, validation))
-    x_held = read(validation.prompts)
+    x, x_held = np.concatenate([known for known, _ in texts], axis=1), read(validation.prompts)
     models, shifts = [], []
     for level in BOOSTED_LEVELS:
         model = HistGradientBoostingRegressor(
@@ -111,6 +124,12 @@ def fit_quantile_boosting(train: NumberTable, validation: NumberTable, seed: int
         return Forecast(from_axis(transform, quantiles))
 
     return predict
+
+
+def _numbers_inside(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
+    """Numbers that stand in texts, as columns: of the training texts [n, D], and how others get theirs."""
+    reader = TableReader.fit({"text": prompts}, None, ("text",))
+    return reader.rows({"text": prompts}).numbers, lambda texts: reader.rows({"text": texts}).numbers
 
 
 def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: str) -> Predictor:
