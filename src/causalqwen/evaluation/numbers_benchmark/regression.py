@@ -128,8 +128,8 @@ def fit_quantile_boosting(
 
 def _numbers_inside(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
     """Numbers that stand in texts, as columns: of the training texts [n, D], and how others get theirs."""
-    reader = TableReader.fit({"text": prompts}, None, ("text",))
-    return reader.rows({"text": prompts}).numbers, lambda texts: reader.rows({"text": texts}).numbers
+    reader = TableReader.fit({"text": list(prompts)}, None, ("text",))
+    return reader.rows({"text": list(prompts)}).numbers, lambda texts: reader.rows({"text": list(texts)}).numbers
 
 
 def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: str) -> Predictor:
