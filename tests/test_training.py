@@ -212,7 +212,10 @@ def test_the_heads_learn_from_text_without_numbers(tiny_tokenizer, tmp_path):
 def test_facts_are_kept_under_a_key_of_all_that_they_depend_on(model, tmp_path):
     rows = examples(model, 5)
     store = FactStore.build(model, rows, tmp_path)
-    assert store.facts.features.mode == "c"  # memory-mapped; what is written to it never reaches the file
+    kept = store.facts.features.copy()
+    store.facts.features[:] = 0.0  # memory-mapped; what is written to it never reaches the file
+    np.testing.assert_array_equal(FactStore.build(model, rows, tmp_path).facts.features, kept)
+    assert isinstance(store.facts.features.base, np.memmap)
     key = facts_keys(model, rows)
     with torch.no_grad():  # what stage 1 trains does not matter
         model.action.num_row += 1

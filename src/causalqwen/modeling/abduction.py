@@ -98,6 +98,13 @@ class AbductionNetwork(nn.Module):
         network: Any = None if self.domain is None else self.domains[self.domain]
         return network
 
+    @property
+    def keeps_features(self) -> bool:
+        """Whether loc_U is z, to the last bit, and stays so: W_loc = I and b_loc = 0 stand still, with nothing beside them."""
+        weight, bias = self.loc_net.weight, self.loc_net.bias
+        moves = weight.requires_grad or bias.requires_grad or self.residual is not None or self.asked is not None
+        return not moves and not bool(bias.any()) and torch.equal(weight, torch.eye(*weight.shape).to(weight))
+
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of W_loc, scale_U [..., C] in float32 at least, positive."""
         law = self.law(features)

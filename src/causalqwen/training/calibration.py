@@ -321,9 +321,12 @@ def choice_distances(
         bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
         drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
         people = Chain(model, z.expand(draws, 1, -1), drawn, words).scores
-        moved = upcast(people.loc) - upcast(nobody.loc)
-        for temperature in temperatures:
-            chosen = replace(people, loc=upcast(nobody.loc) + temperature * moved).decide().flatten()
-            share = torch.bincount(chosen, minlength=len(likely)) / draws
+        chosen = {temperature: list[Tensor]() for temperature in temperatures}
+        for part in people.parts():
+            moved = upcast(part.loc) - upcast(nobody.loc)
+            for temperature, choices in chosen.items():
+                choices.append(replace(part, loc=upcast(nobody.loc) + temperature * moved).decide())
+        for temperature, choices in chosen.items():
+            share = torch.bincount(torch.cat(choices), minlength=len(likely)) / draws
             distances[temperature].append((share - likely).abs().sum() / 2)
     return {temperature: torch.stack(parts) for temperature, parts in distances.items()}

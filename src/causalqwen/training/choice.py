@@ -27,7 +27,7 @@ from causalqwen.parts.copying import Candidates
 from causalqwen.training.axes import LearnedNumbers
 from causalqwen.training.features import FactStore
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
-from causalqwen.training.trials import FAMILIES, LESS_DROPOUT, Drawn, Fold, Trials, Tried, clearly_better
+from causalqwen.training.trials import EVALUATIONS, FAMILIES, LESS_DROPOUT, Drawn, Fold, Trials, Tried, clearly_better
 
 AXES = ("affine", "log", "quantile")
 READER = {"copy_numbers": True}
@@ -214,8 +214,11 @@ class Choice(Trials):
         for other in of_families[1:]:
             best = clearly_better(best, other)
         for straight in self._straight():
-            for other in [self.tried(axis, best.config | {"value_branch_direct": straight}) for axis in axes]:
-                best = clearly_better(best, other)
+            config = best.config | {"value_branch_direct": straight}
+            tried = [self.tried(best.axis, config)]
+            if clearly_better(best, tried[0]) is not best:  # else it is hardly better on the other axes
+                tried += [self.tried(axis, config) for axis in axes if axis != best.axis]
+            best = clearly_better(best, min(tried, key=lambda one: one.mean))
         for longer_one in self._longer():
             best = clearly_better(best, self.tried(best.axis, best.config | longer_one | {"value_branch_direct": own}))
         if copies is None:
@@ -234,6 +237,10 @@ class Choice(Trials):
         if self.model.config.value_columns:
             return dataclasses.replace(stage, learning_rate=TABLE_RATE)
         return dataclasses.replace(stage, learning_rate=REGRESSION_RATE) if config["value_branch_direct"] else stage
+
+    def trial_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
+        """The same, which ends where it has not become better for a third of it."""
+        return dataclasses.replace(self.stage_of(config, rows, share), patience=EVALUATIONS // 3)
 
     @property
     def stage(self) -> ValueStage:

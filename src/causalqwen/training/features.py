@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain
+from causalqwen.core import ROWS_IN_CACHE, Chain, Scores
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import columns_of, most_also_right
 from causalqwen.distributions import upcast
@@ -170,31 +170,44 @@ def _rest_facts(
 ) -> dict[str, Tensor]:
     """The columns `REST` of a chain's positions [n]; also: int64 [n, R]."""
     backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.rest
-    scores = upcast(rest.loc)
     is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
-    theirs = scores if is_backbones else upcast(backbone_head(chain.features.to(backbone_head.weight.dtype)))
+    theirs = rest.loc if is_backbones else backbone_head(chain.features.to(backbone_head.weight.dtype))
     target = targets.masked_fill(is_num, 0).unsqueeze(-1)
-    log_not_p = rest.log_not_p()
     right = torch.cat([target, also.clamp(min=0)], dim=-1)
-    log_p_right, log_not_right = rest.at(right).log_p()[0], log_not_p.gather(-1, right)
     is_right = torch.cat([~is_num.unsqueeze(-1), also != NO_TARGET], dim=-1)
-    log_not_p = rest.masked(log_not_p, 0.0)
-    best = rest.ranked().max(-1)
-    return {
-        "rest_loss": -log_not_p.sum(-1) - (log_p_right - log_not_right).masked_fill(~is_right, 0.0).sum(-1),
-        "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
+    log_p_right, log_not_right = rest.at(right).log_p()
+    rows = zip(rest.parts(), theirs.split(ROWS_IN_CACHE), strict=True)
+    sums = [_sums_over_words(part, upcast(own)) for part, own in rows]
+    made = {name: torch.cat([one[name] for one in sums]) for name in sums[0]}
+    of_right = (log_p_right - log_not_right).masked_fill(~is_right, 0.0).sum(-1)
+    own = theirs.gather(-1, target).squeeze(-1)
+    return made | {
+        "rest_loss": made["rest_loss"] - of_right,
         "rest_log_p": log_p_right[:, 0].masked_fill(is_num, 0.0),
-        "target_logit": scores.gather(-1, target).squeeze(-1).masked_fill(is_num, 0.0),
-        "rest_log_partition": rest.masked(scores, -torch.inf).logsumexp(-1),
+        "target_logit": upcast(rest.loc.gather(-1, target).squeeze(-1)).masked_fill(is_num, 0.0),
+        "backbone_nll": (made["backbone_nll"] - own).masked_fill(is_num, 0.0),
+    }
+
+
+def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
+    """What takes all scores of some positions, and of the backbone's own [n, V]: `REST`, before what is right is looked at."""
+    log_not_p, best = rest.masked(rest.log_not_p(), 0.0), rest.ranked().max(-1)
+    backbones = theirs.max(-1)
+    return {
+        "rest_loss": -log_not_p.sum(-1),
+        "rest_prob_sum": -torch.expm1(log_not_p).sum(-1),
+        "rest_log_partition": rest.masked(upcast(rest.loc), -torch.inf).logsumexp(-1),
         "rival_score": best.values,
         "rival_id": best.indices,
-        "backbone_id": theirs.argmax(-1),
-        "backbone_nll": (theirs.logsumexp(-1) - theirs.gather(-1, target).squeeze(-1)).masked_fill(is_num, 0.0),
+        "backbone_id": backbones.indices,
+        "backbone_nll": theirs.logsumexp(-1),
     }
 
 
 def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
-    """Tell a chain at kept features what was kept of its positions, [...]: `<NUM>` follows the heads as they are now."""
+    """Tell a chain at kept features what is known of its positions, [...]: `<NUM>` follows the heads as they are now."""
+    if chain.model.abduction.keeps_features:
+        chain.loc_U = chain.features.to(chain.model.abduction.loc_net.weight.dtype)
     chain.threshold = threshold.unsqueeze(-1)
     chain.action.scales.keep(chain, num_scale)
 
@@ -258,7 +271,10 @@ class FactStore:
         with telling_kept(folder):
             check_sums(folder)
             names = COLUMNS if (folder / f"{REST[0]}.npy").exists() else NUMBER
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
+            # mapped, but as plain arrays: a slice of a memmap costs several times as much, and every row is one
+            arrays: dict[str, Any] = {
+                name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names
+            }
             self.offsets = np.load(folder / "offsets.npy")
             kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
         self.facts = TokenFacts(**arrays, numbers=kept)

@@ -174,8 +174,8 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool)
     decision = torch.where(ahead, num_id, column["rival_id"])
     prob_sum = column["rest_prob_sum"] + log_num.exp()
     numbers = is_num & column["values"].isfinite()
-    loc_Y, scale_Y = chain[numbers.to(model.device)].value()
-    step = max(1, chain.loc_U.numel() // 50_000)
+    loc_Y, scale_Y = Chain(model, features[numbers.to(model.device)]).value()
+    some = Chain(model, features[:: max(1, features.numel() // 50_000)])
     network = model.abduction.asked
     beside = {} if network is None else {"distance": network.distance(chain.features).cpu()}
     if facts.numbers is not None:
@@ -200,8 +200,8 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool)
         "scale": scale_Y.cpu(),
         "value": column["values"][numbers],
         "noise": model.action.noise.cpu().clone(),
-        "U_loc": chain.loc_U.flatten()[::step].float().cpu().clone(),  # not a view, which would hold all the block
-        "U_scale": chain.scale_U.flatten()[::step].float().cpu().clone(),
+        "U_loc": some.loc_U.flatten().float().cpu().clone(),  # no view of the block's features
+        "U_scale": some.scale_U.flatten().float().cpu(),
     }
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,10 @@ class TrainedForCausalLM(nn.Module):
             share = 1.0 if num_items_in_batch is None else masks.cls_mask.sum() / num_items_in_batch
             loss = loss + self.anchor_weight * share * self.anchor.loss(model, anchor_chunk % len(self.anchor))
         return {"loss": loss, "loss_cls": parts.cls, "loss_reg": parts.reg, "decisions": decisions}
+
+    def train(self, mode: bool = True) -> "TrainedForCausalLM":
+        """torch's, where something changes: a Trainer calls it at every step."""
+        return self if self.training == mode == self.model.training else super().train(mode)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """function(model, *args), as a forward of this module's: with whole weights where they are sharded."""
@@ -309,9 +314,14 @@ class CausalTrainer(Trainer):
         return metrics
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if sharding.is_sharded(self.trained.model):
-            sharding.average_numbers(model)
+        if not sharding.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
+            return self.accelerator.clip_grad_norm_(self._moving, self.args.max_grad_norm)
+        sharding.average_numbers(model)
         return super()._clip_grad_norm(model)
+
+    @cached_property
+    def _moving(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
