@@ -182,6 +182,16 @@ def test_odd_numbers_in_texts():
     assert {one.name for one in category.inside} == {"told"}
 
 
+def test_numbers_that_say_the_value_are_taken_from_few_rows_too():
+    def places(said, there):
+        texts = [f"of {row} m" if row < there else "none" for row in range(100)]
+        values = [float(row) if row < said else -1.0 for row in range(100)]
+        return [one.place for one in TableReader.fit({"told": texts}, None, text=["told"], values=values).inside]
+
+    assert places(8, 16) == places(9, 9) == [0]
+    assert places(7, 8) == places(8, 17) == []  # too few say it; most of those that are there do not
+
+
 def test_columns_that_do_not_fit_are_named():
     frame, _ = products()
     reader = TableReader.fit(table_of(frame), "price")

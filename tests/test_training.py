@@ -32,7 +32,7 @@ from causalqwen.training import (
 from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import collate_facts
-from causalqwen.training.features import COLUMNS, NUMBER, REST, batches_by_length, facts_keys
+from causalqwen.training.features import COLUMNS, NUMBER, REST, batches_by_length, facts_keys, known_of_number
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
 from causalqwen.training.trainer import TrainedForCausalLM, last_checkpoint
@@ -102,6 +102,40 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
         gradients.append([p.grad.clone() for p in trained] + [model.action.value_head.weight.grad.clone()])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-5)
+
+
+def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
+    """W_loc z is left out where W_loc stands still at I, and nowhere else."""
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    features = torch.randn(5, model.config.hidden_size)
+
+    def is_known(model):
+        chain = Chain(model, features)
+        known_of_number(chain, torch.ones(5), torch.zeros(5))
+        assert torch.equal(chain.loc_U, Chain(model, features).loc_U)
+        return model.abduction.keeps_features
+
+    assert not is_known(model)  # it may be trained
+    model.requires_grad_(False)
+    assert is_known(model)
+    for moved in (model.abduction.loc_net.weight[0, 1:2], model.abduction.loc_net.bias[:1]):
+        moved += 1e-3
+        assert not is_known(model)
+        moved.zero_()
+    assert is_known(model)
+    deep = graft_tiny("qwen2", tiny_tokenizer, deep_abduction=True).requires_grad_(False)
+    torch.nn.init.ones_(deep.abduction.residual.last.bias)
+    other = graft_tiny("qwen2", tiny_tokenizer).requires_grad_(False)
+    torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).residual.last.bias)  # which is then asked
+    assert not is_known(deep) and not is_known(other)
+
+
+def test_a_trainer_sets_the_mode_of_what_somebody_else_changed(model):
+    trained = TrainedForCausalLM(model)
+    assert trained.train().training and model.training
+    model.eval()  # as whoever scores it does
+    assert trained.train().training and all(module.training for module in model.modules())
+    assert not trained.eval().training and not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("copying", [False, True])

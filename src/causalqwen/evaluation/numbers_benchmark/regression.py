@@ -100,7 +100,7 @@ def fit_quantile_boosting(
     """
     transform, texts = spread_transform(train.values), [character_grams(train.prompts)]
     if numbers:
-        texts.append(_numbers_inside(train.prompts))
+        texts.append(_numbers_inside(train))
 
     def read(prompts: Sequence[str]) -> np.ndarray:
         return np.concatenate([new(prompts) for _, new in texts], axis=1)
@@ -126,10 +126,14 @@ def fit_quantile_boosting(
     return predict
 
 
-def _numbers_inside(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
+def _numbers_inside(train: NumberTable) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
     """Numbers that stand in texts, as columns: of the training texts [n, D], and how others get theirs."""
-    reader = TableReader.fit({"text": list(prompts)}, None, ("text",))
-    return reader.rows({"text": list(prompts)}).numbers, lambda texts: reader.rows({"text": list(texts)}).numbers
+    reader = TableReader.fit({"text": list(train.prompts)}, None, ("text",), values=train.values.tolist())
+
+    def read(texts: Sequence[str]) -> np.ndarray:
+        return reader.rows({"text": list(texts)}).numbers
+
+    return read(train.prompts), read
 
 
 def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: str) -> Predictor:
