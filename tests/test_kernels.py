@@ -6,10 +6,12 @@ import os
 import shutil
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,6 +19,7 @@ from causalqwen import linear_ovr_loss
 from causalqwen.core import Scores
 from causalqwen.distributions import get_family
 from causalqwen.kernels import ScaleBounds, inclusion_probabilities, sample_negatives
+from causalqwen.kernels.polynomials import ATAN, MILLS
 from causalqwen.losses import NO_TARGET
 
 FAMILIES = ["cauchy", "gaussian"]
@@ -25,6 +28,15 @@ try:
     import triton  # noqa: F401
 except ImportError:
     HAS_TRITON = False
+
+
+def test_the_polynomials_of_the_fused_kernels_are_as_exact_as_they_say():
+    x = np.concatenate([np.linspace(0, 60, 6001), [1e3, 1e6]])
+    wanted = math.sqrt(math.pi / 2) * special.erfcx(x / math.sqrt(2))
+    found = sum(coefficient * (1 + x / 4) ** -power for power, coefficient in enumerate(MILLS, start=1))
+    np.testing.assert_allclose(found, wanted, rtol=5e-8)
+    z = np.linspace(1e-6, 1, 2001)
+    np.testing.assert_allclose(np.polyval(ATAN, z**2), np.arctan(z) / z, rtol=3e-8)
 
 
 # ---- the law's pair --------------------------------------------------------------------------------------------------

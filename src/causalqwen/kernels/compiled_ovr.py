@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from causalqwen.distributions import SCALE_FLOOR
-from causalqwen.distributions.stable import ATAN, MILLS
 from causalqwen.kernels.chunked import Block, OvrTask
+from causalqwen.kernels.polynomials import ATAN, MILLS
 
 
 def _log_cdf_and_hazard(x: Tensor, cauchy: bool) -> tuple[Tensor, Tensor]:
