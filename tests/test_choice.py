@@ -45,7 +45,7 @@ SEEN = {
     "censored": ([0.0] * 10 + np.linspace(0.5, 7, 50).tolist(), Support(0.0)),
     "capped": ([7.25] * 10 + np.linspace(-5, 7, 50).tolist(), Support(None, 7.25)),
     "anything": (np.linspace(-5.5, 7, 50).tolist(), Support()),
-    "always one": ([3.0] * 40, Support(1.5)),
+    "always one": ([5.3] * 40, Support(5.3, 5.3, 1.0)),
     "few": ([3.0, 4.0] * 14, Support()),
     "none": ([], Support()),
 }
@@ -58,7 +58,7 @@ def test_the_values_show_where_they_lie(name):
 
 
 KINDS = ("affine", "symlog", "log", "quantile")
-SUPPORTS = (Support(-4, 4, 1), Support(1, None, 1), Support(0.25), Support(0.25, 9.75), Support(0, 10, 2.5), Support())
+SUPPORTS = (Support(-4, 4, 1), Support(3, 3, 1), Support(1, None, 1), Support(0.25), Support(0.25, 9.75), Support(0, 10, 2.5), Support())
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,7 +100,7 @@ def test_what_a_law_says_lies_in_the_support_and_its_probabilities_are_those_of_
 
 def test_a_support_that_is_none_is_refused():
     for fields, message in (
-        ({"low": 4, "high": 4}, "low must be below high"),
+        ({"low": 5, "high": 4}, "low must not be above high"),
         ({"low": 0, "high": 1, "step": 0.4}, "no multiple"),
         ({"step": 0}, "step must be positive"),
         ({"low": math.nan}, "finite number or null"),

@@ -37,8 +37,8 @@ class Support:
                 raise ValueError(f"support: {name} is a finite number or null, got {value!r}")
         if self.step is not None and not self.step > 0:
             raise ValueError(f"support: step must be positive, got {self.step}")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f"support: low must be below high, got {self.low} and {self.high}")
+        if self.low is not None and self.high is not None and not self.low <= self.high:
+            raise ValueError(f"support: low must not be above high, got {self.low} and {self.high}")
         if self.step is not None and self.high is not None:
             steps = (self.high - (self.low or 0.0)) / self.step
             if abs(steps - round(steps)) > _NEAR * max(abs(steps), 1):
@@ -50,7 +50,7 @@ class Support:
     def seen_in(cls, values: Tensor) -> "Support":
         """What training values [n] show of it; fewer than 30 show nothing.
 
-        Few distinct values, each met often, are all there are, on the grid that holds them. Whole numbers stay whole. An end
+        Few distinct values, each met often, are all there are, on the grid that holds them; so is a single one. Whole numbers stay whole. An end
         that many rows reach is one. Values that are never negative stay so, and those between 0 and 1 stay there; where none is
         0, none will be below half the least.
         """
@@ -60,7 +60,7 @@ class Support:
         low, high = values.min().item(), values.max().item()
         distinct, counts = values.unique(return_counts=True)
         if len(distinct) < 2:
-            return cls(low=_above_zero(low))
+            return cls(low, low, 1.0)
         whole = bool((values == values.round()).all()) and values.abs().max().item() < 2**53
         gap = distinct.diff().min().item()
         places = (distinct - low) / gap
