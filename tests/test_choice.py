@@ -58,7 +58,15 @@ def test_the_values_show_where_they_lie(name):
 
 
 KINDS = ("affine", "symlog", "log", "quantile")
-SUPPORTS = (Support(-4, 4, 1), Support(3, 3, 1), Support(1, None, 1), Support(0.25), Support(0.25, 9.75), Support(0, 10, 2.5), Support())
+SUPPORTS = (
+    Support(-4, 4, 1),
+    Support(3, 3, 1),
+    Support(1, None, 1),
+    Support(0.25),
+    Support(0.25, 9.75),
+    Support(0, 10, 2.5),
+    Support(),
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -355,9 +363,14 @@ def test_a_regression_is_started_from_on_all_axes_where_it_is_better_on_the_best
     from causalqwen.training import choice, trials
 
     def tried(self, axis, config, share=1.0):
-        score = axes.index(axis) + (by["straight"] if config["value_branch_direct"] else 0.0)
-        asked.append((axis, config["value_branch_direct"]))
-        return trials.Tried(config, axis, np.full(9, score + (config.get("value_branch_dropout") == 0.2)))
+        straight = config["value_branch_direct"]
+        asked.append((axis, straight))
+        scores = np.full(99, 3.0 + axes.index(axis) + (config.get("value_branch_dropout") == 0.2))
+        if straight:
+            scores[:] = 3.0 + by["straight"]
+            if axis == axes[-1]:  # a lower mean, by rows that are better and one that is far worse: not clearly better
+                scores[:], scores[0] = 0.0, 2.9 * 99 - 50
+        return trials.Tried(config, axis, scores)
 
     model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps")
     numbers = LearnedNumbers(torch.arange(1.0, 10), torch.zeros(9, dtype=torch.bool), [None] * 9)
@@ -368,7 +381,8 @@ def test_a_regression_is_started_from_on_all_axes_where_it_is_better_on_the_best
     axes, by = made.axes(choice.AXES), {"straight": 0.5}
     for by["straight"], wanted in ((0.5, axes[:1]), (-0.5, axes)):
         asked: list = []
-        made.made()
+        best = made.made()
+        assert (best.axis, best.config["value_branch_direct"]) == (axes[0], by["straight"] < 0)
         assert tuple(axis for axis, straight in asked if straight) == wanted
 
 

@@ -107,11 +107,12 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
 def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
     """W_loc z is left out where W_loc stands still at I, and nowhere else."""
     model = graft_tiny("qwen2", tiny_tokenizer)
-    features = torch.randn(5, model.config.hidden_size)
+    features = torch.randn(40, model.config.hidden_size)
 
     def is_known(model):
         chain = Chain(model, features)
-        known_of_number(chain, torch.ones(5), torch.zeros(5))
+        known_of_number(chain, torch.ones(40), torch.zeros(40))
+        assert ("loc_U" in chain.__dict__) == model.abduction.keeps_features
         assert torch.equal(chain.loc_U, Chain(model, features).loc_U)
         return model.abduction.keeps_features
 
@@ -127,7 +128,9 @@ def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
     torch.nn.init.ones_(deep.abduction.residual.last.bias)
     other = graft_tiny("qwen2", tiny_tokenizer).requires_grad_(False)
     torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).residual.last.bias)  # which is then asked
-    assert not is_known(deep) and not is_known(other)
+    narrow = graft_tiny("qwen2", tiny_tokenizer, causal_size=16).requires_grad_(False)
+    torch.nn.init.eye_(narrow.abduction.loc_net.weight)
+    assert not is_known(deep) and not is_known(other) and not is_known(narrow)
 
 
 def test_a_trainer_sets_the_mode_of_what_somebody_else_changed(model):

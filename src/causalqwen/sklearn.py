@@ -144,7 +144,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if len(np.unique(fold[times > 0])) < FOLDS:
             raise ValueError(f"sample_weight: {(times > 0).sum()} rows count, too few to part them in {FOLDS}")
         target = None if _is_strings(X) else str(self.target or getattr(y, "name", None) or "value")
-        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters, values)
+        learned = np.where(times > 0, values, np.nan).tolist()
+        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters, learned)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
         rows = self.reader_.rows(table)
         if self.experts:

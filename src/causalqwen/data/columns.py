@@ -35,6 +35,8 @@ FEWEST_WITH = 0.5
 FEWEST_SAID, SAID_SHARE = 8, 0.5
 """so many rows, and this share of those that have one, in which it is the value itself that is learned."""
 _GREATEST = -1
+_SAME = 1e-6
+"""Relative: a value that was float32 is still what its text says."""
 _FAR = 1e150
 """No number is read as further from 0: its distance from others stays one that float64 holds."""
 _DISTINCT = 0.2
@@ -375,7 +377,8 @@ def _inside(text: Column, cells: Sequence[Any], characters: int, values: Sequenc
     for place in (*range(MOST_PLACES), *[_GREATEST] * several):
         numbers = _at_place(standing, place)
         there = [number for number in numbers if number is not None]
-        said = sum(number == value for number, value in zip(numbers, values, strict=False))
+        pairs = ((number, value) for number, value in zip(numbers, values, strict=False) if number is not None)
+        said = sum(math.isclose(number, value, rel_tol=_SAME) for number, value in pairs)
         taken = len(there) >= FEWEST_WITH * len(cells) or said >= max(FEWEST_SAID, SAID_SHARE * len(there))
         if taken and len(set(there)) > 1:
             ends = min(there), max(there)

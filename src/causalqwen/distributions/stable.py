@@ -138,6 +138,8 @@ class StableFamily(ABC):
         rows = (x.amin(-1) < 0).nonzero().squeeze(-1)
         if len(rows):
             row, column = (x[rows] < 0).nonzero(as_tuple=True)
+            if 2 * len(row) > x.numel():
+                return self._log_cdf_and_hazard(x)
             below = rows[row], column
             log_cdf[below], hazard[below] = self._log_cdf_and_hazard(x[below])
         return log_cdf, hazard

@@ -103,7 +103,9 @@ class AbductionNetwork(nn.Module):
         """Whether loc_U is z, to the last bit, and stays so: W_loc = I and b_loc = 0 stand still, with nothing beside them."""
         weight, bias = self.loc_net.weight, self.loc_net.bias
         moves = weight.requires_grad or bias.requires_grad or self.residual is not None or self.asked is not None
-        return not moves and not bool(bias.any()) and torch.equal(weight, torch.eye(*weight.shape).to(weight))
+        if moves or len(weight) != weight.shape[1] or bool(bias.any()):
+            return False
+        return torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features z [..., H] -> loc_U [..., C] in the dtype of W_loc, scale_U [..., C] in float32 at least, positive."""

@@ -50,9 +50,9 @@ class Support:
     def seen_in(cls, values: Tensor) -> "Support":
         """What training values [n] show of it; fewer than 30 show nothing.
 
-        Few distinct values, each met often, are all there are, on the grid that holds them; so is a single one. Whole numbers stay whole. An end
-        that many rows reach is one. Values that are never negative stay so, and those between 0 and 1 stay there; where none is
-        0, none will be below half the least.
+        Few distinct values, each met often, are all there are, on the grid that holds them; so is a single one. Whole numbers
+        stay whole. An end that many rows reach is one. Values that are never negative stay so, and those between 0 and 1 stay
+        there; where none is 0, none will be below half the least.
         """
         values = values.double().flatten()
         if values.numel() < _FEWEST:

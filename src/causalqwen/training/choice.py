@@ -218,7 +218,8 @@ class Choice(Trials):
             tried = [self.tried(best.axis, config)]
             if clearly_better(best, tried[0]) is not best:  # else it is hardly better on the other axes
                 tried += [self.tried(axis, config) for axis in axes if axis != best.axis]
-            best = clearly_better(best, min(tried, key=lambda one: one.mean))
+            better = [one for one in tried if clearly_better(best, one) is one]
+            best = min(better, key=lambda one: one.mean, default=best)
         for longer_one in self._longer():
             best = clearly_better(best, self.tried(best.axis, best.config | longer_one | {"value_branch_direct": own}))
         if copies is None:

@@ -206,8 +206,11 @@ def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
 
 def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
     """Tell a chain at kept features what is known of its positions, [...]: `<NUM>` follows the heads as they are now."""
-    if chain.model.abduction.keeps_features:
-        chain.loc_U = chain.features.to(chain.model.abduction.loc_net.weight.dtype)
+    weight = chain.model.abduction.loc_net.weight
+    if (
+        chain.features.numel() >= weight.numel() and chain.model.abduction.keeps_features
+    ):  # which takes as long for fewer
+        chain.loc_U = chain.features.to(weight.dtype)
     chain.threshold = threshold.unsqueeze(-1)
     chain.action.scales.keep(chain, num_scale)
 

@@ -48,7 +48,7 @@ JOINT = "causalqwen-joint"
 GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: EACH_CLASS}
 """What each has over the defaults of `train`: one model for all tables has an axis for each of them."""
 METHODS = (*REGRESSIONS, *DIGITS, REGRESSOR, *GRAFTS)
-FORMAT = 2
+FORMAT = 3
 """Of results: a number more wherever a method, or what is kept of it, changes."""
 _TEXT_ALONE = ("constant", "boosting", "boosting-numbers", *DIGITS, REGRESSOR)
 """Methods to which the kept features cost nothing."""
