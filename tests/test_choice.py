@@ -416,9 +416,8 @@ def test_what_is_chosen_is_trained_as_it_was_tried(tiny_tokenizer, tmp_path, mon
     train(model, skewed(model, 96, 0), skewed(model, 48, 1), tmp_path / "run", say=lambda line: None)
     *tried, (stage, dropout) = stages
     assert dropout == 0.2 and stage.epochs == 24
-    waits = dataclasses.replace(
-        stage, patience=trials.EVALUATIONS // 3
-    )  # a trial ends early, what is kept is its best too
+    # A trial ends early; what is kept of it is its best state, as of the training.
+    waits = dataclasses.replace(stage, patience=trials.EVALUATIONS // 3)
     assert (waits, dropout) in tried and {trial.epochs for trial, _ in tried} == {12, 24}
 
 

@@ -193,6 +193,23 @@ def test_numbers_that_say_the_value_are_taken_from_few_rows_too():
     assert places(7, 8) == places(8, 17) == []  # too few say it; most of those that are there do not
 
 
+def test_a_regressor_takes_numbers_that_say_what_counts(monkeypatch):
+    class StoppedError(Exception):
+        pass
+
+    def stop(*given, **named):
+        raise StoppedError
+
+    monkeypatch.setattr("causalqwen.sklearn.fit_experts", stop)
+    texts = [f"of {row}.1 m" if row < 16 else "x" * row for row in range(100)]
+    y, counts = np.arange(100, dtype=np.float32) + np.float32(0.1), np.ones(100)
+    for weight, places in ((counts, [0]), (np.where(np.arange(100) < 16, 0.0, 1.0), [])):
+        made = NumberRegressor(random_state=0)
+        with pytest.raises(StoppedError):
+            made.fit(texts, y, sample_weight=weight)
+        assert [one.place for one in made.reader_.inside] == places
+
+
 def test_columns_that_do_not_fit_are_named():
     frame, _ = products()
     reader = TableReader.fit(table_of(frame), "price")

@@ -31,9 +31,10 @@ FEWEST_OF_LEVEL = 5
 MOST_PLACES = 6
 """Of the numbers in the texts of a column, so many are numbers of the row, from the first on, and beside them the greatest."""
 FEWEST_WITH = 0.5
-"""Share of the rows that have a number at a place, at least; or else"""
+"""Share of the rows that have a number at a place, at least, for it to be a number of the row."""
 FEWEST_SAID, SAID_SHARE = 8, 0.5
-"""so many rows, and this share of those that have one, in which it is the value itself that is learned."""
+"""A number that fewer rows have is one too where it is the very value that is learned: in so many rows, and in this share of
+those that have it, at least."""
 _GREATEST = -1
 _SAME = 1e-6
 """Relative: a value that was float32 is still what its text says."""
