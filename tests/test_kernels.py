@@ -83,11 +83,15 @@ def problem(
 
 
 def run(leaves: list[Tensor], dtype: torch.dtype, targets: Tensor, reduction: str = "none", **settings) -> list[Tensor]:
-    leaves = [leaf.detach().clone().to(dtype).requires_grad_(True) for leaf in leaves]
-    loss = linear_ovr_loss(*leaves, targets, reduction=reduction, **settings)
-    weights = torch.linspace(0.5, 2.0, len(targets)) if reduction == "none" else 1.0
+    """The loss, and the gradient of each leaf; Triton's kernel on a GPU where there is one."""
+    device = "cuda" if settings.get("impl") == "triton" and torch.cuda.is_available() else "cpu"
+    leaves = [leaf.detach().clone().to(device, dtype).requires_grad_(True) for leaf in leaves]
+    if settings.get("vocabulary_mask") is not None:
+        settings["vocabulary_mask"] = settings["vocabulary_mask"].to(device)
+    loss = linear_ovr_loss(*leaves, targets.to(device), reduction=reduction, **settings)
+    weights = torch.linspace(0.5, 2.0, len(targets), device=device) if reduction == "none" else 1.0
     (loss * weights).sum().backward()
-    return [loss.detach().double()] + [leaf.grad.double() for leaf in leaves]
+    return [loss.detach().double().cpu()] + [leaf.grad.double().cpu() for leaf in leaves]
 
 
 NEEDS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="no compiler here")

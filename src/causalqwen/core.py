@@ -45,7 +45,8 @@ POSITIONS_AT_ONCE = 256
 """Of which all scores are held, where they are looked at one by one."""
 
 ROWS_IN_CACHE = 8
-"""Whose scores stay in a core's cache while one thing after another is taken of them, which is several times as fast."""
+"""Whose scores stay in a core's cache while one thing after another is taken of them, which is several times as fast. On a GPU
+it is the number of kernels that takes the time: `POSITIONS_AT_ONCE` there."""
 
 
 class Grafted(Protocol):
@@ -84,9 +85,14 @@ class Scores:
     mask: Tensor | None
     common: bool
 
-    def parts(self, count: int = ROWS_IN_CACHE) -> Iterator["Scores"]:
-        """Those of `count` positions at a time, [n, K]."""
-        columns = (column.flatten(0, -2).split(count) for column in (self.loc, self.scale, self.threshold))
+    @property
+    def at_once(self) -> int:
+        """Of how many positions scores are best looked at together."""
+        return ROWS_IN_CACHE if self.loc.device.type == "cpu" else POSITIONS_AT_ONCE
+
+    def parts(self) -> Iterator["Scores"]:
+        """Those of `at_once` positions at a time, [n, K]."""
+        columns = (column.flatten(0, -2).split(self.at_once) for column in (self.loc, self.scale, self.threshold))
         for loc, scale, threshold in zip(*columns, strict=True):
             yield replace(self, loc=loc, scale=scale, threshold=threshold)
 

@@ -25,6 +25,7 @@ from causalqwen.extras import extra
 from causalqwen.files import write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import resolve_backbone
+from causalqwen.modeling.precision import resolve_device
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings
 from causalqwen.training.experts import FOLDS, Experts, fit_experts
@@ -428,10 +429,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 def _backbone(name: str, device: str) -> tuple[Any, PreTrainedTokenizerBase, str]:
     """A backbone, its tokenizer and its fingerprint, read once: whoever is fitted on it shares it."""
     path = resolve_backbone(name)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     backbone: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-    backbone = backbone.to(device).eval()
+    backbone = backbone.to(resolve_device(device)).eval()
     digest = hashlib.sha256()
     for key, tensor in sorted(backbone.state_dict().items()):
         flat = tensor.detach().reshape(-1)

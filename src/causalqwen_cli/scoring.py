@@ -160,6 +160,7 @@ def speed(
     ] = "loss,growth,generate,ways,epochs,tokenizer",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count; medians are taken over them.")] = 3,
     backbone: Annotated[str, typer.Option(help="Backbone of generate, ways, epochs and tokenizer.")] = "smollm2-135m",
+    device: Device = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: does every case run? (a minute)")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -175,7 +176,7 @@ def speed(
     if unknown := [part for part in asked if part not in PARTS]:
         raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
     sizes = Sizes.quick() if quick else Sizes.full()
-    results = benchmark_speed(output, asked, repeats, backbone=backbone, sizes=sizes, say=say)
+    results = benchmark_speed(output, asked, repeats, backbone=backbone, device=device, sizes=sizes, say=say)
     write_text(output / "speed.svg", figures.speed(results))
     show({"output": str(output), "speed": results}, f"{speed_table(results)}\n{output / 'speed.svg'}", as_json)
 

@@ -23,6 +23,7 @@ from causalqwen.evaluation.report import (
     write_report,
 )
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
+from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.proof import compare_with_backbone, prove
 from causalqwen.training import METRICS, TrainSettings, calibrate, train
 
@@ -50,7 +51,7 @@ def run_demo(
 
     say(f"2/7 grafting {backbone}")
     torch.manual_seed(0)
-    model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True)
+    model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True).to(resolve_device("auto"))
     examples = {name: encode_rows(part, model.processor) for name, part in rows.items()}
     say("3/7 calibrating on a speech")
     calibrate(model, speeches((CALIBRATION_YEARS[-1],)), say=say)

@@ -19,6 +19,7 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.people import HEARD, OPENINGS, other_world, people
 from causalqwen.evaluation.sketch import sketch
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
+from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.prediction import describe
 from causalqwen.modeling.proof import prove
 from causalqwen.numbers.law import LEVELS
@@ -51,7 +52,7 @@ def quick_demo(
         seconds[part], clock = time.perf_counter() - clock, time.perf_counter()
 
     torch.manual_seed(0)
-    model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True)
+    model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True).to(resolve_device("auto"))
     proof = prove(model, speech_paragraphs(numbers=False)[:2])
     took("graft")
     tell(_part("1. The graft", f"{proof}."))

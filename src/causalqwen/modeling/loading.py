@@ -22,6 +22,7 @@ from causalqwen.modeling import remote_code
 from causalqwen.modeling.card import EVAL_RESULTS
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
+from causalqwen.modeling.precision import resolve_device
 
 HALF = "calibrated"
 """Folder in a model, with files that are to be put in place: a calibration was stopped in doing so."""
@@ -88,9 +89,7 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
         if names:
             raise ValueError(f"the weights in {folder} do not fit: {key.replace('_', ' ')} {', '.join(names[:3])}")
     _read_processor(folder, model)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval()
+    return model.to(resolve_device(device)).eval()
 
 
 def check_files(folder: str | Path) -> None:

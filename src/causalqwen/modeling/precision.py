@@ -1,4 +1,4 @@
-"""In which precision rows are read."""
+"""Where rows are read, and in which precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _FEWEST_COLUMNS = 256
+
+
+def resolve_device(device: str) -> str:
+    """ "auto" is an accelerator where there is one; else what is said, a torch device."""
+    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def bf16_pays(model: "CausalQwenForCausalLM") -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import ROWS_IN_CACHE, Chain, Scores
+from causalqwen.core import Chain, Scores
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import columns_of, most_also_right
 from causalqwen.distributions import upcast
@@ -176,7 +176,7 @@ def _rest_facts(
     right = torch.cat([target, also.clamp(min=0)], dim=-1)
     is_right = torch.cat([~is_num.unsqueeze(-1), also != NO_TARGET], dim=-1)
     log_p_right, log_not_right = rest.at(right).log_p()
-    rows = zip(rest.parts(), theirs.split(ROWS_IN_CACHE), strict=True)
+    rows = zip(rest.parts(), theirs.split(rest.at_once), strict=True)
     sums = [_sums_over_words(part, upcast(own)) for part, own in rows]
     made = {name: torch.cat([one[name] for one in sums]) for name in sums[0]}
     of_right = (log_p_right - log_not_right).masked_fill(~is_right, 0.0).sum(-1)

@@ -29,6 +29,7 @@ from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval
 from causalqwen.evaluation.rivals import Predictor, Rival, central
 from causalqwen.files import writing
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.precision import resolve_device
 from causalqwen.parts.class_axes import EACH_CLASS
 from causalqwen.training import LEVELS, FactStore
 from causalqwen.training.choice import READER
@@ -65,7 +66,7 @@ def real_table(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> tuple[st
 def graft(backbone: str, **config: Any) -> CausalQwenForCausalLM:
     """A graft whose start values never vary, so that all of them read the same features."""
     torch.manual_seed(0)
-    return CausalQwenForCausalLM.from_backbone(backbone, **config)
+    return CausalQwenForCausalLM.from_backbone(backbone, **config).to(resolve_device("auto"))
 
 
 @dataclass

@@ -14,6 +14,7 @@ from causalqwen.evaluation.speed.losses import SHARE, SOFTMAX, LossSize, loss_ca
 from causalqwen.evaluation.speed.training import score_epochs, score_tokenizer
 from causalqwen.files import write_text
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM, CausalQwenProcessor
+from causalqwen.modeling.precision import resolve_device
 
 PARTS = ("loss", "growth", "generate", "ways", "epochs", "tokenizer")
 _CURVES = [SOFTMAX, "documents", "equal, Cauchy", "equal, Gaussian", f"equal, 1/{SHARE} of the negatives"]
@@ -62,18 +63,21 @@ def benchmark_speed(
     repeats: int = 3,
     *,
     backbone: str = DEFAULT_BACKBONE,
+    device: str = "auto",
     sizes: Sizes | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The parts asked for; results are written to `output/speed.json` as they come, and kept for parts not asked for.
 
-    sizes: the full ones by default.
+    device: "auto" for an accelerator where there is one, or a torch device. sizes: the full ones by default.
     """
     sizes = sizes or Sizes.full()
+    device = resolve_device(device)
     output.mkdir(parents=True, exist_ok=True)
     file = output / "speed.json"
     results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     results["threads"] = torch.get_num_threads()
+    results["device"] = "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
 
     def keep(part: str, result: Any) -> None:
         results[part] = result
@@ -83,19 +87,27 @@ def benchmark_speed(
         rows = []
         for frozen in (False, True):
             say(f"loss and gradients, the weight {'frozen' if frozen else 'trained'}")
-            names = [name for name in loss_cases(LossSize(16, 512, 16)) if sizes.whole or "compiled" not in name]
-            rows.append(score_losses(replace(sizes.loss, frozen=frozen), names, repeats, memory=sizes.whole))
+            names = [
+                name
+                for name in loss_cases(LossSize(16, 512, 16, device=device))
+                if sizes.whole or "compiled" not in name
+            ]
+            rows.append(
+                score_losses(replace(sizes.loss, frozen=frozen, device=device), names, repeats, memory=sizes.whole)
+            )
         keep("loss", rows)
     if "growth" in parts:
         growth = {}
         for axis, values in sizes.growth.items():
             say(f"growth with {axis}")
-            growth[axis] = [score_losses(size, _CURVES, repeats, memory=sizes.whole) for size in values]
+            growth[axis] = [
+                score_losses(replace(size, device=device), _CURVES, repeats, memory=sizes.whole) for size in values
+            ]
         keep("growth", growth)
     if "generate" in parts:
         rows = []
         for name, make, lengths in _models(backbone, sizes):
-            model = make()
+            model = make().to(device)
             for batch, tokens in lengths.items():
                 say(f"generate: {name}, batch {batch}")
                 rows.append({**score_generation(model, batch, tokens, repeats), "model": name})
@@ -103,18 +115,18 @@ def benchmark_speed(
             del model
     if "ways" in parts:
         say("generate with drafts, and compiled")
-        model = CausalQwenForCausalLM.from_backbone(backbone)
-        keep("ways", score_ways(model, sizes.ways, repeats, compiled=sizes.whole))
+        whole = CausalQwenForCausalLM.from_backbone(backbone)
+        keep("ways", score_ways(whole.to(device), sizes.ways, repeats, compiled=sizes.whole))
     if "epochs" in parts:
         say("an epoch of heads on kept features, and of LoRA")
-        keep("epochs", score_epochs(backbone, output / "work", sizes.rows, repeats))
+        keep("epochs", score_epochs(backbone, output / "work", sizes.rows, repeats, device))
     if "tokenizer" in parts:
         say("tokenizer")
         keep("tokenizer", score_tokenizer(backbone, repeats))
     return results
 
 
-def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], CausalQwenForCausalLM], dict[int, int]]]:
+def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], Any], dict[int, int]]]:
     """Name, maker, and the tokens to write at each batch size."""
     name = "SmolLM2-135M" if backbone == DEFAULT_BACKBONE else Path(backbone).name
     small: Any = partial(CausalQwenForCausalLM.from_backbone, backbone)

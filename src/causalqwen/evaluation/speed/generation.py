@@ -67,6 +67,7 @@ def _generators(model: CausalQwenForCausalLM, batch: int, tokens: int) -> tuple[
     tokenizer = model.processor.tokenizer
     texts = [" ".join(text.split()[: 4 + row % 8]) for row, text in enumerate(words)]
     made = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    made = made.to(model.device)
     # No end of text instead of a minimum of new tokens, which is a processor that looks at every score.
     fixed: dict[str, Any] = {
         **{name: made[name] for name in ("input_ids", "attention_mask")},

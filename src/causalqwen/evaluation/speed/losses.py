@@ -24,25 +24,29 @@ SHARE = 16  # sampled negatives: one of so many tokens
 
 @dataclass(frozen=True)
 class LossSize:
-    """tokens x vocabulary x hidden size; frozen: the weight takes no gradient."""
+    """tokens x vocabulary x hidden size; frozen: the weight takes no gradient. device: where all of it lies."""
 
     tokens: int = 1024
     vocabulary: int = 151936
     hidden: int = 896
     dtype: str = "bfloat16"
     frozen: bool = False
+    device: str = "cpu"
 
 
 def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
-    """Loss and gradients of one batch: the documents' scale (one per token), the equal one, softmax, and rivals."""
-    dtype = getattr(torch, size.dtype)
+    """Loss and gradients of one batch: the documents' scale (one per token), the equal one, softmax, and rivals. On a GPU,
+    where the default is Triton's kernel, the blocks in plain torch too."""
+    dtype, on_gpu = getattr(torch, size.dtype), size.device != "cpu"
     generator = torch.Generator().manual_seed(0)
-    loc = torch.empty(size.tokens, size.hidden, dtype=dtype).normal_(generator=generator).requires_grad_(True)
+    loc = torch.empty(size.tokens, size.hidden, dtype=dtype).normal_(generator=generator)
     weight = torch.empty(size.vocabulary, size.hidden, dtype=dtype).normal_(std=0.05, generator=generator)
-    weight.requires_grad_(not size.frozen)
-    common = (torch.rand(size.tokens, generator=generator) + 0.5).requires_grad_(True)
-    own = (torch.rand(size.tokens, size.hidden, generator=generator) * 0.02 + 0.01).requires_grad_(True)
+    common = torch.rand(size.tokens, generator=generator) + 0.5
+    own = torch.rand(size.tokens, size.hidden, generator=generator) * 0.02 + 0.01
     targets = torch.randint(size.vocabulary, (size.tokens,), generator=generator)
+    loc, weight, common, own, targets = (leaf.to(size.device) for leaf in (loc, weight, common, own, targets))
+    for leaf, trained in ((loc, True), (weight, not size.frozen), (common, True), (own, True)):
+        leaf.requires_grad_(trained)
     importance = torch.rand(size.vocabulary, generator=generator) + 0.1
     pi = inclusion_probabilities(importance, size.vocabulary // SHARE)
 
@@ -57,14 +61,15 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
     def ovr(scale: Tensor, threshold: float, **settings: Any) -> Callable[[], None]:
         return case(lambda: linear_ovr_loss(loc, scale, weight, None, threshold, targets, **settings))
 
-    cases = {
-        SOFTMAX: case(lambda: F.cross_entropy(F.linear(loc, weight), targets)),
-        "documents": ovr(own, 50.0),
-        "documents, compiled": ovr(own, 50.0, impl="compiled"),
-        "equal, Cauchy": ovr(common, 6.0),
-        "equal, Cauchy, compiled": ovr(common, 6.0, impl="compiled"),
-        "equal, Gaussian": ovr(common, 6.0, family="gaussian", slope=0.5),
-        "equal, Gaussian, compiled": ovr(common, 6.0, family="gaussian", slope=0.5, impl="compiled"),
+    forms: dict[str, dict[str, str]] = {"": {}, ", compiled": {"impl": "compiled"}}
+    if on_gpu:
+        forms[", blocks"] = {"impl": "chunked"}
+    cases = {SOFTMAX: case(lambda: F.cross_entropy(F.linear(loc, weight), targets))}
+    for form, impl in forms.items():
+        cases[f"documents{form}"] = ovr(own, 50.0, **impl)
+        cases[f"equal, Cauchy{form}"] = ovr(common, 6.0, **impl)
+        cases[f"equal, Gaussian{form}"] = ovr(common, 6.0, family="gaussian", slope=0.5, **impl)
+    cases |= {
         f"equal, 1/{SHARE} of the negatives": case(
             lambda: linear_ovr_loss(
                 loc,
@@ -88,7 +93,9 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
 
 
 def peak_memory(size: LossSize, name: str) -> float:
-    """Bytes that one case adds to a process of its own at most, beside its inputs."""
+    """Bytes that one case adds at most, beside its inputs: to a process of its own, or on a GPU to what torch holds there."""
+    if size.device != "cpu":
+        return _measure_memory(size, name)
     task = json.dumps({"size": asdict(size), "case": name})
     done = subprocess.run([sys.executable, "-m", __name__, task], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
@@ -103,6 +110,11 @@ def _measure_memory(size: LossSize, name: str) -> float:
     loss_cases(replace(size, tokens=16, vocabulary=512))[name]()  # the libraries' own buffers
     case = loss_cases(size)[name]
     gc.collect()
+    if size.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        case()
+        return float(torch.cuda.max_memory_allocated() - held)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
     before = _status("VmRSS")
     case()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 
 from causalqwen.data import collate, encode_rows, parse_row
 from causalqwen.data.boiling_points import boiling_points, write_sentences
@@ -21,13 +22,13 @@ from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.trainer import TrainedForCausalLM
 
 
-def score_epochs(backbone: str, work: Path, rows: int, repeats: int) -> dict[str, Any]:
+def score_epochs(backbone: str, work: Path, rows: int, repeats: int, device: str = "cpu") -> dict[str, Any]:
     """One epoch over the same rows in batches of 16: heads on kept features, and LoRA through the backbone."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     write_sentences(work / "rows.jsonl", split_by_entity(boiling_points(), {"train": rows})["train"])
     lines = (work / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    model = CausalQwenForCausalLM.from_backbone(backbone)
+    model = CausalQwenForCausalLM.from_backbone(backbone).to(device)
     examples = encode_rows([parse_row(line, "rows") for line in lines], model.processor)
     store = FactStore.build(model, examples, work)
     pad = model.processor.tokenizer.pad_token_id
@@ -53,7 +54,7 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int) -> dict[str
                         if kept
                         else collate([examples[i] for i in batch], pad)
                     )
-                    trained(**inputs)["loss"].backward()
+                    trained(**send_to_device(inputs, device))["loss"].backward()
                     optimizer.step()
                     optimizer.zero_grad()
 

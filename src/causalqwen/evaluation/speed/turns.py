@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+import torch
 from tqdm.auto import tqdm
 
 
@@ -16,6 +17,8 @@ def alternate(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, f
             gc.collect()
             started = time.perf_counter()
             case()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # what was asked of a GPU is still under way
             if turn:
                 seconds[name].append(time.perf_counter() - started)
     return {name: statistics.median(taken) for name, taken in seconds.items()}
