@@ -104,7 +104,7 @@ class Kinds:
         model = load_model(folder)
         inputs = model.processor(
             ["It is 5 and then", "A new year"], padding=True, padding_side="left", return_tensors="pt"
-        )
+        ).to(model.device)
         out = model.generate(**inputs, causal_decoding=CausalDecoding.preset("persona", seed=1), max_new_tokens=4)
         said = model.processor.batch_decode(out.sequences, out.numeric_values)
         interval = model.predict_number(["The long one is"])[0].interval(0.9)

@@ -105,7 +105,7 @@ class BoundDecoding:
         """Q(e) of one source, float32, [B, S, C] (or [B, 1, C] where it is held for the text)."""
         if mode == "sequence":
             return reader(self.held(stream)).unsqueeze(1).to(torch.float32)
-        if positions.shape[1] == 1 and positions.device.type == "cpu":
+        if positions.shape[1] == 1:
             return reader(self._next(stream, positions)).to(torch.float32)
         return reader(self._draw(stream, positions)).to(torch.float32)
 
@@ -140,7 +140,7 @@ class BoundDecoding:
             index = places[0] - first[0]
             if 0 <= index < _AHEAD and all(here - there == index for here, there in zip(places, first, strict=True)):
                 return draws[:, index : index + 1]
-        self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(_AHEAD)))
+        self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(_AHEAD, device=positions.device)))
         return self._ahead[stream][1][:, :1]
 
     def held(self, stream: int) -> Tensor:

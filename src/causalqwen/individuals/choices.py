@@ -1,6 +1,6 @@
 """What choices say about an individual: options as branches of a tree of tokens (theory 3.15)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ class Branches:
     reach: Tensor
     sizes: list[int]
     paths: Tensor
+
+    def cpu(self) -> "Branches":
+        """The same in the processor's memory, where people are."""
+        return replace(self, **{name: getattr(self, name).cpu() for name in ("score", "reach", "paths")})
 
     def log_probs(self, q: Tensor) -> Tensor:
         """log P(option | q) [..., O] of individuals q [..., C]: a softmax over the branches of each fork on its way."""

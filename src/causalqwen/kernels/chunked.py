@@ -21,6 +21,9 @@ from torch.nn import functional as F
 from causalqwen.distributions import SCALE_FLOOR, StableFamily
 
 BLOCK = 2**22  # scores, and powers of scales, at a time
+BLOCK_ON_GPU = (
+    2**26
+)  # where many blocks are many kernels, and three of four steps of a small batch were waiting for them
 TILE = 2**18  # of them in float32: few enough for a core's cache
 
 
@@ -94,7 +97,8 @@ def one_pass(
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
     powers = (scale.to(loc.dtype) if law.alpha == 1 else scale.to(loc.dtype) ** law.alpha) if own else None
-    size = task.chunk_size or max(256, min(BLOCK // (1 + own) // max(positions, 1), 65536))
+    block = BLOCK if loc.device.type == "cpu" else BLOCK_ON_GPU
+    size = task.chunk_size or max(256, min(block // (1 + own) // max(positions, 1), 65536))
     for start in range(0, len(weight), size):
         part = slice(start, start + size)
         rows = weight[part]

@@ -57,7 +57,7 @@ def linear_ovr_loss(
         negatives: a weighted sample of the wrong tokens (`sample_negatives`): the loss and its gradients are then those of
             the whole vocabulary in expectation, at the cost of the sample.
         reduction: "none" [N], "sum", or "mean" over positions that have a loss.
-        chunk_size: rows of W at a time; memory grows with N x chunk_size. None: four million scores,
+        chunk_size: rows of W at a time; memory grows with N x chunk_size. None: four million scores (67 on a GPU),
             or half as many and their scales.
         impl: "chunked", blocks in plain torch; "compiled", the same with what lies between the products fused by
             torch.compile (a C++ compiler on the CPU, ten seconds the first time); "triton", as CUDA kernels; or

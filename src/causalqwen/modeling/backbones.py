@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import torch
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.files import writing_folder
@@ -87,7 +88,10 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     )
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(target)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    parts = tokenizer.backend_tokenizer  # byte-level, whatever this version of transformers takes a GGUF of a llama for
+    parts.pre_tokenizer, parts.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.save_pretrained(target)
 
 
 def resolve_backbone(name_or_path: str | os.PathLike) -> str:

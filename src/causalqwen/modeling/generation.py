@@ -382,9 +382,9 @@ def _last_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
     """ValueError for arguments of samplers and beams, which a causal plan replaces."""
-    given = {name: kwargs[name] for name in _SAMPLING_ARGUMENTS if kwargs.get(name) is not None}
-    if generation_config is not None:
-        given |= {name: getattr(generation_config, name) for name in ("do_sample", "num_beams")}
+    of_config = ("do_sample", "num_beams") if generation_config is not None else ()
+    given = {name: getattr(generation_config, name) for name in of_config}
+    given |= {name: kwargs[name] for name in _SAMPLING_ARGUMENTS if kwargs.get(name) is not None}
     wrong = [
         name for name, value in given.items() if not (value in (False, None) or (name == "num_beams" and value == 1))
     ]

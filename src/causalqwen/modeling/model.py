@@ -254,12 +254,15 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         hidden = input_ids == self.config.num_token_id
         if not cached and not bool(hidden.any()):
             return attention_mask, position_ids
+        if position_ids is not None:
+            position_ids = position_ids.expand(len(input_ids), -1)
+            if attention_mask is not None:  # of `generate`, as a rule, which has hidden them
+                here = attention_mask[:, -input_ids.shape[1] :].bool()
+                if not bool((here & hidden).any()):
+                    return attention_mask, position_ids
         mask, counted = without(hidden, attention_mask)
         if position_ids is None:
             return mask, counted[:, -input_ids.shape[1] :]
-        position_ids = position_ids.expand(len(input_ids), -1)
-        if attention_mask is not None and not bool(attention_mask[:, -input_ids.shape[1] :][hidden].any()):
-            return attention_mask, position_ids
         packed = None if attention_mask is not None else packed_mask(position_ids, hidden, self.dtype)
         window = getattr(self.config.text_config, "sliding_window", None)
         if packed is not None and window is not None and input_ids.shape[1] > window:

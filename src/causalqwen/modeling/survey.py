@@ -210,7 +210,8 @@ class AskedWords:
     def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedWords":
         """As `read_options`."""
         options = [str(option) for option in question.options]
-        return cls(options, *read_options(model, prompt, options))
+        branches, reader = read_options(model, prompt, options)
+        return cls(options, branches.cpu(), reader)
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
         """Of the law of each."""

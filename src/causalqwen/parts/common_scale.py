@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
-_FEWEST = 16  # positions: for fewer, two products at once cost hardly more than one
+_FEWEST = 16  # positions: for fewer, two products at once cost hardly more than one, as they do for any on a GPU
 _SHARE = 1 / 64  # of the vocabulary: more tokens than that cost as much as all
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
 """Of a product with the matrix, relative to the longest row."""
@@ -89,7 +89,8 @@ class CommonScale(ScoreScale):
         if chain.drawn is None:
             return chain.loc_S
         is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
-        is_worth_it = is_bounded and not chain.draws.every_score and chain.threshold.numel() >= _FEWEST
+        is_dear = chain.threshold.numel() >= _FEWEST and chain.threshold.device.type == "cpu"
+        is_worth_it = is_bounded and is_dear and not chain.draws.every_score
         return self._winners(chain) if is_worth_it else self._all(chain)
 
     def _all(self, chain: "Chain") -> Tensor:
