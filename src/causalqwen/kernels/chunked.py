@@ -97,8 +97,8 @@ def one_pass(
     of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
     powers = (scale.to(loc.dtype) if law.alpha == 1 else scale.to(loc.dtype) ** law.alpha) if own else None
-    block = BLOCK if loc.device.type == "cpu" else BLOCK_ON_GPU
-    size = task.chunk_size or max(256, min(block // (1 + own) // max(positions, 1), 65536))
+    most = BLOCK if loc.device.type == "cpu" else BLOCK_ON_GPU
+    size = task.chunk_size or max(256, min(most // (1 + own) // max(positions, 1), 65536))
     for start in range(0, len(weight), size):
         part = slice(start, start + size)
         rows = weight[part]
