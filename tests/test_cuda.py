@@ -6,7 +6,16 @@ import pandas as pd
 import pytest
 import torch
 
-from causalqwen import PRESETS, CausalDecoding, Individual, Intervention, Observation, linear_ovr_loss
+from causalqwen import (
+    PRESETS,
+    CausalDecoding,
+    Individual,
+    Intervention,
+    Observation,
+    Population,
+    Question,
+    linear_ovr_loss,
+)
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.evaluation.evaluate import evaluate
 from causalqwen.evaluation.speed.generation import compiled_steps
@@ -36,6 +45,19 @@ def test_individuals_are_inferred_in_every_way(model):
     again = model.abduct(SAID, likelihood="values", prior=model.abduct(SAID[:1], likelihood="values"))
     assert again.evidence[-1].values == 3
     assert model.abduct_population({"Ann": "They say so. " * 8, "Bob": "So it is. " * 8}).precision is not None
+
+
+def test_a_population_is_asked_for_numbers_words_and_texts(model):
+    questions = [
+        Question("They say that it is", name="number"),
+        Question("She said", ("blue", "red"), "word"),
+        Question("They say", name="text", max_new_tokens=3),
+    ]
+    people = Population.drawn(4, model.config.causal_size)
+    there = model.survey(people, questions, seed=2)
+    assert there.equals(model.survey(people, questions, seed=2))
+    here = model.cpu().survey(people, questions, seed=2)
+    assert there["word"].equals(here["word"]) and np.allclose(there["number"], here["number"], rtol=1e-3)
 
 
 def test_worlds_and_noise_in_hindsight(model):

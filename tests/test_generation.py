@@ -536,6 +536,14 @@ def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument):
             talker.generate(**inputs, generation_config=config, causal_decoding=CausalDecoding.preset("causal"))
 
 
+def test_an_argument_stands_over_the_configurations_own(talker):
+    """As pipelines of older transformers call it, which bring a configuration that samples."""
+    inputs, plan = encode(talker, PROMPTS[:1]), CausalDecoding.preset("causal", seed=1)
+    config = GenerationConfig(max_new_tokens=4, do_sample=True)
+    said = talker.generate(**inputs, generation_config=config, causal_decoding=plan, do_sample=False)
+    assert torch.equal(said.sequences, talker.generate(**inputs, max_new_tokens=4, causal_decoding=plan).sequences)
+
+
 def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
     talker.generation_config.update(do_sample=True, temperature=0.7, top_p=0.8)
     plan = CausalDecoding.preset("standard")

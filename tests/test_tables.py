@@ -683,7 +683,8 @@ def test_the_start_is_as_wide_as_rows_are_off(brief, monkeypatch, told):
     def spied(model, store):
         lean(model, store)
         with torch.no_grad():
-            loc, scale = Chain(model.eval(), store.facts.tensor("features")).value()
+            features = store.facts.tensor("features").to(model.device)
+            loc, scale = (column.cpu() for column in Chain(model.eval(), features).value())
         off = (model.value_transform.forward(store.facts.tensor("values")) - loc).abs() / scale
         median = off.median() / model.action.value_law.quantile(torch.tensor(0.75))
         found.append((float(median), float(model.value_branch.direct[1].detach().abs().max())))

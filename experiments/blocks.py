@@ -1,0 +1,71 @@
+"""The OvR loss on a GPU: how many rows of the vocabulary at a time? (A minute; needs a GPU.)
+
+Loss and gradients of one batch in bfloat16, by Triton's kernel and by blocks in plain torch, over softmax cross-entropy of the
+same size: time (median of events) and the memory beside the inputs.
+
+    .venv/bin/python experiments/blocks.py
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+
+import torch
+from tqdm.auto import tqdm
+
+from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, loss_cases
+from causalqwen.kernels import chunked
+
+SIZES = [(1024, 49152, 576), (1024, 151936, 896), (8192, 49152, 576), (8192, 151936, 1536)]
+
+
+def milliseconds(case: Callable[[], None], repeats: int) -> float:
+    """Median, after two runs that do not count."""
+    taken = []
+    for turn in range(repeats + 2):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        case()
+        last.record()
+        torch.cuda.synchronize()
+        taken += [first.elapsed_time(last)] * (turn > 1)
+    return statistics.median(taken)
+
+
+def most_held(case: Callable[[], None]) -> float:
+    """MiB beside what is there already."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    case()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", default=[22, 24, 26, 28], help="powers of two: scores at a time"
+    )
+    parser.add_argument("--repeats", type=int, default=6)
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "there is no GPU here\n")
+    print(torch.cuda.get_device_name())
+    for frozen in (False, True):
+        for tokens, vocabulary, hidden in SIZES:
+            cases = loss_cases(LossSize(tokens, vocabulary, hidden, frozen=frozen, device="cuda"))
+            softmax = milliseconds(cases[SOFTMAX], asked.repeats), most_held(cases[SOFTMAX])
+            weight = "frozen" if frozen else "trained"
+            print(f"{tokens} x {vocabulary} x {hidden}, {weight}: softmax {softmax[0]:.2f} ms, {softmax[1]:.0f} MiB")
+            for name, case in tqdm(cases.items(), leave=False):
+                if name == SOFTMAX or "compiled" in name or "torch" in name:
+                    continue
+                told = []
+                for power in asked.blocks:
+                    chunked.BLOCK_ON_GPU = 2**power
+                    time, held = milliseconds(case, asked.repeats) / softmax[0], most_held(case) / softmax[1]
+                    told.append(f"2^{power} {time:.2f} / {held:.2f}")
+                print(f"  {name:32} {'   '.join(told)}")
+
+
+if __name__ == "__main__":
+    main()
