@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from causalqwen.training.batches import collate_facts
 from causalqwen.training.features import COLUMNS, NUMBER, REST, batches_by_length, facts_keys, known_of_number
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
-from causalqwen.training.trainer import TrainedForCausalLM, last_checkpoint
+from causalqwen.training.trainer import MetricsFile, TrainedForCausalLM, last_checkpoint
 from conftest import graft_tiny
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -643,6 +644,14 @@ def test_metrics_have_the_documents_names(model, tmp_path):
             of_words = record["train/cls_loss_mean" if record["stage"] == "heads" else "train/num_cls_loss_mean"]
             total = of_words + record["train/reg_loss_effective"]
             assert record["train/total_loss"] == pytest.approx(total, rel=1e-4)
+
+
+def test_a_line_that_is_no_text_is_no_record(tmp_path):
+    """Of a damaged file the records that stand are kept; nothing guesses at encodings."""
+    whole = json.dumps({"stage": "values", "step": 1})
+    (tmp_path / "m.jsonl").write_bytes(whole.encode("utf-16-be") + b"\n\xfe\xff\xd8\n" + whole.encode() + b"\n{")
+    MetricsFile(tmp_path / "m.jsonl", "values").on_train_begin(None, SimpleNamespace(global_step=4), None)
+    assert (tmp_path / "m.jsonl").read_text() == whole + "\n"
 
 
 def test_metrics_reach_tensorboard(model, tmp_path):

@@ -85,7 +85,7 @@ def _take_up(part: Path, answers: Answers) -> int:
         for number, line in enumerate(tqdm(islice(file, whole), desc="rows kept", total=whole, leave=False), start=1):
             item, kept = next(answers.source, None), None
             with suppress(ValueError):  # a damaged line
-                kept = json.loads(line)
+                kept = json.loads(line.decode())
             if item is None or not isinstance(kept, dict) or not answers.belongs(kept, item):
                 raise ValueError(
                     f"row {number} of {part} is not that of the rows to write; it cannot be resumed with these"

@@ -178,7 +178,7 @@ def _checked_results(file: Path) -> bytes:
 
 def _checked(content: bytes, place: str) -> dict[str, Any]:
     try:
-        facts = json.loads(content)
+        facts = json.loads(content.decode())
         whole = all(type(facts[name]) is int for name in ("rows", "numbers", "held_out"))
         if not whole or not all(isinstance(facts[name], dict) for name in ("stages", "metrics")):
             raise TypeError("expected rows, numbers and held_out as integers, stages and metrics as objects")

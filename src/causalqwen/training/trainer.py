@@ -167,7 +167,7 @@ class MetricsFile(TrainerCallback):
         kept = []
         for line in self.path.read_bytes().splitlines():
             with suppress(ValueError, KeyError, TypeError):  # what a killed run left of its last line
-                record = json.loads(line)
+                record = json.loads(line.decode())
                 if record["stage"] != self.stage or record["step"] <= state.global_step:
                     kept.append(record)
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
