@@ -257,11 +257,16 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
     monkeypatch.setattr(choice.Choice, "_fit", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(fresh(), learned, held, tmp_path / "cut", settings)
+    shutil.copytree(tmp_path / "cut", tmp_path / "other")
     monkeypatch.setattr(choice.Choice, "_fit", lambda self, *rest: (fits.append(rest[0]), fit(self, *rest))[1])
     again = fresh()
     assert train(again, learned, held, tmp_path / "cut", settings, resume=True) == expected
     assert len(fits) == 5  # none of them twice
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
+    fits.clear()  # scores of fits that this version would not make are not taken up
+    monkeypatch.setattr(choice.Choice, "trial_of", choice.Choice.stage_of)
+    train(fresh(), learned, held, tmp_path / "other", settings, resume=True)
+    assert len(fits) == 5
     shutil.rmtree(tmp_path / "cut")
 
 

@@ -15,7 +15,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.tables import HEIGHT, SPEED, TABLES, masked, parts_of, states
 from causalqwen.evaluation import figures
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, summary
+from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, regression, summary
 from causalqwen.evaluation.numbers_benchmark.benchmark import REGRESSIONS
 from causalqwen.evaluation.numbers_benchmark.digits import (
     DigitWriter,
@@ -217,6 +217,15 @@ def test_boosting_is_given_the_numbers_that_stand_in_the_text():
     law = ValueLaw(value_range=(train.values.min(), train.values.max()))
     plain, told = (REGRESSIONS[name](train, validation, 0)(test) for name in ("boosting", "boosting-numbers"))
     assert crps_of(told.quantiles, test.values, law).mean() < 0.5 * crps_of(plain.quantiles, test.values, law).mean()
+
+
+def test_boosting_is_given_few_numbers_too_where_they_say_the_value():
+    rng = np.random.default_rng(0)
+    values = rng.integers(100, 10_000, size=150).astype(float)
+    for said, columns in ((values, True), (values + 7, False)):
+        texts = [f"A box, {said[row]:.0f} g" if row < 10 else "A box" for row in range(150)]
+        known, _ = regression._numbers_inside(NumberTable(texts, np.zeros((150, 1), np.float32), values))
+        assert bool(known.shape[1]) == columns
 
 
 def test_a_density_is_per_unit_of_the_data():

@@ -182,7 +182,9 @@ class Trials:
         }
         config = standing | config
         name = "-".join([axis, *(f"{config[key]}" for key in sorted(config)), *([f"{share}"] if share != 1 else [])])
-        file = self.work / "choice" / f"{name} {self.key}.npy"
+        fits = [self.trial_of(config, rows, share) for rows, _ in self.folds]  # an older version's were others
+        key = hashlib.sha256(f"{self.key} {fits}".encode()).hexdigest()[:12]
+        file = self.work / "choice" / f"{name} {key}.npy"
         if not ranks.from_main(file.exists()):
             scores = self._fit(axis, config, share, file.with_name(f"{name} fit"))
             if ranks.rank() == 0:
@@ -196,12 +198,12 @@ class Trials:
 
     @cached_property
     def key(self) -> str:
-        """Of the rows that are tried on: scores of others are not taken up."""
+        """Of the rows that are tried on: scores of others are not taken up, nor of other fits."""
         digest = hashlib.sha256()
         for part in self.folds:
             for example in (*part[0], *part[1]):
                 digest.update(repr((example.input_ids, example.numeric_values, example.individual)).encode())
-        return digest.hexdigest()[:12]
+        return digest.hexdigest()
 
     @cached_property
     def known(self) -> dict[str, Tried]:
