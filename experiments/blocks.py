@@ -7,6 +7,7 @@ same size: time (median of events) and the memory beside the inputs.
 """
 
 import argparse
+import gc
 import statistics
 from collections.abc import Callable
 
@@ -32,12 +33,11 @@ def milliseconds(case: Callable[[], None], repeats: int) -> float:
     return statistics.median(taken)
 
 
-def most_held(case: Callable[[], None]) -> float:
-    """MiB beside what is there already."""
+def most_held(case: Callable[[], None], inputs: int) -> float:
+    """MiB beside the inputs, which take so many bytes."""
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     case()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return (torch.cuda.max_memory_allocated() - inputs) / 2**20
 
 
 def main() -> None:
@@ -52,8 +52,11 @@ def main() -> None:
     print(torch.cuda.get_device_name())
     for frozen in (False, True):
         for tokens, vocabulary, hidden in SIZES:
+            cases: dict[str, Callable[[], None]] = {}
+            gc.collect()
             cases = loss_cases(LossSize(tokens, vocabulary, hidden, frozen=frozen, device="cuda"))
-            softmax = milliseconds(cases[SOFTMAX], asked.repeats), most_held(cases[SOFTMAX])
+            inputs = torch.cuda.memory_allocated()
+            softmax = milliseconds(cases[SOFTMAX], asked.repeats), most_held(cases[SOFTMAX], inputs)
             weight = "frozen" if frozen else "trained"
             print(f"{tokens} x {vocabulary} x {hidden}, {weight}: softmax {softmax[0]:.2f} ms, {softmax[1]:.0f} MiB")
             for name, case in tqdm(cases.items(), leave=False):
@@ -62,7 +65,7 @@ def main() -> None:
                 told = []
                 for power in asked.blocks:
                     chunked.BLOCK_ON_GPU = 2**power
-                    time, held = milliseconds(case, asked.repeats) / softmax[0], most_held(case) / softmax[1]
+                    time, held = milliseconds(case, asked.repeats) / softmax[0], most_held(case, inputs) / softmax[1]
                     told.append(f"2^{power} {time:.2f} / {held:.2f}")
                 print(f"  {name:32} {'   '.join(told)}")
 

@@ -1,11 +1,13 @@
 """On the real default backbone (SmolLM2-135M-Instruct): what a graft leaves, and what it can be taught."""
 
+import copy
 import json
 import os
 
 import pytest
 import torch
 from filelock import FileLock
+from tokenizers import decoders
 from transformers import AutoModelForCausalLM
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
@@ -15,7 +17,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation import compare_with_backbone
 from causalqwen.evaluation.quick import ASKED, quick_demo
-from causalqwen.modeling.backbones import default_backbone_path
+from causalqwen.modeling.backbones import byte_level, default_backbone_path
 from causalqwen.training import TrainSettings, ValueStage, train
 
 pytestmark = pytest.mark.backbone
@@ -163,3 +165,15 @@ def test_the_quick_demo_proves_itself_and_learns_a_number(tmp_path):
     for person in told["people"]:  # who runs in circles says the same words again
         words = person["texts"][0].split()
         assert len(set(words)) > 0.6 * len(words)
+
+
+def test_texts_come_back_whatever_a_version_takes_the_file_for(smollm2):
+    """As transformers 5.17 reads it: pieces with a space before them, put together for another kind of tokenizer."""
+    tokenizer = copy.deepcopy(smollm2.processor.tokenizer)
+    parts = tokenizer.backend_tokenizer
+    parts.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")])
+    text = "The river, 12 km away: café 中文"
+    ids = smollm2.processor.tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) != text
+    made = byte_level(tokenizer)
+    assert made(text)["input_ids"] == ids and made.decode(ids) == text

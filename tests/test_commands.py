@@ -199,7 +199,11 @@ def test_every_part_of_the_speed_benchmark_runs(bare, tmp_path, monkeypatch, par
         monkeypatch.setattr(f"causalqwen.evaluation.speed.{room}.alternate", once)
     asked = ("--output", tmp_path, "--parts", part, "--repeats", 1, "--backbone", bare, "--quick")
     found = json.loads(run("benchmark", "speed", *asked, "--json").stdout)["speed"]
-    assert found.keys() == {"threads", "device", part} and (tmp_path / "speed.svg").read_text().startswith("<svg")
+    assert (
+        found.keys() == {"threads", "devices", part}
+        and found["devices"] == {part: "cpu"}
+        and (tmp_path / "speed.svg").read_text().startswith("<svg")
+    )
     assert json.loads((tmp_path / "speed.json").read_text()) == found
     wrong = run("benchmark", "speed", "--output", tmp_path, "--parts", "epoch", code=1)
     assert "unknown parts epoch; known: loss" in wrong.stderr

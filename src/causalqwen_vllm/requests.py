@@ -114,9 +114,9 @@ class Company(BoundDecoding):
 
     bounds: list[BoundDecoding]
 
-    def _next(self, stream: int, positions: Tensor) -> Tensor:
-        rows = zip(self.bounds, positions.split(1), strict=True)
-        return torch.cat([bound._next(stream, of_row) for bound, of_row in rows])
+    def _next_at(self, stream: int, positions: Tensor, places: list[int]) -> Tensor:
+        rows = zip(self.bounds, positions.split(1), places, strict=True)
+        return torch.cat([bound._next_at(stream, of_row, [place]) for bound, of_row, place in rows])
 
     def held(self, stream: int) -> Tensor:
         if stream not in self._held:

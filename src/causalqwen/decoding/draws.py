@@ -134,7 +134,10 @@ class BoundDecoding:
     @torch.compiler.disable  # looks at positions, and fills a store
     def _next(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""
-        places = positions[:, 0].tolist()
+        return self._next_at(stream, positions, positions[:, 0].tolist())
+
+    def _next_at(self, stream: int, positions: Tensor, places: list[int]) -> Tensor:
+        """The same; places: the positions as numbers, read once for all rows, because a GPU is waited for."""
         if stream in self._ahead:
             first, draws = self._ahead[stream]
             index = places[0] - first[0]

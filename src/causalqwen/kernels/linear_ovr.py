@@ -214,7 +214,7 @@ class _LinearOvr(torch.autograd.Function):
             weights = gradient if ctx.share is None else (gradient * ctx.share).expand(len(scored.loc))
             gradients = one_pass(scored, ctx.task, ctx.wanted, weights, ctx.stage)[1]
         elif ctx.share is None:
-            gradients = [g if g is None else g * gradient.view(-1, *[1] * (g.dim() - 1)).to(g.dtype) for g in gradients]
+            gradients = [g if g is None else g.mul_(gradient.view(-1, *[1] * (g.dim() - 1))) for g in gradients]
         elif gradient.device.type != "cpu" or gradient != 1:
-            gradients = [g if g is None else g * gradient.to(g.dtype) for g in gradients]
+            gradients = [g if g is None else g.mul_(gradient) for g in gradients]
         return *gradients, None, None, None

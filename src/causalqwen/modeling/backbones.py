@@ -8,6 +8,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import decoders, pre_tokenizers
@@ -88,10 +89,15 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     )
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(target)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    parts = tokenizer.backend_tokenizer  # byte-level, whatever this version of transformers takes a GGUF of a llama for
-    parts.pre_tokenizer, parts.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save_pretrained(target)
+    byte_level(AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)).save_pretrained(target)
+
+
+def byte_level(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, with texts cut and joined byte by byte, whatever this version of transformers takes its GGUF for."""
+    parts: Any = tokenizer.backend_tokenizer
+    parts.normalizer, parts.pre_tokenizer = None, pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def resolve_backbone(name_or_path: str | os.PathLike) -> str:

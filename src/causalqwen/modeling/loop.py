@@ -57,7 +57,7 @@ class ValueLog:
     Args:
         compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
         values: float64 [B, L], of the prompts; `start` is L.
-        at_once: compute every value as it comes, whether a number follows or not: no step waits for the host then.
+        at_once: compute every value as it comes, whether a number follows or not: none makes a step wait for the host then.
 
     `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `values` [B, L'] are
     those of the text so far, and `positions` the indices of what was read last, drafts too, among the tokens that are seen.

@@ -182,7 +182,7 @@ class Trials:
         }
         config = standing | config
         name = "-".join([axis, *(f"{config[key]}" for key in sorted(config)), *([f"{share}"] if share != 1 else [])])
-        fits = [self.trial_of(config, rows, share) for rows, _ in self.folds]  # an older version's were others
+        fits = [self.trial_of(config, rows, share) for rows, _ in self.folds]  # another version's may be others
         key = hashlib.sha256(f"{self.key} {fits}".encode()).hexdigest()[:12]
         file = self.work / "choice" / f"{name} {key}.npy"
         if not ranks.from_main(file.exists()):
@@ -198,7 +198,7 @@ class Trials:
 
     @cached_property
     def key(self) -> str:
-        """Of the rows that are tried on: scores of others are not taken up, nor of other fits."""
+        """Of the rows that are tried on: scores of others are not taken up."""
         digest = hashlib.sha256()
         for part in self.folds:
             for example in (*part[0], *part[1]):

@@ -77,10 +77,12 @@ def benchmark_speed(
     file = output / "speed.json"
     results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     results["threads"] = torch.get_num_threads()
-    results["device"] = "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
+    on_gpu = torch.device(device).type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else device
 
     def keep(part: str, result: Any) -> None:
         results[part] = result
+        results.setdefault("devices", {})[part] = name
         write_text(file, json.dumps(results, indent=1) + "\n")
 
     if "loss" in parts:
@@ -106,11 +108,11 @@ def benchmark_speed(
         keep("growth", growth)
     if "generate" in parts:
         rows = []
-        for name, make, lengths in _models(backbone, sizes):
+        for called, make, lengths in _models(backbone, sizes):
             model = make().to(device)
             for batch, tokens in lengths.items():
-                say(f"generate: {name}, batch {batch}")
-                rows.append({**score_generation(model, batch, tokens, repeats), "model": name})
+                say(f"generate: {called}, batch {batch}")
+                rows.append({**score_generation(model, batch, tokens, repeats), "model": called})
                 keep("generate", rows)
             del model
     if "ways" in parts:
@@ -144,7 +146,7 @@ def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], Any], d
 
 def speed_table(results: dict[str, Any]) -> str:
     """The results as text."""
-    lines = []
+    lines = [f"{part}: on {device}" for part, device in results.get("devices", {}).items() if device != "cpu"]
     for row in results.get("loss", []):
         weight = "frozen" if row["frozen"] else "trained"
         lines.append(f"{row['tokens']:,} x {row['vocabulary']:,} x {row['hidden']}, {row['dtype']}, weight {weight}")

@@ -1,4 +1,4 @@
-"""Loss and gradients: time against softmax cross-entropy, and peak memory, each case in a process of its own."""
+"""Loss and gradients: time against softmax cross-entropy, and peak memory: on a processor each case in a process of its own."""
 
 import gc
 import json
@@ -33,11 +33,15 @@ class LossSize:
     frozen: bool = False
     device: str = "cpu"
 
+    @property
+    def on_gpu(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
 
 def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
     """Loss and gradients of one batch: the documents' scale (one per token), the equal one, softmax, and rivals. On a GPU,
     where the default is Triton's kernel, the blocks in plain torch too."""
-    dtype, on_gpu = getattr(torch, size.dtype), size.device != "cpu"
+    dtype, on_gpu = getattr(torch, size.dtype), size.on_gpu
     generator = torch.Generator().manual_seed(0)
     loc = torch.empty(size.tokens, size.hidden, dtype=dtype).normal_(generator=generator)
     weight = torch.empty(size.vocabulary, size.hidden, dtype=dtype).normal_(std=0.05, generator=generator)
@@ -94,7 +98,7 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
 
 def peak_memory(size: LossSize, name: str) -> float:
     """Bytes that one case adds at most, beside its inputs: to a process of its own, or on a GPU to what torch holds there."""
-    if size.device != "cpu":
+    if size.on_gpu:
         return _measure_memory(size, name)
     task = json.dumps({"size": asdict(size), "case": name})
     done = subprocess.run([sys.executable, "-m", __name__, task], capture_output=True, text=True, check=True)
@@ -110,7 +114,7 @@ def _measure_memory(size: LossSize, name: str) -> float:
     loss_cases(replace(size, tokens=16, vocabulary=512))[name]()  # the libraries' own buffers
     case = loss_cases(size)[name]
     gc.collect()
-    if size.device != "cpu":
+    if size.on_gpu:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         case()
@@ -128,9 +132,7 @@ def score_losses(size: LossSize, names: list[str], repeats: int, memory: bool) -
     result: dict[str, Any] = {**asdict(size), "seconds": seconds}
     result["time_ratio"] = {name: taken / seconds[SOFTMAX] for name, taken in seconds.items()}
     if memory and sys.platform == "linux":
-        result["bytes"] = {
-            name: peak_memory(size, name) for name in tqdm(cases, desc="memory, one process each", leave=False)
-        }
+        result["bytes"] = {name: peak_memory(size, name) for name in tqdm(cases, desc="memory", leave=False)}
         result["memory_ratio"] = {name: taken / result["bytes"][SOFTMAX] for name, taken in result["bytes"].items()}
     return result
 
