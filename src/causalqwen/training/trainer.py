@@ -68,6 +68,19 @@ class TrainedForCausalLM(nn.Module):
         self.anchor = anchor
         self.anchor_weight = anchor_weight
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of what moves: transformers calls it at every step, and to ask all modules takes as long as an optimizer's step."""
+        if sharding.is_sharded(self.model) or not set_to_none:
+            super().zero_grad(set_to_none)
+            return
+        for parameter in self.moving:
+            parameter.grad = None
+
+    @cached_property
+    def moving(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
     def forward(
         self,
         labels: Tensor,
@@ -315,13 +328,9 @@ class CausalTrainer(Trainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if not sharding.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
-            return self.accelerator.clip_grad_norm_(self._moving, self.args.max_grad_norm)
+            return self.accelerator.clip_grad_norm_(self.trained.moving, self.args.max_grad_norm)
         sharding.average_numbers(model)
         return super()._clip_grad_norm(model)
-
-    @cached_property
-    def _moving(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
