@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT
 from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
+from causalqwen_vllm.requests import Company
 from conftest import graft_tiny
 
 PROMPTS = [
@@ -507,6 +509,23 @@ def test_stop_strings_and_stopping_criteria_end_a_text(talker):
     criteria = StoppingCriteriaList([AfterFive()])
     five = talker.generate(**inputs, max_new_tokens=20, causal_decoding=plan, stopping_criteria=criteria)
     assert five.sequences.shape[1] == start + 5
+
+
+def test_requests_that_are_drawn_together_draw_as_each_alone():
+    """As the plug-in of vLLM does at every step: rows stand at places of their own, and go on, jump or begin anew."""
+
+    def bound(seed):
+        return BoundDecoding.bind(CausalDecoding.preset("causal", seed=seed), 1, 16, torch.device("cpu"))
+
+    company = Company.of([SimpleNamespace(bound=bound(seed)) for seed in (3, 4, 5)])
+    reader = QuantileReader(get_family("gaussian"))
+    for step in range(40):
+        places = torch.tensor([[step], [2 * step], [7 + step % 5]])
+        for stream in (INDIVIDUAL_STREAM, NOISE_STREAM):
+            together = company.read(stream, "token", places, reader)
+            rows = zip((3, 4, 5), places.split(1), strict=True)
+            alone = [bound(seed).read(stream, "token", row, reader) for seed, row in rows]
+            assert torch.equal(together, torch.cat(alone))
 
 
 def test_chat_prompts_generate(talker):
