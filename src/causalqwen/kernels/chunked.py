@@ -21,9 +21,7 @@ from torch.nn import functional as F
 from causalqwen.distributions import SCALE_FLOOR, StableFamily
 
 BLOCK = 2**22  # scores, and powers of scales, at a time
-BLOCK_ON_GPU = (
-    2**26
-)  # where many blocks are many kernels, and three of four steps of a small batch were waiting for them
+BLOCK_ON_GPU = 2**26  # where every block is a dozen kernels, and few of them are faster (experiments 7.7)
 TILE = 2**18  # of them in float32: few enough for a core's cache
 
 

@@ -205,7 +205,7 @@ def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
 
 
 _TOKENS_AT_ONCE = {"cpu": 1024, "gpu": 8192}
-"""That are read together; on a GPU more of them take hardly longer."""
+"""That are read together; few of them leave a GPU waiting for the processor."""
 
 
 def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:

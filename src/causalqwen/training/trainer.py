@@ -69,7 +69,7 @@ class TrainedForCausalLM(nn.Module):
         self.anchor_weight = anchor_weight
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of what moves: transformers calls it at every step, and to ask all modules takes as long as an optimizer's step."""
+        """Of what moves alone: transformers calls it at every step, and torch's asks every module of the backbone."""
         if sharding.is_sharded(self.model) or not set_to_none:
             super().zero_grad(set_to_none)
             return
