@@ -197,7 +197,7 @@ def test_every_part_of_the_speed_benchmark_runs(bare, tmp_path, monkeypatch, par
 
     for room in ("generation", "losses", "training"):
         monkeypatch.setattr(f"causalqwen.evaluation.speed.{room}.alternate", once)
-    asked = ("--output", tmp_path, "--parts", part, "--repeats", 1, "--backbone", bare, "--quick")
+    asked = ("--output", tmp_path, "--parts", part, "--repeats", 1, "--backbone", bare, "--device", "cpu", "--quick")
     found = json.loads(run("benchmark", "speed", *asked, "--json").stdout)["speed"]
     assert (
         found.keys() == {"threads", "devices", part}

@@ -204,10 +204,6 @@ def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
     }
 
 
-_TOKENS_AT_ONCE = {"cpu": 1024, "gpu": 8192}
-"""That are read together; few of them leave a GPU waiting for the processor."""
-
-
 def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
     """Tell a chain at kept features what is known of its positions, [...]: `<NUM>` follows the heads as they are now."""
     weight = chain.model.abduction.loc_net.weight
@@ -236,17 +232,16 @@ def stream_facts(
     model: CausalQwenForCausalLM,
     examples: Sequence[Example],
     *,
-    tokens: int | None = None,
+    tokens: int = 1024,
     title: str = "reading",
     split: bool = False,
     rest: bool = True,
 ) -> Iterator[tuple[list[int], TokenFacts]]:
     """Facts batch by batch, with the indices of the examples that each holds; progress on stderr.
 
-    tokens: of a batch. rest: of the rest of the vocabulary too. split: this rank's `share` of the batches; a filler is computed
-    too, and given as no facts on no examples.
+    rest: of the rest of the vocabulary too. split: this rank's `share` of the batches; a filler is computed too, and given as
+    no facts on no examples.
     """
-    tokens = tokens or _TOKENS_AT_ONCE["cpu" if model.device.type == "cpu" else "gpu"]
     batches = [(indices, True) for indices in batches_by_length(examples, tokens)]
     if split:
         batches = ranks.share([indices for indices, _ in batches])
