@@ -105,6 +105,19 @@ def test_widths_tell_a_column_that_matters_from_one_that_does_not():
     assert _unlikely(again, distances, wanted)[0] < _unlikely(np.array([-1.2, -1.2, 0, -3]), distances, wanted)[0]
 
 
+def test_one_value_far_beyond_the_others_does_not_say_how_long_the_lengths_are():
+    rows, wanted = shop(80)
+    wild = [wanted.copy() for _ in range(2)]
+    for one, value in zip(wild, (10.0, 1e6), strict=True):
+        one[7] = value
+    near, far = (GaussianProcess.fit(rows, one) for one in wild)
+    np.testing.assert_array_equal(near.lengths, far.lengths)
+    assert not np.allclose(near.arrays["weights"], far.arrays["weights"])  # but it is learned as it is
+    low, high = np.quantile(wanted, [0.025, 0.975], axis=0)
+    held = gaussian_process._held_in(wanted)
+    np.testing.assert_array_equal(held, np.clip(wanted, low - (high - low), high + (high - low)))
+
+
 def test_of_many_rows_the_landmarks_are_some_drawn_ones_and_those_that_these_tell_least_of(monkeypatch):
     rows, wanted = shop(60)
     whole = GaussianProcess.fit(rows, wanted, seed=1)

@@ -65,8 +65,8 @@ class Experts:
         check: tuple[TableRows, np.ndarray] | None = None,
         seed: int = 0,
     ) -> "Experts":
-        """From rows and values [n]. like: experts whose penalty is taken; by default it is that whose ridge answers the rows
-        and values of `check` best."""
+        """From rows and values [n]. like: experts whose penalty and lengths are taken; by default the penalty is that whose
+        ridge answers the rows and values of `check` best, the lengths are the likeliest."""
         both = _axes(values)
         center, width = both.mean(0), np.maximum(both.std(0), 1e-12)
         wanted = (both - center) / width
@@ -90,7 +90,8 @@ class Experts:
         narrow = made._narrow(counts, rows.numbers)
         made._grow(narrow, wanted, weight, seed)
         made._boost(narrow, wanted, weight, seed)
-        made.process = GaussianProcess.fit(rows, wanted, weight=weight, seed=seed)
+        lengths = None if like is None or like.process is None else like.process.lengths
+        made.process = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths, seed=seed)
         return made
 
     @property
@@ -278,7 +279,8 @@ def fit_experts(
 ) -> tuple[Experts, np.ndarray]:
     """Experts on all rows, and each row's answers [n, width] by experts that were fitted without its fold (int [n]).
 
-    The first fold alone chooses the penalty of the ridge.
+    The first fold alone chooses the penalty of the ridge and the lengths of the process: what a process says of nearness has to
+    mean the same in each, or rows to learn from and rows to answer are told on different scales (experiments 15.7).
     """
     parts, first = [], None
     for place in tqdm(np.unique(fold).tolist(), desc="experts", leave=False):

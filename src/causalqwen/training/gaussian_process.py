@@ -22,7 +22,7 @@ with extra("tables", "a table"):
     from scipy import linalg, optimize, sparse
 
 LANDMARKS = 3000
-LEARNED_ON, MOST_CELLS = 800, 60_000_000
+LEARNED_ON, MOST_CELLS = 1600, 60_000_000
 """Rows that widths are learned on: fewer where so many columns' distances would be more cells than that."""
 STEPS = 40
 _START, _LEAST, _MOST = 0.3, -7.0, 3.0  # width of a column at first; logarithms of what it may be
@@ -64,7 +64,8 @@ class GaussianProcess:
         seed: int = 0,
     ) -> "GaussianProcess":
         """From rows and two numbers of each [n, 2], standardized. weight [n]: how often a row counts. lengths: None for the
-        likeliest."""
+        likeliest. They are how this process measures what is near and how far rows are off: answers of two processes compare
+        where their lengths are the same."""
         texts, numbers = _apart(rows)
         units = _units(numbers)
         made = cls([Grams.fit(one) for one in texts], np.zeros(0), {"units": units})
@@ -72,7 +73,7 @@ class GaussianProcess:
         if lengths is None:
             count = min(LEARNED_ON, int(np.sqrt(MOST_CELLS / max(1, len(rows.columns)))))
             some = drawn[:count]
-            lengths = learned_lengths(made._distances(rows.taken(some)), wanted[some])
+            lengths = learned_lengths(made._distances(rows.taken(some)), _held_in(wanted)[some])
         made.lengths = lengths
         counts = np.ones(len(rows)) if weight is None else weight
         facts = made._facts(rows)
@@ -278,6 +279,13 @@ def _apart(rows: TableRows) -> tuple[list[list[str]], list[np.ndarray]]:
     """Columns of texts, and those of numbers."""
     texts = [part for part in rows.columns if not isinstance(part, np.ndarray)]
     return texts, [part for part in rows.columns if isinstance(part, np.ndarray)]
+
+
+def _held_in(wanted: np.ndarray) -> np.ndarray:
+    """Numbers [n, t], clipped to where 95% of them lie, widened by as much on both sides: one that is far beyond the others
+    would say alone how long the lengths are."""
+    low, high = np.quantile(wanted, [0.025, 0.975], axis=0)
+    return wanted.clip(2 * low - high, 2 * high - low)
 
 
 def _units(numbers: Sequence[np.ndarray]) -> np.ndarray:
