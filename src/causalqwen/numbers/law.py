@@ -26,6 +26,11 @@ _SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
 """Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, and the least
 probability under which two kinds' central levels are still taken to be of one law."""
 
+PARTS = 64
+"""Of an atom, for whose central level no single number stands (`ValueLaw.spread_levels`)."""
+
+_STRIDE = 39  # the golden section of `PARTS`: neighbours take parts far from each other
+
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which intervals and their coverage are told."""
 
@@ -63,7 +68,7 @@ class _Calibrated:
     """Intervals, and the levels fitted for them, of whatever has quantiles and central levels."""
 
     quantile: Callable[..., Tensor]
-    central_level: Callable[..., Tensor]
+    spread_levels: Callable[..., Tensor]
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval that covers `level` in (0, 1); recalibrated where levels were fitted, unless `raw`."""
@@ -73,13 +78,14 @@ class _Calibrated:
     def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
         """Raw central levels that cover each wanted level of these validation rows.
 
-        The k-th smallest of their n central levels (`central_level`) with k = ceil((n + 1) level): the
-        split-conformal quantile, so that an interval covers at least `level` of new exchangeable rows on average; 1 is
-        reached only where n rows cannot support the level, and is kept below it so that intervals stay finite.
+        The k-th smallest of their n central levels |2 F(y) - 1| with k = ceil((n + 1) level): the split-conformal quantile,
+        so that an interval covers at least `level` of new exchangeable rows on average; 1 is reached only where n rows cannot
+        support the level, and is kept below it so that intervals stay finite. An atom counts in parts, one for each of its
+        `spread_levels`.
         """
         if values.numel() == 0:
             raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
-        return _levels_that_cover(self.central_level(loc, scale, values))
+        return _levels_that_cover(self.spread_levels(loc, scale, values))
 
     def fit_class_interval_levels(
         self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
@@ -89,7 +95,7 @@ class _Calibrated:
         classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
         all rows.
         """
-        central = self.central_level(loc, scale, values)
+        central = self.spread_levels(loc, scale, values)
         return {
             name: list(_levels_that_cover(central[rows])) if len(rows) >= FEWEST_OF_CLASS else None
             for name, rows in rows_of_classes(classes).items()
@@ -119,8 +125,9 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> int | None:
 
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
-    central = central.sort().values
-    rank = torch.ceil((len(central) + 1) * WANTED_LEVELS).long()
+    """Of the `spread_levels` [n, PARTS] of n rows."""
+    rank = torch.ceil(PARTS * (len(central) + 1) * WANTED_LEVELS).long()
+    central = central.flatten().sort().values
     # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
     beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
     levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
@@ -196,12 +203,14 @@ class ValueLaw(_Calibrated):
         own rows (Mondrian conformal prediction).
         """
         order = scale.argsort()
-        central, ascending = self.central_level(loc, scale, values)[order], scale[order]
+        central, ascending = self.spread_levels(loc, scale, values)[order], scale[order]
+        rows = torch.arange(len(central))
+        one_each = central[rows, rows * _STRIDE % PARTS]  # of an atom's levels, as if drawn
         limits: list[int] = []
         open_parts = [(0, len(order))]
         while open_parts and len(limits) < _MOST_SPLITS:
             first, last = open_parts.pop(0)
-            place = _limit_between_kinds(central[first:last], ascending[first:last])
+            place = _limit_between_kinds(one_each[first:last], ascending[first:last])
             if place is not None and bool(ascending[first + place - 1] < ascending[first + place]):
                 limits.append(first + place)
                 open_parts += [(first, first + place), (first + place, last)]
@@ -212,6 +221,14 @@ class ValueLaw(_Calibrated):
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
         return self.stable.cdf(self.transform.reached(value), loc.double(), scale.double())
+
+    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """Central levels |2 u - 1| [n, PARTS] of values [n] under the raw law, u at the middles of equal parts of
+        [P(Y < value), P(Y <= value)]: of an atom any of them is as good as the others (Czado, Gneiting and Held 2009), of
+        what is none all are one. Of a law that is right they are uniform, whatever its atoms."""
+        low, high = (self.stable.cdf(end, loc.double(), scale.double()) for end in self.transform.cell(value))
+        middles = (torch.arange(PARTS, dtype=torch.float64, device=low.device) + 0.5) / PARTS
+        return (2 * (low.unsqueeze(-1) + (high - low).unsqueeze(-1) * middles) - 1).abs()
 
     def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """The smallest central level whose raw interval holds `value`: |2 P(Y <= value) - 1|, and less for an atom."""
@@ -328,6 +345,10 @@ class ClassLaws(_Calibrated):
     def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """`ValueLaw.central_level`."""
         return self._by_row("central_level", loc, scale, value)
+
+    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
+        """`ValueLaw.spread_levels`."""
+        return self._by_row("spread_levels", loc, scale, value)
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """`ValueLaw.log_prob`."""
