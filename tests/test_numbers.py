@@ -596,7 +596,8 @@ def test_a_value_that_is_no_atom_counts_with_its_one_level():
     levels = law.fit_interval_levels(loc, scale.exp(), values)
     for place, wanted in enumerate(WANTED_LEVELS.tolist()[1:-1], 1):
         rank = math.ceil(151 * wanted - 1e-9)
-        assert levels[place] == pytest.approx((ascending[rank - 1] if rank <= 150 else (1 + ascending[-1]) / 2).item(), abs=1e-9)
+        needed = ascending[rank - 1] if rank <= 150 else (1 + ascending[-1]) / 2
+        assert levels[place] == pytest.approx(needed.item(), abs=1e-9)
 
 
 HOSTILE = [
