@@ -72,7 +72,6 @@ TABLES: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 OF_R: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "affairs": ("AER", "Affairs", "affairs", ()),
-    "ames": ("openintro", "ames", "price", ("Order", "PID")),
     "boston": ("MASS", "Boston", "medv", ()),
     "cars": ("modeldata", "car_prices", "Price", ()),
     "carseats": ("ISLR", "Carseats", "Sales", ()),

@@ -28,7 +28,7 @@ from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
-from causalqwen.training import FactStore, experts, features, gaussian_process, kept_rows, stages
+from causalqwen.training import FactStore, experts, features, kept_rows, stages
 from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.kept_rows import KeptRows
@@ -512,12 +512,9 @@ def test_the_mixture_has_the_least_squared_errors_of_answers_on_either_axis():
 
 @pytest.mark.parametrize("row", [5, 6])
 def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch, row):
-    """But for the penalty and the lengths, the few numbers that are of all rows: of the first fold's fit here and there."""
+    monkeypatch.setattr(experts, "_PENALTIES", (1.0,))
     rows, values = expert_rows()
     fold = np.arange(50) % 5
-    lengths = fit_experts(rows, values, fold)[0].process.lengths
-    monkeypatch.setattr(experts, "_PENALTIES", (1.0,))
-    monkeypatch.setattr(gaussian_process, "learned_lengths", lambda *_: lengths)
 
     def told(values):
         whole, answers = fit_experts(rows, values, fold)
@@ -536,22 +533,21 @@ def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch, row):
     np.testing.assert_allclose(again[same_fold], others[same_fold, 11:], atol=1e-4)
 
 
-def test_rows_to_learn_from_and_rows_to_answer_are_told_on_one_scale(monkeypatch):
-    """Nearness, and how far the rows near by are off, is told by lengths: each fold's own would be a scale of its own."""
+def test_new_rows_are_told_by_the_folds_lengths_on_average(monkeypatch):
+    """Nearness, and how far the rows near by are off, is measured by lengths: those of all rows may not be others."""
     rows, values = expert_rows()
-    fold, fits, learned = np.arange(50) % 5, [], []
-    fit, lengths_of = GaussianProcess.fit.__func__, gaussian_process.learned_lengths
+    fits, fit = [], GaussianProcess.fit.__func__
 
     def fitted(cls, *given, **named):
         fits.append(fit(cls, *given, **named))
         return fits[-1]
 
     monkeypatch.setattr(GaussianProcess, "fit", classmethod(fitted))
-    monkeypatch.setattr(gaussian_process, "learned_lengths", lambda *given: learned.append(1) or lengths_of(*given))
-    fit_experts(rows, values, fold)
-    assert len(fits) == 6 and len(learned) == 1
-    for other in fits[1:]:
-        np.testing.assert_array_equal(other.lengths, fits[0].lengths)
+    whole, _ = fit_experts(rows, values, np.arange(50) % 5)
+    *folds, last = (one.lengths for one in fits)
+    assert len(folds) == 5 and not np.allclose(folds[0], folds[1])
+    np.testing.assert_allclose(last, np.mean(folds, axis=0))
+    np.testing.assert_array_equal(whole.process.lengths, last)
 
 
 def test_a_known_row_is_told_nothing_that_rows_were_not_told_before_they_were_known():

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from causalqwen.data.columns import TableRows
 from causalqwen.extras import extra
 from causalqwen.numbers import symlog
-from causalqwen.training.gaussian_process import GaussianProcess
+from causalqwen.training.gaussian_process import GaussianProcess, Lengths
 from causalqwen.training.grams import Grams
 
 with extra("tables", "a table"):
@@ -62,11 +62,12 @@ class Experts:
         *,
         weight: np.ndarray | None = None,
         like: "Experts | None" = None,
+        lengths: Lengths | None = None,
         check: tuple[TableRows, np.ndarray] | None = None,
         seed: int = 0,
     ) -> "Experts":
-        """From rows and values [n]. like: experts whose penalty and lengths are taken; by default the penalty is that whose
-        ridge answers the rows and values of `check` best, the lengths are the likeliest."""
+        """From rows and values [n]. like: experts whose penalty is taken; by default it is that whose ridge answers the rows
+        and values of `check` best. lengths: of the process; by default the likeliest."""
         both = _axes(values)
         center, width = both.mean(0), np.maximum(both.std(0), 1e-12)
         wanted = (both - center) / width
@@ -90,7 +91,6 @@ class Experts:
         narrow = made._narrow(counts, rows.numbers)
         made._grow(narrow, wanted, weight, seed)
         made._boost(narrow, wanted, weight, seed)
-        lengths = None if like is None or like.process is None else like.process.lengths
         made.process = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths, seed=seed)
         return made
 
@@ -279,8 +279,8 @@ def fit_experts(
 ) -> tuple[Experts, np.ndarray]:
     """Experts on all rows, and each row's answers [n, width] by experts that were fitted without its fold (int [n]).
 
-    The first fold alone chooses the penalty of the ridge and the lengths of the process: what a process says of nearness has to
-    mean the same in each, or rows to learn from and rows to answer are told on different scales (experiments 15.7).
+    The first fold alone chooses the penalty of the ridge. The process on all rows has the folds' lengths, on average: what it
+    says of nearness means there what it meant where rows were learned from (experiments 15.7).
     """
     parts, first = [], None
     for place in tqdm(np.unique(fold).tolist(), desc="experts", leave=False):
@@ -290,7 +290,8 @@ def fit_experts(
         made = Experts.fit(rows.taken(rest), values[rest], weight=theirs, like=first, check=check, seed=seed)
         first = first or made
         parts.append((held, made, made.answers(check[0])))
-    whole = Experts.fit(rows, values, weight=weight, like=first, seed=seed)
+    lengths = np.mean([made.process.lengths for _, made, _ in parts], axis=0)
+    whole = Experts.fit(rows, values, weight=weight, like=first, lengths=lengths, seed=seed)
     by_row = np.zeros((len(values), whole.width), dtype=np.float32)
     for held, made, said in parts:
         by_row[held] = made.restated(said, whole)

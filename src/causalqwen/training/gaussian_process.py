@@ -22,7 +22,7 @@ with extra("tables", "a table"):
     from scipy import linalg, optimize, sparse
 
 LANDMARKS = 3000
-LEARNED_ON, MOST_CELLS = 1600, 60_000_000
+LEARNED_ON, MOST_CELLS = 1200, 60_000_000
 """Rows that widths are learned on: fewer where so many columns' distances would be more cells than that."""
 STEPS = 40
 _START, _LEAST, _MOST = 0.3, -7.0, 3.0  # width of a column at first; logarithms of what it may be
