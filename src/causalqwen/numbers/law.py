@@ -29,8 +29,6 @@ probability under which two kinds' central levels are still taken to be of one l
 PARTS = 64
 """Of an atom, for whose central level no single number stands (`ValueLaw.spread_levels`)."""
 
-_STRIDE = 39  # the golden section of `PARTS`: neighbours take parts far from each other
-
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which intervals and their coverage are told."""
 
@@ -126,8 +124,8 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> int | None:
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
     """Of the `spread_levels` [n, PARTS] of n rows."""
-    rank = torch.ceil(PARTS * (len(central) + 1) * WANTED_LEVELS).long()
-    central = central.flatten().sort().values
+    rank = torch.ceil(PARTS * (len(central) + 1) * WANTED_LEVELS - 1e-9).long()
+    central = central.flatten().sort().values.clamp(max=1 - 1e-9)
     # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
     beyond = 1 - (1 - central[-1]).clamp(min=1e-9) / 2
     levels = torch.cat([central.new_zeros(1), central, beyond.unsqueeze(0)])[rank.clamp(max=len(central) + 1)]
@@ -198,25 +196,23 @@ class ValueLaw(_Calibrated):
         least scale is 0.
 
         Numbers of one template may be of two kinds: one that is certain from the words before it, and one that is not. Levels
-        that are fitted to both cover neither. The rows are parted where the central levels of those with a smaller scale and of
-        those with a larger one differ (`_limit_between_kinds`), and each part again; each kind has the levels that cover its
-        own rows (Mondrian conformal prediction).
+        that are fitted to both cover neither. The rows are parted where the central levels (`central_level`, which is 0 for an
+        atom that is expected) of those with a smaller scale and of those with a larger one differ (`_limit_between_kinds`), and
+        each part again; each kind has the levels that cover its own rows (Mondrian conformal prediction).
         """
         order = scale.argsort()
-        central, ascending = self.spread_levels(loc, scale, values)[order], scale[order]
-        rows = torch.arange(len(central))
-        one_each = central[rows, rows * _STRIDE % PARTS]  # of an atom's levels, as if drawn
+        ascending, least = scale[order], self.central_level(loc, scale, values)[order]
         limits: list[int] = []
         open_parts = [(0, len(order))]
         while open_parts and len(limits) < _MOST_SPLITS:
             first, last = open_parts.pop(0)
-            place = _limit_between_kinds(one_each[first:last], ascending[first:last])
+            place = _limit_between_kinds(least[first:last], ascending[first:last])
             if place is not None and bool(ascending[first + place - 1] < ascending[first + place]):
                 limits.append(first + place)
                 open_parts += [(first, first + place), (first + place, last)]
-        ends = [0, *sorted(limits), len(order)]
+        spread, ends = self.spread_levels(loc, scale, values)[order], [0, *sorted(limits), len(order)]
         parts = itertools.pairwise(ends)
-        return [(ascending[a].item() if a else 0.0, list(_levels_that_cover(central[a:b]))) for a, b in parts]
+        return [(ascending[a].item() if a else 0.0, list(_levels_that_cover(spread[a:b]))) for a, b in parts]
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
