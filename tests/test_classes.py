@@ -290,9 +290,11 @@ def test_evaluation_reports_every_class(trained, tmp_path):
 
 
 def test_the_picture_of_calibration_reads_each_numbers_levels():
-    central, levels = np.array([0.2, 0.5, 0.9]), np.linspace(0, 1, 101) ** 2
+    central, levels = np.array([[0.2], [0.5], [0.9]]), np.linspace(0, 1, 101) ** 2
     assert calibration(central, levels.tolist()) == calibration(central, np.tile(levels, (3, 1)))
     assert calibration(central, levels.tolist()) != calibration(central, np.tile(levels**2, (3, 1)))
+    in_parts = calibration(np.tile(central, 4), np.tile(levels, (3, 1)))
+    assert in_parts == calibration(central, levels) != calibration(np.array([[0.2, 0.5, 0.9]]), levels**2)
 
 
 def test_a_grid_of_quantiles_may_be_as_long_as_there_are_rows():

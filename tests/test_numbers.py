@@ -28,7 +28,7 @@ from causalqwen.numbers import (
     spaced,
     symlog,
 )
-from causalqwen.numbers.law import PARTS, WANTED_LEVELS
+from causalqwen.numbers.law import PARTS, WANTED_LEVELS, ClassLaws
 from causalqwen.numbers.support import Support
 
 READ = [
@@ -583,6 +583,56 @@ def test_of_a_law_that_is_right_recalibration_moves_no_quantile_whatever_its_ato
     p = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
     moved = (fitted.quantile(loc[:1], scale[:1], p) == support.low).double().mean()
     assert moved.item() == pytest.approx((values == support.low).double().mean().item(), abs=0.04)
+
+
+def test_an_atom_counts_with_the_middles_of_equal_parts_of_what_it_takes():
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0, support=Support(0.0, None, 1.0)), "gaussian")
+    loc, scale, values = torch.tensor([0.7, -1.0]), torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.0])
+    normal = torch.distributions.Normal(loc.double(), scale.double())
+    low, high = normal.cdf(torch.tensor([1.5, -math.inf])), normal.cdf(torch.tensor([2.5, 0.5]))
+    for row, levels in enumerate(law.spread_levels(loc, scale, values)):
+        width = (high[row] - low[row]) / PARTS
+        expected = [abs(2 * (low[row] + width * (part + 0.5)).item() - 1) for part in range(PARTS)]
+        torch.testing.assert_close(levels, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
+    beside = ClassLaws((law, ValueLaw(family="gaussian")), torch.tensor([0, 1, 0]))
+    loc, scale, values = (torch.cat([one, one[:1]]) for one in (loc, scale, values))
+    of_classes = beside.spread_levels(loc, scale, values)
+    for row, one in enumerate((law, beside.laws[1], law)):
+        at = slice(row, row + 1)
+        torch.testing.assert_close(of_classes[row], one.spread_levels(loc[at], scale[at], values[at])[0])
+    assert of_classes[1].unique().numel() == 1
+
+
+@pytest.mark.parametrize("certain", [0.02, 0.3])
+def test_constants_beside_uncertain_numbers_do_not_narrow_their_intervals(certain):
+    """Half of the numbers are one constant, whose law is sure or gives it nine tenths; the law of the others is too narrow."""
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0, support=Support(0.0, None, 1.0)), "gaussian")
+
+    def numbers(count, generator):
+        loc, scale = torch.full((count,), 40.0).double(), torch.full((count,), 10.0).double()
+        values = (loc + 15 * torch.randn(count, generator=generator).double()).round().clamp(min=0)
+        loc[::2], scale[::2], values[::2] = 7.0, certain, 7.0
+        return loc, scale * (1 + 0.1 * torch.rand(count, generator=generator).double()), values
+
+    covered = []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        (_, first), *more = law.fit_interval_kinds(*numbers(400, generator))
+        kinds = tuple((least, tuple(levels)) for least, levels in more)
+        assert len(kinds) == 1
+        fitted = replace(law, interval_levels=tuple(first), interval_kinds=kinds)
+        loc, scale, values = (column[1::2] for column in numbers(4000, generator))
+        ends = (fitted.interval(loc, scale, level) for level in (0.5, 0.8, 0.9))
+        covered.append([((low <= values) & (values <= high)).double().mean().item() for low, high in ends])
+    assert torch.tensor(covered).mean(0).tolist() == pytest.approx([0.5, 0.8, 0.9], abs=0.04)
+
+
+def test_levels_of_a_class_are_right_where_its_values_are_few():
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0, support=Support(1.0, 5.0, 1.0)), "gaussian")
+    loc, scale = torch.zeros(2000).double(), torch.full((2000,), 2.0).double()
+    values = law.quantile(loc, scale, torch.rand(2000, generator=torch.Generator().manual_seed(0)).double())
+    levels = law.fit_class_interval_levels(loc, scale, values, ["stars"] * 2000)["stars"]
+    torch.testing.assert_close(torch.tensor(levels).double()[:-1], WANTED_LEVELS[:-1], atol=0.04, rtol=0)
 
 
 def test_a_value_that_is_no_atom_counts_with_its_one_level():

@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
-from causalqwen.data.columns import ColumnError, TableReader, read_table, table_of
+from causalqwen.data.columns import ColumnError, TableReader, TableRows, read_table, table_of
 from causalqwen.files import writing_folder
 from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
@@ -548,6 +548,18 @@ def test_new_rows_are_told_by_the_folds_lengths_on_average(monkeypatch):
     assert len(folds) == 5 and not np.allclose(folds[0], folds[1])
     np.testing.assert_allclose(last, np.mean(folds, axis=0))
     np.testing.assert_array_equal(whole.process.lengths, last)
+
+
+def test_of_noise_a_process_tells_a_row_nothing_of_its_own_value():
+    """Lengths are learned from values: those that had seen a row's own would tell it."""
+    told = []
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        x, values = random.normal(size=(160, 8)).astype(np.float32), random.normal(size=160)
+        rows = TableRows([""] * 160, x, list(np.split(x, 8, axis=1)))
+        _, answers = fit_experts(rows, values, np.arange(160) % 5)
+        told.append(np.corrcoef(answers[:, 6], values)[0, 1])
+    assert np.mean(told) < 0.1
 
 
 def test_a_known_row_is_told_nothing_that_rows_were_not_told_before_they_were_known():

@@ -39,24 +39,25 @@ def draw_predicted(axis: Axes, values: np.ndarray, columns: np.ndarray, unit: st
 
 
 def calibration(central: np.ndarray, raw_levels: ArrayLike | None) -> str:
-    """Coverage against nominal level, raw and recalibrated, and the distribution of |2 u - 1|.
+    """Coverage against nominal level, raw and recalibrated, and the distribution of |2 u - 1|, where an atom counts in parts.
 
-    central: |2 u - 1| of each held-out number, u its probability integral transform. raw_levels: the raw level that
-    stands for each of 0%, 1%, ..., 100%, where intervals were recalibrated: [101] for all numbers, or [n, 101].
+    central: |2 u - 1| [n, parts] of held-out numbers, u the probability integral transform (`ValueLaw.spread_levels`).
+    raw_levels: the raw level that stands for each of 0%, 1%, ..., 100%, where intervals were recalibrated: [101] for all
+    numbers, or [n, 101].
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.6))
     wanted = np.linspace(0, 1, 101)
-    raw = np.searchsorted(np.sort(central), wanted, side="right") / len(central)
+    raw = np.searchsorted(np.sort(central.ravel()), wanted, side="right") / central.size
     left.plot([0, 1], [0, 1], color="black", lw=0.8)
     left.plot(wanted, raw, color=_SECOND, label="raw")
     if raw_levels is not None:
-        fitted = (central[:, None] <= np.asarray(raw_levels)).mean(0)
+        fitted = [(central <= level[..., None]).mean() for level in np.moveaxis(np.asarray(raw_levels), -1, 0)]
         left.plot(wanted, fitted, color=_MAIN, label="recalibrated on validation rows")
     left.set(xlabel="nominal level of the central interval", ylabel="held-out numbers inside", xlim=(0, 1), ylim=(0, 1))
     left.legend(frameon=False, loc="upper left")
-    right.hist(central, bins=20, range=(0, 1), density=True, color=_SECOND, alpha=0.75)
+    right.hist(central.ravel(), bins=20, range=(0, 1), density=True, color=_SECOND, alpha=0.75)
     right.axhline(1.0, color="black", lw=0.8)
-    right.set(xlabel="raw central level that just reaches the observation", ylabel="density (1 if calibrated)")
+    right.set(xlabel="raw central level of the observation", ylabel="density (1 if calibrated)")
     figure.tight_layout()
     return as_svg(figure)
 

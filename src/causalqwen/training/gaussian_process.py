@@ -282,8 +282,8 @@ def _apart(rows: TableRows) -> tuple[list[list[str]], list[np.ndarray]]:
 
 
 def _held_in(wanted: np.ndarray) -> np.ndarray:
-    """Numbers [n, t], clipped to where 95% of them lie, widened by as much on both sides, and standardized again: one that is far
-    beyond the others would say alone how long the lengths are. As they are where these are all one number."""
+    """Numbers [n, t], clipped to where 95% of them lie, widened by as much on both sides, and standardized again: one that is
+    far beyond the others would say alone how long the lengths are. They are not clipped where 95% are one number."""
     low, high = np.quantile(wanted, [0.025, 0.975], axis=0)
     held = np.where(low < high, wanted.clip(2 * low - high, 2 * high - low), wanted)
     deviation = held.std(0)
