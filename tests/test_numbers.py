@@ -627,6 +627,13 @@ def test_constants_beside_uncertain_numbers_do_not_narrow_their_intervals(certai
     assert torch.tensor(covered).mean(0).tolist() == pytest.approx([0.5, 0.8, 0.9], abs=0.04)
 
 
+def test_a_tail_that_float64_cannot_hold_ends_where_the_support_does():
+    support = Support(0.0, 0.8, 0.1)
+    law = ValueLaw(ValueTransform("symlog", 0.0, 1.0, support=support), "cauchy")
+    one = torch.ones(1, dtype=torch.float64)
+    assert law.quantile(one, 10 * one, 0.9999).item() == 0.8 and law.quantile(one, 10 * one, 0.0001).item() == 0.0
+
+
 def test_levels_of_a_class_are_right_where_its_values_are_few():
     law = ValueLaw(ValueTransform("affine", 0.0, 1.0, support=Support(1.0, 5.0, 1.0)), "gaussian")
     loc, scale = torch.zeros(2000).double(), torch.full((2000,), 2.0).double()

@@ -101,7 +101,7 @@ class Support:
 
     def nearest(self, values: Tensor) -> Tensor:
         """The value of the support that is nearest to each, float64."""
-        return self.held(self._on_grid(values, torch.round))
+        return self.held(self._on_grid(self.held(values), torch.round))
 
     def take_in(self, values: Tensor) -> Tensor:
         """Values of the support as they are, others as the nearest one that it holds, float64."""
