@@ -14,6 +14,7 @@ from causalqwen.numbers import FIRST_RULES, KINDS, NumberRules, find_numbers
 from . import Bounds, Tally
 
 BATCH = 200
+_EVERY = 1001  # draws; every processor in its turn meets a long text, as this has no divisor in common with their number
 _SLOW = 120  # seconds for a batch with a text of a megabyte: ten or twenty, unless time grows faster than texts do
 _SCRIPTS = ["0٠۰०০੦૦୦௦౦೦൦๐໐༠၀０𝟎𝟘"[place] for place in range(19)]  # zeros, of which the other nine follow
 _HAN = "零一二三四五六七八九十百千万亿两〇壹贰叁拾佰仟萬億点分之第几多"
@@ -197,13 +198,13 @@ def processors(tokenizers: dict[str, object]) -> dict[str, CausalQwenProcessor]:
 
 
 def run(bounds: Bounds, by_name: dict[str, CausalQwenProcessor]) -> Tally:
-    """`BATCH` texts at a draw, each draw through one of the processors; every fiftieth has a text of a megabyte in it."""
+    """`BATCH` texts at a draw, each draw through one of the processors; of `_EVERY` one has a text of a megabyte in it."""
     tally, names = Tally(), list(by_name)
     for number, chance in bounds.draws():
         name = names[number % len(names)]
         for text in _known_values(chance, tally, number):
             tally.find("known values", text)
-        batch = drawn(chance, BATCH, long=number % 50 == 49)
+        batch = drawn(chance, BATCH, long=number % _EVERY == 49)
         started = time.process_time()
         if not _all_come_back(by_name[name], batch, tally, name):
             for text in batch:
