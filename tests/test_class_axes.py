@@ -13,7 +13,7 @@ from causalqwen.data import RowError, encode_rows, parse_row, read_rows
 from causalqwen.evaluation import predict_file
 from causalqwen.numbers import ValueTransform
 from causalqwen.training import FactStore, HeadStage, LoraStage, TrainSettings, ValueStage, train
-from causalqwen.training.batches import FactRows, class_code, collate_facts, collate_tokens
+from causalqwen.training.batches import FactRows, class_code, collate_tokens
 from causalqwen.training.trainer import TrainedForCausalLM
 from causalqwen_cli.app import app
 from conftest import graft_tiny
@@ -148,10 +148,10 @@ def test_tokens_of_classes_lose_what_their_kept_facts_lose(tiny_tokenizer, tmp_p
     assert codes == [0, 0, 0, 1, 1, 1, -1, -1]
     facts = FactRows(store, classes=codes)
     for chosen in ([0, 4, 1], [5], [6], [7, 6], list(range(8))):
-        of_facts = trained(**collate_facts([facts[i] for i in chosen]))
+        of_facts = trained(**facts.collate(chosen))
         of_tokens = trained(**collate_tokens([examples[i] for i in chosen], 2, list(UNITS)))
         torch.testing.assert_close(of_facts["loss_reg"], of_tokens["loss_reg"], rtol=1e-5, atol=1e-6)
-    assert "classes" not in collate_facts([FactRows(store)[0]])
+    assert "classes" not in FactRows(store).collate([0])
 
 
 def test_rows_without_numbers_need_no_class(tiny_tokenizer, tmp_path):

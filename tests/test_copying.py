@@ -20,7 +20,7 @@ from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
 from causalqwen.parts.copying import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
-from causalqwen.training.batches import FactRows, collate_facts, collate_tokens
+from causalqwen.training.batches import FactRows, collate_tokens
 from causalqwen.training.features import COLUMNS, facts_keys, stream_facts
 from causalqwen.training.settings import LoraStage
 from causalqwen.training.trainer import TrainedForCausalLM
@@ -215,7 +215,7 @@ def test_kept_features_give_the_loss_of_tokens(family, context, tiny_tokenizer, 
     assert FactStore.build(model, rows, tmp_path).folder == store.folder
     trained, facts = TrainedForCausalLM(model), FactRows(store)
     for chosen in ([0, 2, 5], [1, 3], [4, 0, 1]):
-        of_facts = trained(**collate_facts([facts[i] for i in chosen]))
+        of_facts = trained(**facts.collate(chosen))
         of_tokens = trained(**collate_tokens([rows[i] for i in chosen], 2))
         torch.testing.assert_close(of_facts["loss_reg"], of_tokens["loss_reg"], rtol=1e-4, atol=1e-5)
     streamed = score_tokens(model, (block for _, block in stream_facts(model, rows, tokens=60)))["metrics"]
@@ -232,7 +232,7 @@ def test_rows_that_differ_in_their_last_value_share_the_rest(tiny_tokenizer, tmp
     rows = examples_of(model, ["a is 5. b is 6", "a is 5. b is 5", "a is 7. b is 5"])
     store, trained = FactStore.build(model, rows, tmp_path), TrainedForCausalLM(model)
     for i in range(3):
-        of_facts, of_tokens = collate_facts([FactRows(store)[i]]), collate_tokens([rows[i]], 2)
+        of_facts, of_tokens = FactRows(store).collate([i]), collate_tokens([rows[i]], 2)
         torch.testing.assert_close(
             trained(**of_facts)["loss_reg"], trained(**of_tokens)["loss_reg"], rtol=1e-4, atol=1e-5
         )
@@ -254,7 +254,7 @@ def test_off_changes_nothing(tiny_tokenizer, tmp_path):
     assert facts_keys(on, rows) == key[1:]
     store = FactStore.build(plain, rows, tmp_path)
     assert store.facts.numbers is None and not list(store.folder.glob("number_*"))
-    assert "candidates" not in collate_facts([FactRows(store)[0]])
+    assert "candidates" not in FactRows(store).collate([0])
     kept = FactStore.build(on, rows, tmp_path / "on")
     served = FactStore.build(plain, rows, tmp_path / "on")  # what was kept for one that copies serves one that does not
     assert kept.facts.numbers is not None and served.facts.numbers is None and served.folder == kept.folder

@@ -38,7 +38,7 @@ from causalqwen.parts.crossing import (
     let_cross,
 )
 from causalqwen.training import TrainSettings, ValueStage, train
-from causalqwen.training.batches import FactRows, collate_facts
+from causalqwen.training.batches import FactRows
 from causalqwen.training.features import FactStore, token_facts
 from causalqwen.training.run import learn
 from causalqwen.training.stages import _ridge
@@ -629,8 +629,8 @@ def test_batches_say_who_shares(tiny_tokenizer, tmp_path):
     store = FactStore.build(model, examples, tmp_path)
     rows = FactRows(store, ["a", None, "b", "a", None])
     assert len(rows) == 4 and rows.people == 2
-    assert collate_facts([rows[i] for i in range(4)])["group"].tolist() == [[0] * 6 + [1] * 3 + [-1] * 6]
-    assert "group" not in collate_facts([FactRows(store)[0], FactRows(store)[1]])
+    assert rows.collate(range(4))["group"].tolist() == [[0] * 6 + [1] * 3 + [-1] * 6]
+    assert "group" not in FactRows(store).collate([0, 1])
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])

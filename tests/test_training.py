@@ -32,7 +32,7 @@ from causalqwen.training import (
 )
 from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
-from causalqwen.training.batches import collate_facts
+from causalqwen.training.batches import FactRows
 from causalqwen.training.features import COLUMNS, NUMBER, REST, batches_by_length, facts_keys, known_of_number
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
@@ -82,7 +82,7 @@ def test_losses_from_kept_facts_are_those_of_the_model(tiny_tokenizer, tmp_path,
         model.action.num_row.normal_(std=0.2)
     rows = examples(model, 6)
     store = FactStore.build(model, rows, tmp_path)
-    kept = TrainedForCausalLM(model)(**collate_facts([(False, [store[i]]) for i in range(6)]))
+    kept = TrainedForCausalLM(model)(**FactRows(store).collate(range(6)))
     rest = store.facts.rest_loss.mean(dtype=np.float64)  # no part of stage 1 moves it
     kept |= {name: kept[name] + rest for name in ("loss", "loss_cls")}
     batch = collate(rows, 2)
@@ -170,7 +170,7 @@ def test_heads_on_kept_features_have_the_gradients_of_the_whole_model(tiny_token
     rows = examples(model, 6)
     store = FactStore.build(model, rows, tmp_path)
     made = []
-    for batch in (collate_facts([(False, [store[i]]) for i in range(6)]), collate(rows, 2)):
+    for batch in (FactRows(store).collate(range(6)), collate(rows, 2)):
         model.zero_grad()
         out = TrainedForCausalLM(model, heads="facts" in batch)(**batch)
         out["loss"].backward()
@@ -390,7 +390,7 @@ def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, 
     without = model(**{name: tensor for name, tensor in batch.items() if name != "also_right"})
     assert abs(whole.loss_cls - without.loss_cls) > 0.1
     store = FactStore.build(model, rows, tmp_path)
-    kept = collate_facts([(False, [store[i]]) for i in range(len(rows))])
+    kept = FactRows(store).collate(range(len(rows)))
     singles = [facts for row in rows for _, facts in stream_facts(model, [row])]
     assert [facts.also_right.shape[1] for facts in singles] == [2, 0, 1, 0, 0]  # as wide as each batch needs
     np.testing.assert_allclose(store.facts.rest_loss, np.concatenate([f.rest_loss for f in singles]), rtol=1e-4)
@@ -1006,6 +1006,22 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="9 layers are to be trained"):
         train(model, rows, [], tmp_path / "wrong", TrainSettings.from_dict({"bf16": True, "backbone": {"layers": 9}}))
     assert not model.bf16
+
+
+def test_reading_in_bfloat16_casts_each_weight_once(tiny_tokenizer):
+    """A weight that is emptied behind the first batch is not looked at again; and nothing but the backbone is cast."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows, weight = examples(model, 12), model.backbone.get_decoder().layers[0].mlp.down_proj.weight
+    model.bf16 = True
+    of_all = [facts.features for _, facts in stream_facts(model, rows, tokens=40)]
+    again = []
+    for _, facts in stream_facts(model, rows, tokens=40):
+        assert torch.nn.functional.linear(torch.ones(1, 2), torch.ones(2, 2)).dtype == torch.float32
+        again.append(facts.features)
+        with torch.no_grad():
+            weight.zero_()
+    assert len(of_all) > 2 and all(np.array_equal(*both) for both in zip(of_all, again, strict=True))
+    assert not np.array_equal(of_all[-1], [facts.features for _, facts in stream_facts(model, rows, tokens=40)][-1])
 
 
 def test_bfloat16_is_taken_where_it_is_faster(tiny_tokenizer, monkeypatch, tmp_path):

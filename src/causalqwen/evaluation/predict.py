@@ -11,7 +11,7 @@ from causalqwen.data.rows import arrow_for, checked_rows
 from causalqwen.evaluation.kept import Answers, write_kept
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
-from causalqwen.modeling.precision import bf16_pays
+from causalqwen.modeling.precision import bf16_pays, casting_once
 from causalqwen.modeling.prediction import describe
 from causalqwen.modeling.survey import batches
 
@@ -131,7 +131,8 @@ def predict_file(
         total=total,
         doing="predicting",
     )
-    return write_kept(output, answers, resume=resume)
+    with casting_once(model):
+        return write_kept(output, answers, resume=resume)
 
 
 def check_output(output: Path) -> None:
@@ -157,5 +158,6 @@ class TablePredictor:
         import pyarrow as pa
 
         rows = (check_row(fields, f"row {number}") for number, fields in enumerate(table.to_pylist(), start=1))
-        predicted = list(predict_rows(self.model, rows, batch_size=self.batch_size, raw=self.raw))
+        with casting_once(self.model):
+            predicted = list(predict_rows(self.model, rows, batch_size=self.batch_size, raw=self.raw))
         return pa.Table.from_struct_array(pa.array(predicted))

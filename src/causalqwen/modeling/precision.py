@@ -36,3 +36,11 @@ def reading(model: "CausalQwenForCausalLM", bf16: bool | None = None) -> Iterato
         yield
     finally:
         model.bf16 = before
+
+
+@contextmanager
+def casting_once(model: "CausalQwenForCausalLM") -> Iterator[None]:
+    """Meanwhile a reading in bfloat16 casts each weight once, and not at every call: torch keeps what autocast has cast until
+    the outermost autocast ends, also where that one casts nothing itself. No weight may change."""
+    with torch.autocast(model.device.type, enabled=False):
+        yield

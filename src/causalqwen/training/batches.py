@@ -1,24 +1,24 @@
 """Batches of a stage: kept facts packed end to end, or tokens padded."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from causalqwen.data import Example, collate
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET
 from causalqwen.training import ranks
-from causalqwen.training.candidates import KeptNumbers
-from causalqwen.training.features import FactStore, TokenFacts
+from causalqwen.training.features import FactStore
 
 
 class FactRows(torch.utils.data.Dataset):
-    """Rows of a `FactStore` for a data loader: one at a time, or, with `owners`, all rows of one individual at a time.
+    """Rows of a `FactStore` for a data loader: one at a time, or, with `owners`, all rows of one individual at a time. An item
+    is its own index: `collate` takes the facts of a whole batch at once.
 
     owners: whose each row is; a row of nobody's (None) stands alone, and its values share no individual.
-    classes: each row's `TokenFacts.class_code`.
+    classes: each row's `class_code`, where classes have axes of their own.
     """
 
     def __init__(
@@ -27,22 +27,54 @@ class FactRows(torch.utils.data.Dataset):
         owners: Sequence[str | None] | None = None,
         classes: Sequence[int] | None = None,
     ) -> None:
-        self.store, self.classes = store, classes
+        self.store, self.classes = store, None if classes is None else np.asarray(classes)
         self.groups, self.people = rows_of_people([None] * len(store) if owners is None else owners)
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    def __getitem__(self, index: int) -> tuple[bool, list[TokenFacts]]:
-        """Whether the rows share an individual, and the rows."""
-        rows = [self.store[row] for row in self.groups[index]]
-        if self.classes is not None:
-            rows = [replace(row, class_code=self.classes[at]) for row, at in zip(rows, self.groups[index], strict=True)]
-        return index < self.people, rows
+    def __getitem__(self, index: int) -> int:
+        return index
 
-    def collate(self, groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
-        """`collate_facts`."""
-        return collate_facts(groups)
+    def collate(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Rows packed end to end, for `TrainedForCausalLM`: the heads read each position alone, so nothing is padded.
+
+        Labels stand one place later than the positions that predict them. `group`, where somebody shares, says which positions
+        share an individual; -1 for none. On many ranks, this rank's part of the batch.
+        """
+        indices, own = ranks.rows_of_rank(indices)
+        members = [self.groups[index] for index in indices]
+        rows = np.concatenate(members)
+        sizes = np.diff(self.store.offsets)[rows]
+        ends = np.cumsum(sizes)
+        at = np.repeat(self.store.offsets[rows] - (ends - sizes), sizes) + np.arange(ends[-1])
+        facts = self.store.facts[at]
+
+        def packed(name: str) -> Tensor:
+            return facts.tensor(name).unsqueeze(0)
+
+        def of_rows(codes: Any) -> Tensor:
+            return torch.from_numpy(np.repeat(codes, sizes)).unsqueeze(0)
+
+        batch: dict[str, Any] = {}
+        if any(index < self.people for index in indices):
+            owner = [place if index < self.people else -1 for place, index in enumerate(indices)]
+            batch["group"] = of_rows(np.repeat(owner, [len(of) for of in members]))
+        if self.classes is not None:
+            batch["classes"] = of_rows(self.classes[rows])
+        first = torch.full((1, 1), IGNORE_INDEX)
+        batch |= {
+            "labels": torch.cat([first, packed("targets").long()], dim=1),
+            "numeric_labels": torch.cat([first.double(), packed("values")], dim=1),
+            "facts": {name: packed(name) for name in ("features", "threshold", "num_scale")},
+        }
+        if facts.numbers is not None:
+            candidates = facts.numbers.candidates()
+            batch["candidates"] = candidates | {name: candidates[name].unsqueeze(0) for name in ("rows", "at")}
+        if facts.also_right.shape[1]:
+            also_right = packed("also_right").long()
+            batch["also_right"] = torch.cat([torch.full_like(also_right[:, :1], NO_TARGET), also_right], dim=1)
+        return batch if own else ranks.without_losses(batch)
 
 
 def rows_of_people(owners: Sequence[str | None]) -> tuple[list[list[int]], int]:
@@ -74,45 +106,8 @@ class ExampleRows(torch.utils.data.Dataset):
         return collate_tokens(examples, self.pad_token_id, self.class_names)
 
 
-def collate_facts(groups: Sequence[tuple[bool, list[TokenFacts]]]) -> dict[str, Any]:
-    """Rows packed end to end, for `TrainedForCausalLM`: the heads read each position alone, so nothing is padded.
-
-    Labels stand one place later than the positions that predict them. `group`, where somebody shares, says which positions
-    share an individual; -1 for none. On many ranks, this rank's part of the batch.
-    """
-    groups, own = ranks.rows_of_rank(groups)
-    rows = [row for _, group in groups for row in group]
-
-    def packed(name: str) -> Tensor:
-        return torch.cat([row.tensor(name) for row in rows]).unsqueeze(0)
-
-    batch: dict[str, Any] = {}
-    if any(shares for shares, _ in groups):
-        owner = torch.tensor([index if shares else -1 for index, (shares, _) in enumerate(groups)])
-        sizes = torch.tensor([sum(len(row) for row in group) for _, group in groups])
-        batch["group"] = owner.repeat_interleave(sizes).unsqueeze(0)
-    if rows[0].class_code is not None:
-        codes, sizes = (
-            torch.tensor(of_rows) for of_rows in ([row.class_code for row in rows], [len(row) for row in rows])
-        )
-        batch["classes"] = codes.repeat_interleave(sizes).unsqueeze(0)
-    first = torch.full((1, 1), IGNORE_INDEX)
-    batch |= {
-        "labels": torch.cat([first, packed("targets").long()], dim=1),
-        "numeric_labels": torch.cat([first.double(), packed("values")], dim=1),
-        "facts": {name: packed(name) for name in ("features", "threshold", "num_scale")},
-    }
-    if rows[0].numbers is not None:
-        candidates = KeptNumbers.joined([row.numbers for row in rows if row.numbers is not None]).candidates()
-        batch["candidates"] = candidates | {name: candidates[name].unsqueeze(0) for name in ("rows", "at")}
-    if rows[0].also_right.shape[1]:
-        also_right = packed("also_right").long()
-        batch["also_right"] = torch.cat([torch.full_like(also_right[:, :1], NO_TARGET), also_right], dim=1)
-    return batch if own else ranks.without_losses(batch)
-
-
 def class_code(example: Example, class_names: Sequence[str]) -> int:
-    """`TokenFacts.class_code` of a row, where `class_names` have axes of their own."""
+    """The place of a row's class among those that have axes of their own (`class_names`), -1 for none."""
     return class_names.index(example.class_name) if example.class_name in class_names else -1
 
 

@@ -31,7 +31,7 @@ class KeptNumbers:
     values: np.ndarray
     places: np.ndarray
 
-    def __getitem__(self, index: slice) -> "KeptNumbers":
+    def __getitem__(self, index: slice | np.ndarray) -> "KeptNumbers":
         """Those of some positions."""
         return replace(self, row=self.row[index], place=self.place[index])
 
@@ -49,12 +49,6 @@ class KeptNumbers:
             values=self.values[kept],
             places=self.places[kept],
         )
-
-    @classmethod
-    def joined(cls, parts: Sequence["KeptNumbers"]) -> "KeptNumbers":
-        """Positions of one store, end to end."""
-        row, place = (np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "place"))
-        return replace(parts[0], row=row, place=place)
 
     @classmethod
     def stacked(cls, parts: Sequence["KeptNumbers"]) -> "KeptNumbers":

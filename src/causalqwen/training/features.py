@@ -30,6 +30,7 @@ from causalqwen.files import check_sums, update_digest, write_sums, writing_fold
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.heads import NUMBER_PARTS
+from causalqwen.modeling.precision import casting_once
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
@@ -55,9 +56,8 @@ class TokenFacts:
     num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
     numbers: those in the positions' rows, where the model copies; it is no column.
-    class_code: of one row, the place of its class among those that have axes, -1 for none, None where classes have no axes; no
-        column either. table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from
-        the examples each time, and stand behind z in `tensor("features")`.
+    table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from the examples each
+        time, and stand behind z in `tensor("features")`.
     """
 
     features: np.ndarray
@@ -76,13 +76,12 @@ class TokenFacts:
     backbone_id: np.ndarray | None = None
     backbone_nll: np.ndarray | None = None
     numbers: KeptNumbers | None = None
-    class_code: int | None = None
     table: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: slice) -> "TokenFacts":
+    def __getitem__(self, index: slice | np.ndarray) -> "TokenFacts":
         numbers = None if self.numbers is None else self.numbers[index]
         table = None if self.table is None else self.table[index]
         return TokenFacts(**{name: getattr(self, name)[index] for name in self.columns}, numbers=numbers, table=table)
@@ -103,7 +102,7 @@ class TokenFacts:
         return column
 
 
-_BESIDE = ("numbers", "class_code", "table")
+_BESIDE = ("numbers", "table")
 COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in _BESIDE)
 REST = COLUMNS[COLUMNS.index("rest_loss") :]
 NUMBER = COLUMNS[: -len(REST)]
@@ -162,7 +161,7 @@ def facts_of(
         for name, tensor in facts.items():
             columns[name].append(tensor.cpu())
     made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
-    return TokenFacts(**made, numbers=None, class_code=None)
+    return TokenFacts(**made, numbers=None)
 
 
 def _rest_facts(
@@ -246,7 +245,8 @@ def stream_facts(
     if split:
         batches = ranks.share([indices for indices, _ in batches])
     total = sum(len(examples[index]) for indices, _ in batches for index in indices)
-    with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
+    bar = tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0)
+    with bar, casting_once(model):
         for indices, own in batches:
             chosen = [examples[index] for index in indices]
             facts = on_whole(model, partial(token_facts, rest=rest), chosen)

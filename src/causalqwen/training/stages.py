@@ -89,7 +89,7 @@ class Run:
         return self.model.value_axes.apart
 
     def class_codes(self) -> list[int] | None:
-        """`TokenFacts.class_code` of every training row; None where classes have no axes."""
+        """`class_code` of every training row; None where classes have no axes."""
         names = self.class_names
         return [class_code(example, names) for example in self.train_examples] if names else None
 

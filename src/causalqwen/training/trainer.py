@@ -328,7 +328,11 @@ class CausalTrainer(Trainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if not sharding.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
-            return self.accelerator.clip_grad_norm_(self.trained.moving, self.args.max_grad_norm)
+            grads = [parameter.grad for parameter in self.trained.moving if parameter.grad is not None]
+            norm = nn.utils.get_total_norm(grads)
+            if not norm <= self.args.max_grad_norm:  # else it multiplies by 1
+                nn.utils.clip_grads_with_norm_(self.trained.moving, self.args.max_grad_norm, norm)
+            return norm
         sharding.average_numbers(model)
         return super()._clip_grad_norm(model)
 

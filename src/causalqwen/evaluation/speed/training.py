@@ -17,7 +17,7 @@ from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.modeling.heads import number_parameters
 from causalqwen.training import FactStore, LoraStage
 from causalqwen.training.adapters import add_adapters
-from causalqwen.training.batches import collate_facts
+from causalqwen.training.batches import FactRows
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.trainer import TrainedForCausalLM
 
@@ -49,11 +49,7 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int, device: str
             with model.standing():  # as a stage trains whatever leaves W_cls frozen
                 for start in range(0, rows, 16):
                     batch = range(start, min(start + 16, rows))
-                    inputs = (
-                        collate_facts([(False, [store[i]]) for i in batch])
-                        if kept
-                        else collate([examples[i] for i in batch], pad)
-                    )
+                    inputs = FactRows(store).collate(batch) if kept else collate([examples[i] for i in batch], pad)
                     trained(**send_to_device(inputs, device))["loss"].backward()
                     optimizer.step()
                     optimizer.zero_grad()
