@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -185,7 +186,7 @@ def test_a_stopped_prediction_is_taken_up_with_each_row_once(trained, tmp_path, 
     assert out.read_text() == whole.read_text() and not part.exists()
 
 
-def test_tables_go_in_and_out(trained, tmp_path):
+def test_tables_go_in_and_out(trained, tmp_path, monkeypatch):
     model, _, _ = trained
     rows = [
         {"prompt": "The long one is", "text": None, "value": 91.0},
@@ -200,7 +201,11 @@ def test_tables_go_in_and_out(trained, tmp_path):
         assert one["median"] == expected[0]["median"] and one["intervals"] == expected[0]["intervals"]
         assert two["numbers"][0]["value"] == 5 and two["median"] is None and one["numbers"] is None
     model.save_pretrained(tmp_path / "model")
-    table = TablePredictor(str(tmp_path / "model"), device="cpu")(pa.Table.from_pylist(rows))
+    worker, read = TablePredictor(str(tmp_path / "model"), device="cpu"), []
+    monkeypatch.setattr("causalqwen.evaluation.predict.casting_once", lambda of: read.append(of) or nullcontext())
+    table = worker(pa.Table.from_pylist(rows))
+    predict_file(model, tmp_path / "in.csv", tmp_path / "out.parquet")
+    assert read == [worker.model, model]  # weights are cast once for all batches
     assert table.to_pylist()[0]["median"] == expected[0]["median"]
 
 

@@ -428,7 +428,9 @@ def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatc
             busy.pop()
         return read(asked, *rest)
 
+    trimmed = []
     monkeypatch.setattr(texts, "job_of", slowly)
+    monkeypatch.setattr(texts, "_trim", lambda: trimmed.append(threading.current_thread()))
     body = json.dumps({"model": "tiny", "prompt": "1 2 3 " * 20_000})
     with serving(model) as server, ThreadPoolExecutor(5) as pool:
         (refused,), held_up = wait([pool.submit(server.send, body) for _ in range(5)], 20, FIRST_COMPLETED)
@@ -436,6 +438,7 @@ def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatc
         assert server.complete(max_tokens=2).usage.completion_tokens == 2  # a short one is not held up
         gate.set()
         assert [job.result()[0] for job in held_up] == [400] * 4
+    assert len(trimmed) == 4 and len(set(trimmed)) == 1  # their memory is given back, a short one's is kept
 
 
 # ---- connections that nothing comes over, and the end ------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,7 +37,7 @@ from causalqwen.training.batches import FactRows
 from causalqwen.training.features import COLUMNS, NUMBER, REST, batches_by_length, facts_keys, known_of_number
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
-from causalqwen.training.trainer import MetricsFile, TrainedForCausalLM, last_checkpoint
+from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 from conftest import graft_tiny
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -120,10 +121,12 @@ def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
     assert not is_known(model)  # it may be trained
     model.requires_grad_(False)
     assert is_known(model)
-    for moved in (model.abduction.loc_net.weight[0, 1:2], model.abduction.loc_net.bias[:1]):
+    weight, bias = model.abduction.loc_net.weight, model.abduction.loc_net.bias
+    for moved in (weight[0, 1:2], weight[2, 2:3], bias[:1]):
+        before = moved.clone()
         moved += 1e-3
         assert not is_known(model)
-        moved.zero_()
+        moved.copy_(before)
     assert is_known(model)
     deep = graft_tiny("qwen2", tiny_tokenizer, deep_abduction=True).requires_grad_(False)
     torch.nn.init.ones_(deep.abduction.residual.last.bias)
@@ -1008,20 +1011,46 @@ def test_bfloat16_is_for_the_backbone_alone(tiny_tokenizer, tmp_path):
     assert not model.bf16
 
 
-def test_reading_in_bfloat16_casts_each_weight_once(tiny_tokenizer):
-    """A weight that is emptied behind the first batch is not looked at again; and nothing but the backbone is cast."""
+def test_a_reading_in_bfloat16_casts_each_weight_once(tiny_tokenizer, monkeypatch, tmp_path):
+    """A weight that is emptied behind the first batch is not looked at again, while rows are read and not behind it; and
+    nothing but the backbone is cast."""
     model = graft_tiny("llama", tiny_tokenizer)
-    rows, weight = examples(model, 12), model.backbone.get_decoder().layers[0].mlp.down_proj.weight
+    rows, weight = examples(model, 60), model.backbone.get_decoder().layers[0].mlp.down_proj.weight
     model.bf16 = True
-    of_all = [facts.features for _, facts in stream_facts(model, rows, tokens=40)]
-    again = []
-    for _, facts in stream_facts(model, rows, tokens=40):
+    monkeypatch.setattr(features, "stream_facts", partial(stream_facts, tokens=100))
+    of_all = FactStore.build(model, rows, tmp_path / "one").facts.features
+    calls, read = [], type(model).features
+
+    def then_emptied(self, *given, **named):
         assert torch.nn.functional.linear(torch.ones(1, 2), torch.ones(2, 2)).dtype == torch.float32
-        again.append(facts.features)
-        with torch.no_grad():
-            weight.zero_()
-    assert len(of_all) > 2 and all(np.array_equal(*both) for both in zip(of_all, again, strict=True))
-    assert not np.array_equal(of_all[-1], [facts.features for _, facts in stream_facts(model, rows, tokens=40)][-1])
+        calls.append(read(self, *given, **named))
+        weight.data.zero_()
+        return calls[-1]
+
+    monkeypatch.setattr(type(model), "features", then_emptied)
+    again = FactStore.build(model, rows, tmp_path / "two").facts.features
+    assert len(calls) > 2 and np.array_equal(of_all, again)
+    with torch.no_grad():
+        assert not np.array_equal(of_all, FactStore.build(model, rows, tmp_path / "three").facts.features)
+
+
+@pytest.mark.parametrize("size", [0.1, 30.0, math.nan, math.inf])
+def test_gradients_are_clipped_as_torch_clips_them(size, tiny_tokenizer):
+    """`_clip_grad_norm` does not multiply where there is nothing to clip."""
+    torch.manual_seed(0)
+    ours, theirs = (graft_tiny("llama", tiny_tokenizer) for _ in range(2))
+    for one in (ours, theirs):
+        torch.manual_seed(1)
+        for parameter in one.value_branch.parameters():
+            parameter.grad = torch.randn_like(parameter) / 100
+        one.value_branch.feature_mean.data.zero_()
+        next(one.value_branch.parameters()).grad.view(-1)[0] = size
+    trainer = SimpleNamespace(trained=TrainedForCausalLM(ours), args=SimpleNamespace(max_grad_norm=5.0))
+    norm = CausalTrainer._clip_grad_norm(trainer, trainer.trained)
+    expected = torch.nn.utils.clip_grad_norm_([p for p in theirs.parameters() if p.grad is not None], 5.0)
+    torch.testing.assert_close(norm, expected, equal_nan=True)
+    for one, other in zip(ours.value_branch.parameters(), theirs.value_branch.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, equal_nan=True)
 
 
 def test_bfloat16_is_taken_where_it_is_faster(tiny_tokenizer, monkeypatch, tmp_path):

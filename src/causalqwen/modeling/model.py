@@ -114,11 +114,6 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         self.post_init()
 
     @property
-    def rounding(self) -> float:
-        """The relative error with which features are read: eps of the dtype in which products are taken."""
-        return torch.finfo(torch.bfloat16 if self.bf16 else self.dtype).eps
-
-    @property
     def processor(self) -> CausalQwenProcessor:
         """The processor that belongs to this model; read from its folder when it is first asked for."""
         if self._processor is None:

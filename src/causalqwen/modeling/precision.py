@@ -40,7 +40,8 @@ def reading(model: "CausalQwenForCausalLM", bf16: bool | None = None) -> Iterato
 
 @contextmanager
 def casting_once(model: "CausalQwenForCausalLM") -> Iterator[None]:
-    """Meanwhile a reading in bfloat16 casts each weight once, and not at every call: torch keeps what autocast has cast until
-    the outermost autocast ends, also where that one casts nothing itself. No weight may change."""
+    """Meanwhile a reading in bfloat16 casts each weight once, and not at every call: torch keeps what autocast has made of a
+    parameter that requires a gradient until the outermost autocast ends, also where that one casts nothing itself. No weight
+    may change, and half of their memory is taken again. Not for a generator, which may be left standing."""
     with torch.autocast(model.device.type, enabled=False):
         yield

@@ -73,29 +73,27 @@ class _Calibrated:
         low, high = ends_of_interval(level)
         return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
 
-    def fit_interval_levels(
-        self, loc: Tensor, scale: Tensor, values: Tensor, rounding: float = 0.0
-    ) -> tuple[float, ...]:
+    def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
         """Raw central levels that cover each wanted level of these validation rows.
 
         The k-th smallest of their n central levels |2 F(y) - 1| with k = ceil((n + 1) level): the split-conformal quantile,
         so that an interval covers at least `level` of new exchangeable rows on average; 1 is reached only where n rows cannot
         support the level, and is kept below it so that intervals stay finite. An atom counts in parts, one for each of its
-        `spread_levels`, whose `rounding` this is.
+        `spread_levels`.
         """
         if values.numel() == 0:
             raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
-        return _levels_that_cover(self.spread_levels(loc, scale, values, rounding))
+        return _levels_that_cover(self.spread_levels(loc, scale, values))
 
     def fit_class_interval_levels(
-        self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None], rounding: float = 0.0
+        self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
     ) -> dict[str, list[float] | None]:
         """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name.
 
         classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
         all rows.
         """
-        central = self.spread_levels(loc, scale, values, rounding)
+        central = self.spread_levels(loc, scale, values)
         return {
             name: list(_levels_that_cover(central[rows])) if len(rows) >= FEWEST_OF_CLASS else None
             for name, rows in rows_of_classes(classes).items()
@@ -193,9 +191,7 @@ class ValueLaw(_Calibrated):
             return WANTED_LEVELS.expand(len(scale), -1)
         return self._raw_level(WANTED_LEVELS, scale.unsqueeze(-1)).expand(len(scale), -1)
 
-    def fit_interval_kinds(
-        self, loc: Tensor, scale: Tensor, values: Tensor, rounding: float = 0.0
-    ) -> list[tuple[float, list[float]]]:
+    def fit_interval_kinds(self, loc: Tensor, scale: Tensor, values: Tensor) -> list[tuple[float, list[float]]]:
         """(least scale, raw central levels) of each kind of these validation rows [n], by ascending scale; the first one's
         least scale is 0.
 
@@ -214,7 +210,7 @@ class ValueLaw(_Calibrated):
             if place is not None and bool(ascending[first + place - 1] < ascending[first + place]):
                 limits.append(first + place)
                 open_parts += [(first, first + place), (first + place, last)]
-        spread, ends = self.spread_levels(loc, scale, values, rounding)[order], [0, *sorted(limits), len(order)]
+        spread, ends = self.spread_levels(loc, scale, values)[order], [0, *sorted(limits), len(order)]
         parts = itertools.pairwise(ends)
         return [(ascending[a].item() if a else 0.0, list(_levels_that_cover(spread[a:b]))) for a, b in parts]
 
@@ -222,17 +218,11 @@ class ValueLaw(_Calibrated):
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
         return self.stable.cdf(self.transform.reached(value), loc.double(), scale.double())
 
-    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor, rounding: float = 0.0) -> Tensor:
+    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Central levels |2 u - 1| [n, PARTS] of values [n] under the raw law, u at the middles of equal parts of
         [P(Y < value), P(Y <= value)]. An atom stands at each of them alike (Czado, Gneiting and Held 2009). The levels of a
-        value that is no atom are equal. Under a law that is right they are uniform, whatever its atoms.
-
-        rounding: relative error of loc, as it was read here and as it will be read again: what lies d from loc counts as
-        (d^2 + 2 (rounding loc)^2)^(1/2) from it."""
-        loc, scale = loc.double(), scale.double()
-        error = math.sqrt(2) * rounding * loc.abs()
-        apart = (end - loc for end in self.transform.cell(value))
-        low, high = (self.stable.cdf(d.sign() * d.hypot(error), torch.zeros_like(loc), scale) for d in apart)
+        value that is no atom are equal. Under a law that is right they are uniform, whatever its atoms."""
+        low, high = (self.stable.cdf(end, loc.double(), scale.double()) for end in self.transform.cell(value))
         middles = (torch.arange(PARTS, dtype=torch.float64, device=low.device) + 0.5) / PARTS
         return (2 * (low.unsqueeze(-1) + (high - low).unsqueeze(-1) * middles) - 1).abs()
 
@@ -316,11 +306,9 @@ class ClassLaws(_Calibrated):
     laws: tuple[ValueLaw, ...]
     of_row: Tensor
 
-    def fit_interval_kinds(
-        self, loc: Tensor, scale: Tensor, values: Tensor, rounding: float = 0.0
-    ) -> list[tuple[float, list[float]]]:
+    def fit_interval_kinds(self, loc: Tensor, scale: Tensor, values: Tensor) -> list[tuple[float, list[float]]]:
         """One kind: scales of different axes do not compare."""
-        return [(0.0, list(self.fit_interval_levels(loc, scale, values, rounding)))]
+        return [(0.0, list(self.fit_interval_levels(loc, scale, values)))]
 
     def _by_row(self, method: str, *columns: Tensor, **settings: Any) -> Tensor:
         """That method of each law for its own rows, in the order of all rows again."""
@@ -354,9 +342,9 @@ class ClassLaws(_Calibrated):
         """`ValueLaw.central_level`."""
         return self._by_row("central_level", loc, scale, value)
 
-    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor, rounding: float = 0.0) -> Tensor:
+    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """`ValueLaw.spread_levels`."""
-        return self._by_row("spread_levels", loc, scale, value, rounding=rounding)
+        return self._by_row("spread_levels", loc, scale, value)
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """`ValueLaw.log_prob`."""

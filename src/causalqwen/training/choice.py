@@ -111,7 +111,7 @@ class HeldNumbers:
         set_levels(model, None)
         if bool(new.any()):
             of_new = model.value_axes.law(self.class_name)
-            set_levels(model, of_new.fit_interval_kinds(loc[new], scale[new], self.values[new], model.rounding))
+            set_levels(model, of_new.fit_interval_kinds(loc[new], scale[new], self.values[new]))
 
     def quantiles(self, model: CausalQwenForCausalLM, *, raw: bool = False) -> Tensor:
         """The quantiles [n, 199] at `CRPS_LEVELS`, recalibrated unless `raw`."""

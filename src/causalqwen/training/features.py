@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from causalqwen.modeling.precision import casting_once
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
-from causalqwen.training.sharding import on_whole
+from causalqwen.training.sharding import is_sharded, on_whole
 
 FORMAT = 4
 
@@ -245,8 +245,7 @@ def stream_facts(
     if split:
         batches = ranks.share([indices for indices, _ in batches])
     total = sum(len(examples[index]) for indices, _ in batches for index in indices)
-    bar = tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0)
-    with bar, casting_once(model):
+    with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
         for indices, own in batches:
             chosen = [examples[index] for index in indices]
             facts = on_whole(model, partial(token_facts, rest=rest), chosen)
@@ -274,7 +273,7 @@ class FactStore:
         with telling_kept(folder):
             check_sums(folder)
             names = COLUMNS if (folder / f"{REST[0]}.npy").exists() else NUMBER
-            # mapped, but as plain arrays: a slice of a memmap costs several times as much, and every row is one
+            # mapped, but as plain arrays: part of a memmap costs several times as much
             arrays: dict[str, Any] = {
                 name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names
             }
@@ -370,23 +369,24 @@ class FactStore:
             alike.setdefault(row_digest(example), []).append(index)
         sharing = list(alike.values())
         distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
-        for places, facts in stream_facts(model, distinct, title=title, split=True, rest=rest):
-            said = facts.numbers
-            counts = [distinct[place].positions for place in places]
-            for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
-                rows = slice(end - count, end)
-                for index in sharing[place]:
-                    for name, array in arrays.items():
-                        made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
-                        if name == "also_right":  # as wide as its batch needs
-                            into[:] = NO_TARGET
-                            into = into[:, : made.shape[1]]
-                        into[:] = made
-                    if numbers is not None:
-                        made = said.features[said.offsets[row] : said.offsets[row + 1]]
-                        of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
-                    if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
-                        arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
+        with nullcontext() if is_sharded(model) else casting_once(model):
+            for places, facts in stream_facts(model, distinct, title=title, split=True, rest=rest):
+                said = facts.numbers
+                counts = [distinct[place].positions for place in places]
+                for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
+                    rows = slice(end - count, end)
+                    for index in sharing[place]:
+                        for name, array in arrays.items():
+                            made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
+                            if name == "also_right":  # as wide as its batch needs
+                                into[:] = NO_TARGET
+                                into = into[:, : made.shape[1]]
+                            into[:] = made
+                        if numbers is not None:
+                            made = said.features[said.offsets[row] : said.offsets[row + 1]]
+                            of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
+                        if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
+                            arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
         for array in (*arrays.values(), of_numbers):
             if array is not None:
                 array.flush()

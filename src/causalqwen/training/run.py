@@ -188,10 +188,10 @@ def _recalibrate(
     loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
     config, of_new = model.config, [name for name, one in zip(classes, new.tolist(), strict=True) if one]
     law = model.value_axes.laws(of_new) if model.value_axes.apart else model.value_law
-    set_levels(model, law.fit_interval_kinds(loc, scale, value, model.rounding))
+    set_levels(model, law.fit_interval_kinds(loc, scale, value))
     met = class_names(train_examples) | {name for name in classes if name is not None}
     config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
-    config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new, model.rounding)
+    config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
     return True
 
 

@@ -330,7 +330,7 @@ class CausalTrainer(Trainer):
         if not sharding.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
             grads = [parameter.grad for parameter in self.trained.moving if parameter.grad is not None]
             norm = nn.utils.get_total_norm(grads)
-            if not norm <= self.args.max_grad_norm:  # else it multiplies by 1
+            if not norm <= self.args.max_grad_norm:  # else nothing is to be done; NaN is passed on, as by torch
                 nn.utils.clip_grads_with_norm_(self.trained.moving, self.args.max_grad_norm, norm)
             return norm
         sharding.average_numbers(model)

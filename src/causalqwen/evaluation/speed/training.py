@@ -45,11 +45,12 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int, device: str
             for parameter in adapters:
                 parameter.requires_grad_(not kept)
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
+            facts = FactRows(store)
             trained.train()
             with model.standing():  # as a stage trains whatever leaves W_cls frozen
                 for start in range(0, rows, 16):
                     batch = range(start, min(start + 16, rows))
-                    inputs = FactRows(store).collate(batch) if kept else collate([examples[i] for i in batch], pad)
+                    inputs = facts.collate(batch) if kept else collate([examples[i] for i in batch], pad)
                     trained(**send_to_device(inputs, device))["loss"].backward()
                     optimizer.step()
                     optimizer.zero_grad()
