@@ -46,7 +46,7 @@ class Client:
         self.api, self.said, self.chance = api, said, random.Random(seed)
         self.statuses: Counter[str] = Counter()
         self.seconds: list[tuple[float, float]] = []  # when an answer was there, and how long it took
-        self.tokens = self.others = 0
+        self.tokens, self.others = 0, list[tuple[str, str]]()
 
     async def work(self, end: float) -> None:
         while time.monotonic() < end:
@@ -92,7 +92,8 @@ class Client:
             text = f"{text[:first]}#{text[end:]}"
         key, text = (fields["prompt"], fields["seed"], causal), text.rstrip("\ufffd")  # of a character that was cut
         known = self.said.setdefault(key, text)
-        self.others += not (known.startswith(text) or text.startswith(known)) or not text.startswith(fields["prompt"])
+        if not (known.startswith(text) or text.startswith(known)) or not text.startswith(fields["prompt"]):
+            self.others.append((known, text))
         self.said[key] = max(known, text, key=len)
 
 
@@ -176,7 +177,7 @@ def main() -> int:
     statuses = sum((person.statuses for person in people), Counter())
     answered = sorted((when - begun, took) for person in people for when, took in person.seconds)
     seconds = sorted(took for _, took in answered)
-    tokens, others = (sum(getattr(person, name) for person in people) for name in ("tokens", "others"))
+    tokens, others = sum(person.tokens for person in people), [pair for person in people for pair in person.others]
     size, length = max(len(memory) // PARTS, 1), 60 * options.minutes / PARTS
     parts = [statistics.median(memory[at : at + size]) for at in range(0, size * PARTS, size)]
     late = [
@@ -201,7 +202,9 @@ def main() -> int:
         + ", ".join(f"{part:,.1f}" for part in parts)
     )
     print(f"left running or waiting at the end: {left:g}; files open more than at the start: {opened}")
-    print(f"texts that were not those asked for: {others}; lines of the log {len(logged):,}, of failures {failed}")
+    for known, text in others[:5]:
+        print(f"told {known!r}, and then {text!r}")
+    print(f"texts that were not those asked for: {len(others)}; lines of the log {len(logged):,}, of failures {failed}")
     print(f"the server ended with status {server.returncode}")
     return int(bool(failed or others or server.returncode or left))
 
