@@ -136,6 +136,7 @@ TOLD = [  # text, rules, (value, kind, unit) of each number
     ),
     ("1/2 or -3 1/2 or 2½ on 1/5/2024", ALL, [(0.5, "fraction", ""), (-3.5, "fraction", ""), (2.5, "fraction", "")]),
     ("Twenty-one of two hundred and five", ALL, [(21, "english", ""), (205, "english", "")]),
+    ("-e£5112 million, -US$2 million", ALL, [(5112e6, "english", "£"), (-2e6, "english", "$")]),
     ("one of 3.5 million, a hundred thousand", ALL, [(3.5e6, "english", ""), (1e5, "english", "")]),
     ("5% of 3 and 3.5万", FIRST_RULES, [(5, "number", "%"), (3, "number", ""), (3.5, "number", "")]),
     ("5% of 3", NumberRules(kinds=("percent",)), [(5, "percent", "%")]),

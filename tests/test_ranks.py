@@ -91,8 +91,8 @@ def records(folder, summaries=False):
 
 
 def compare(one, other, within=1e-4):
-    """Every record of both runs has the same keys, every loss and accuracy is the same, and so are the final weights: but for one
-    in a thousand, where a gradient is next to nothing and Adam, which divides by its size, makes a step of what rounding left."""
+    """Every record of both runs has the same keys, every loss and accuracy is the same, and so are the final weights: but for
+    one in a thousand, where a gradient is next to nothing and Adam, which divides by its size, steps by what rounding left."""
     pairs = list(zip(records(one), records(other), strict=True))
     for a, b in pairs:
         assert a.keys() == b.keys() and (a["stage"], a["step"]) == (b["stage"], b["step"])

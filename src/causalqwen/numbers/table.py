@@ -69,7 +69,7 @@ def table(rules: NumberRules) -> list[tuple[str, str]]:
     """
     point, marks = re.escape(rules.decimal), [re.escape(mark) for mark in rules.groups or ""]
     signed = r"(?<![\w)\]}.%°'\"’”])[+-]"  # stands where no number or word ends just before it
-    money = rf"(?:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""
+    money = rf"(?-i:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""  # in capitals, among English words too
     sign = rf"(?:{signed}{money})?"
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
     grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
