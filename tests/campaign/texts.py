@@ -14,9 +14,7 @@ from causalqwen.numbers import FIRST_RULES, KINDS, NumberRules, find_numbers
 from . import Bounds, Tally
 
 BATCH = 200
-_EVERY = (
-    1001  # draws; every processor in its turn meets a long text, as this has no divisor in common with their number
-)
+_EVERY = 1001  # draws; no divisor in common with the number of processors, so that each in its turn meets a long text
 _SLOW = 120  # seconds for a batch with a text of a megabyte: ten or twenty, unless time grows faster than texts do
 _SCRIPTS = ["0٠۰०০੦૦୦௦౦೦൦๐໐༠၀０𝟎𝟘"[place] for place in range(19)]  # zeros, of which the other nine follow
 _HAN = "零一二三四五六七八九十百千万亿两〇壹贰叁拾佰仟萬億点分之第几多"

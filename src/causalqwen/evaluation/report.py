@@ -71,8 +71,7 @@ def value_figures(law: ValueLaw | ClassLaws, values: dict[str, torch.Tensor], un
     law, values: those of `evaluate`.
     """
     observed, new = values["value"].numpy(), ~values["stands"] if "stands" in values else slice(None)
-    loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
-    central = law.spread_levels(loc, scale, value).numpy()
+    central = law.spread_levels(*(values[name][new] for name in ("loc", "scale", "value"))).numpy()
     levels = law.levels_at(values["scale"])[new]
     drawn = {"scatter": figures.predicted_against_true(observed, values["interval"].numpy(), unit, 0.9)}
     return drawn | ({"calibration": figures.calibration(central, levels)} if len(central) else {})

@@ -45,9 +45,10 @@ class FactRows(torch.utils.data.Dataset):
         indices, own = ranks.rows_of_rank(indices)
         members = [self.groups[index] for index in indices]
         rows = np.concatenate(members)
-        sizes = np.diff(self.store.offsets)[rows]
+        starts = self.store.offsets[rows]
+        sizes = self.store.offsets[rows + 1] - starts
         ends = np.cumsum(sizes)
-        at = np.repeat(self.store.offsets[rows] - (ends - sizes), sizes) + np.arange(ends[-1])
+        at = np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1])
         facts = self.store.facts[at]
 
         def packed(name: str) -> Tensor:

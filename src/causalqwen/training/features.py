@@ -332,7 +332,8 @@ class FactStore:
         was_training = model.training
         model.eval()
         try:
-            with ranks.writing_folder(folder) as part:
+            cast = nullcontext() if is_sharded(model) else casting_once(model)
+            with ranks.writing_folder(folder) as part, cast:
                 cls._fill(part, model, examples, title, rest)
         finally:
             model.train(was_training)
@@ -369,24 +370,23 @@ class FactStore:
             alike.setdefault(row_digest(example), []).append(index)
         sharing = list(alike.values())
         distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
-        with nullcontext() if is_sharded(model) else casting_once(model):
-            for places, facts in stream_facts(model, distinct, title=title, split=True, rest=rest):
-                said = facts.numbers
-                counts = [distinct[place].positions for place in places]
-                for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
-                    rows = slice(end - count, end)
-                    for index in sharing[place]:
-                        for name, array in arrays.items():
-                            made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
-                            if name == "also_right":  # as wide as its batch needs
-                                into[:] = NO_TARGET
-                                into = into[:, : made.shape[1]]
-                            into[:] = made
-                        if numbers is not None:
-                            made = said.features[said.offsets[row] : said.offsets[row + 1]]
-                            of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
-                        if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
-                            arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
+        for places, facts in stream_facts(model, distinct, title=title, split=True, rest=rest):
+            said = facts.numbers
+            counts = [distinct[place].positions for place in places]
+            for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
+                rows = slice(end - count, end)
+                for index in sharing[place]:
+                    for name, array in arrays.items():
+                        made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
+                        if name == "also_right":  # as wide as its batch needs
+                            into[:] = NO_TARGET
+                            into = into[:, : made.shape[1]]
+                        into[:] = made
+                    if numbers is not None:
+                        made = said.features[said.offsets[row] : said.offsets[row + 1]]
+                        of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
+                    if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
+                        arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
         for array in (*arrays.values(), of_numbers):
             if array is not None:
                 array.flush()
