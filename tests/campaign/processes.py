@@ -6,6 +6,7 @@ work, and not into imports. Half of the kills fall at a random moment, half righ
 """
 
 import contextlib
+import faulthandler
 import functools
 import hashlib
 import json
@@ -137,6 +138,7 @@ def child(work: Callable[[], Any], log: Path) -> tuple[int, Path]:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(descriptor, stream)
+        faulthandler.dump_traceback_later(0.9 * _ITS_SECONDS)  # what does not end says where it stands
         work()
         status = 0
     except SystemExit as leaving:
@@ -192,9 +194,8 @@ def wait(processes: Processes, seconds: float = _ITS_SECONDS) -> tuple[int, str]
     for pid in running:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    if running and not failed:
-        return 71, "it did not end"
-    return failed, "\n".join(log.read_text(errors="replace") for _, log in processes if log.exists())
+    told = "\n".join(log.read_text(errors="replace") for _, log in processes if log.exists())
+    return (71, f"it did not end: {told}") if running and not failed else (failed, told)
 
 
 def command(words: str, folder: Path, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
@@ -311,7 +312,7 @@ def _killed(name: str, chance: random.Random, known: Known, folder: Path) -> tup
         return what, ""
     status, said = wait(start(one, folder, log, one.again))
     if status and one.finished not in said:
-        return what, f"{told}: taken up, status {status}: {said[-400:]}"
+        return what, f"{told}: taken up, status {status}: {said[-1500:]}"
     if _result(one, folder) != known.result:
         return what, f"{told}: taken up, another result"
     return what, _left_over(folder, told)
