@@ -20,6 +20,7 @@ from causalqwen import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProces
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, score_losses
+from causalqwen.kernels.chunked import BLOCK, BLOCK_ON_GPU
 from causalqwen.modeling.backbones import resolve_backbone
 from causalqwen.training import FactStore
 
@@ -244,7 +245,8 @@ def main() -> None:
                 f"scores of {CONTEXT:,} tokens, if they were held",
                 *(amount(4.0 * CONTEXT * model.vocabulary, "B") for _ in ranks),
             ],
-            ["… in blocks (the loss's own)", *("16 MB" for _ in ranks)],
+            ["… in blocks (the loss's own), on a CPU", *(amount(4.0 * BLOCK, "B") for _ in ranks)],
+            ["… in blocks on a GPU; half in bfloat16", *(amount(4.0 * BLOCK_ON_GPU, "B") for _ in ranks)],
         ],
     )
 

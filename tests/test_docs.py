@@ -316,10 +316,10 @@ def python_blocks(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, name):
-    """From the first block to the last, in one session, on a tiny model in the demo's place."""
+    """From the first block to the last, in one session, on a tiny model in the quick demo's place."""
     model = graft_tiny("llama", tiny_tokenizer)
     model.config.value_range = [0.0, 500.0]
-    model.save_pretrained(tmp_path / "runs" / "demo" / "model")
+    model.save_pretrained(tmp_path / "runs" / "quick" / "model")
     monkeypatch.chdir(tmp_path)
     session: dict = {}
     blocks = python_blocks(ROOT / name)

@@ -227,6 +227,47 @@ def compare_with_generate(server, model, name):
     assert found and choices[1].causal["seed"] == 6
 
 
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, context):
+    """Copied ones exactly, alone and in a batch, with the law that each came from; what it cannot do is a 400."""
+    model = talker(tiny_tokenizer, number_context=context, copy_numbers=True)
+    torch.nn.init.normal_(model.copy_head.query.weight, std=0.3)
+    model.copy_head.bias.data.fill_(1.5)
+    prompts = ["They say that 12.3456789 and 5 of", "We have come", PROMPT]
+    copied, numbers = 0, 0
+    with serving(model, individuals=PEOPLE) as server:
+        answers = server.complete({"preset": "standard", "alternatives": 3}, prompt=prompts).choices
+        for prompt, choice in zip(prompts, answers, strict=True):
+            inputs = model.processor(prompt, prompt=True, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=24, causal_decoding="standard")
+            ids, values = out.sequences, out.numeric_values
+            assert prompt + choice.text == model.processor.decode(ids[0], values[0])
+            z = model.features(ids, numeric_values=values).last_hidden_state
+            offered = model.candidates(z, ids, values, None)
+            start = inputs["input_ids"].shape[1]
+            num = model.config.num_token_id
+            places = [place for place in range(start, start + 24) if ids[0, place] == num]
+            told = iter([one for one in choice.causal["tokens"] if one["chosen"]["token"] == num])
+            for place, number in zip(places, choice.causal["numbers"], strict=True):
+                (law,) = model.predict_values(z[:, place - 1], candidates=offered[:, place - 1])
+                again = getattr(law, "copied", None)
+                assert again is None or number["value"] == again == values[0, place].item()
+                assert number["median"] == pytest.approx(law.median, rel=1e-4)
+                assert number["intervals"]["0.9"] == pytest.approx(law.interval(0.9), rel=1e-3, abs=1e-3)
+                assert float(next(told)["chosen"]["text"]) == pytest.approx(number["value"])
+                copied, numbers = copied + (again is not None), numbers + 1
+        assert 3 < copied < numbers
+        (entry,) = json.loads(server.send({"model": "tiny", "prompts": prompts[:1]}, "/v1/numbers")[1])["data"]
+        assert entry["median"] == pytest.approx(model.predict_number(prompts[0])[0].median)
+        for path, asked in {
+            "/v1/completions": {"prompt": "It", "causal": {"preset": "persona", "individual": "Ann"}},
+            "/v1/numbers": {"prompts": prompts[:1], "individual": "Ann"},
+            "/v1/answers": {"questions": [{"prompt": prompts[0]}], "individual": "Ann"},
+        }.items():
+            status, told = server.send({"model": "tiny"} | asked, path)
+            assert status == 400 and "needs copy_numbers=False" in json.loads(told)["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["Ann", "Eva"])
 def test_a_named_individual_speaks_and_their_numbers_are_theirs(name, server, model):
     """Whoever was drawn is held at the temperature of texts, whoever was inferred at 1."""

@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("model", help="folder of a grafted model")
     parser.add_argument("--individuals", help="folder of individuals who can be asked for by name")
     given, further = parser.parse_known_args()
-    hides = CausalQwenConfig.from_pretrained(given.model).context.hides
+    cached = CausalQwenConfig.from_pretrained(given.model).by_tokens_alone
     # Naming one plug-in leaves out all others: those that vLLM loads unasked are named too.
     unasked = [group for group in entry_points().groups if group.startswith("vllm.") and "endpoint" not in group]
     known = ",".join(plugin.name for group in unasked for plugin in entry_points(group=group))
@@ -27,7 +27,7 @@ def main() -> None:
     if given.individuals is not None:
         os.environ[INDIVIDUALS] = given.individuals
     needed = ["--skip-tokenizer-init", "--logits-processors", FOLLOWER, "--worker-extension-cls", WORKER]
-    needed += ["--enable-prefix-caching" if hides else "--no-enable-prefix-caching"]
+    needed += ["--enable-prefix-caching" if cached else "--no-enable-prefix-caching"]
     needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE)]
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 

@@ -64,8 +64,8 @@ class Answer:
 def load(model: str, **engine: Any) -> Any:
     """vLLM's `LLM` on the grafted model in a folder, with the settings that the plug-in needs; `engine` are vLLM's own.
 
-    Its prefix cache is on where the context holds no value of a number, and off elsewhere. The backbone is compiled with
-    `enforce_eager=False`, on a GPU into CUDA graphs of its parts.
+    Its prefix cache is on where the context holds no value of a number and none is copied, and off elsewhere. The backbone is
+    compiled with `enforce_eager=False`, on a GPU into CUDA graphs of its parts.
 
     Raises:
         ValueError: settings under which a number could be wrong, all of them named.
@@ -75,9 +75,9 @@ def load(model: str, **engine: Any) -> Any:
     if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
         kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
         raise ValueError(f"a grafted model cannot be served with {', '.join(wrong)}; it needs {kept}")
-    hides = CausalQwenConfig.from_pretrained(model).context.hides
-    engine = {"enable_prefix_caching": hides, "enforce_eager": True} | engine
-    if engine["enable_prefix_caching"] and not hides:
+    cached = CausalQwenConfig.from_pretrained(model).by_tokens_alone
+    engine = {"enable_prefix_caching": cached, "enforce_eager": True} | engine
+    if engine["enable_prefix_caching"] and not cached:
         raise ValueError(f"a grafted model cannot be served this way: {TOKENS_ALONE}")
     if not engine["enforce_eager"] and isinstance(given := engine.get("compilation_config", {}), dict):
         engine["compilation_config"] = PIECEWISE | given
@@ -144,11 +144,12 @@ def of_tokens(
     from vllm import SamplingParams
 
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
+    wish = wish | {"values": known}
     if processor.context.hides:
+        announced = [place for place, token in enumerate(ids) if token == processor.num_token_id]
+        wish["places"] = [place - hidden for hidden, place in enumerate(announced)]
         ids = [token for token in ids if token != processor.num_token_id]
-    given = {
-        "temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish | {"values": known}},
-    }  # fmt: skip
+    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
     sampling = SamplingParams(**(given | (params or {})))
     check_params(sampling)
     return TokensPrompt(prompt_token_ids=list(ids)), sampling
@@ -188,6 +189,8 @@ def generate(
     for _, params in asked[:1]:  # all have the same individual and class
         wish = Wish.read(params.extra_args[KEY])
         wish.bind(config.causal_size)
+        if wish.individual is not None and wish.individual.knows_values:
+            config.require("the number that an individual says")
         value_axes(config, wish.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
     if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":

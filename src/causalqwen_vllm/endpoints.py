@@ -103,7 +103,6 @@ class _Service(TextService):
         config, folder = model.hf_config, os.environ.get(INDIVIDUALS)
         if not isinstance(config, CausalQwenConfig):
             raise ValueError(f"{model.model} is not grafted: leave {Endpoints.name} out of VLLM_PLUGINS")
-        config.require("the server")
         axes = value_axes(config, None)
         axes.law()  # a model whose numbers need a class is told so before anything is served
         individuals = load_individuals(folder, config.causal_size) if folder else {}

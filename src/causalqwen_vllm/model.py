@@ -22,11 +22,11 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.modeling import heads
-from causalqwen.modeling.prediction import NumberPrediction, describe, generated_values, predict_values
+from causalqwen.modeling.prediction import NumberPrediction, describe, generated_values, predict_values, said_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
-from causalqwen_vllm.requests import Company, Request, companies
+from causalqwen_vllm.requests import Company, Request, companies, offered
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
 from causalqwen_vllm.wishes import FOLLOWER, TOKENS_ALONE
@@ -153,6 +153,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         for request, (start, end) in zip(requests, spans, strict=False):  # no spans while vLLM warms up
             if request.wish.kept_from is not None:
                 request.keep(int(positions[start]), features[start:end])
+            if len(request.keys) < len(request.said):
+                request.key(int(positions[start]), features[start:end])
         return features
 
     def _values(
@@ -188,7 +190,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
                 of_class.setdefault(request.wish.number_class, []).append(row)
             for name, of_one in of_class.items():
                 self.number_class = name
-                values = generated_values(self, loc_Y[of_one, -1])
+                numbers = offered([(chosen[row], chosen[row].pending[0]) for row in of_one])
+                values = said_values(self, features[of_one, -1], generated_values(self, loc_Y[of_one, -1]), numbers)
                 for row, value in zip(of_one, values.tolist(), strict=True):
                     chosen[row].write(value)
 
@@ -207,7 +210,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         if not followed:
             return {}
         self.number_class = request.wish.number_class
-        laws = predict_values(self, torch.stack(list(followed.values())), request.wish.individual)
+        numbers = offered([(request, place) for place in followed])
+        laws = predict_values(self, torch.stack(list(followed.values())), request.wish.individual, numbers)
         return {
             str(place): {"value": request.values[place]} | tell(law, request.values[place])
             for place, law in zip(followed, laws, strict=True)
@@ -218,7 +222,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         """Of the number that stands where the request's last token was decided, if one did."""
         assert request.pending is not None, "a token was decided"
         features, names = request.pending[1].unsqueeze(0), [request.wish.number_class]
-        return predict_values(self, features, request.wish.individual, classes=names)[0]
+        return predict_values(self, features, request.wish.individual, offered([(request, request.pending[0])]), names)[
+            0
+        ]
 
     # ---- decisions out -----------------------------------------------------------------------------------------------
 
@@ -313,12 +319,12 @@ def refuse_settings(config: VllmConfig) -> None:
     """ValueError for engine settings under which a number could be wrong or lost."""
     graft, parallel, compilation = config.model_config.hf_config, config.parallel_config, config.compilation_config
     graft.require("vLLM")
-    kind, hides = graft.text_config.model_type, graft.context.hides
+    kind = graft.text_config.model_type
     wrong = {
         f"the backbone {kind!r}: only {', '.join(BACKBONES)} are served": kind not in BACKBONES,
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
-        TOKENS_ALONE: config.cache_config.enable_prefix_caching and not hides,
+        TOKENS_ALONE: config.cache_config.enable_prefix_caching and not graft.by_tokens_alone,
         "pipeline, context and data parallelism: run one engine per group of devices, of tensor_parallel_size": (
             parallel.world_size > parallel.tensor_parallel_size
             or parallel.prefill_context_parallel_size > 1

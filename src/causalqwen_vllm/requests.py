@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding import BoundDecoding
+from causalqwen.parts.copying import NOWHERE, Candidates
 from causalqwen_vllm.wishes import Wish
 
 
@@ -21,6 +22,9 @@ class Request:
     tokens of the prompt and those fed since; vLLM feeds nothing that its prefix cache knows. With `hides` the sequence holds
     no `<NUM>`, and a number's place is that of its first digit.
 
+    Where the model copies, `said`: place -> value, of all numbers of the text so far, and `keys`: place -> the features [H]
+    that each followed from, as `Candidates` has them.
+
     Raises:
         ValueError: more or fewer values than the prompt has numbers, one that should be hidden, an individual of another size.
     """
@@ -33,14 +37,19 @@ class Request:
         causal_size: int,
         device: torch.device,
         hides: bool = False,
+        copies: bool = False,
     ) -> None:
         places = [place for place, token in enumerate(prompt) if token == num_token_id]
         if hides and places:
             raise ValueError(f"this model sees no <NUM>, but one stands at {places[0]} of the prompt: leave it out")
         if not hides and len(places) != len(wish.values):
             raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
-        self.wish, self.hides = wish, hides
+        if hides and copies and len(wish.places) != len(wish.values):
+            raise ValueError(f"{len(wish.values)} hidden numbers came with {len(wish.places)} places")
+        self.wish, self.hides, self.copies = wish, hides, copies
         self.values = {} if hides else dict(zip(places, wish.values, strict=True))
+        self.said = dict(zip(wish.places if hides else places, wish.values, strict=True)) if copies else {}
+        self.keys: dict[int, Tensor] = {}
         self.ids = list(prompt)
         self.digits: dict[int, int] = {}
         self.followed: dict[int, Tensor] = {}
@@ -60,6 +69,14 @@ class Request:
         if first is not None and not self.forgotten and place + len(features) >= first:
             rows = features[max(first - place - 1, 0) :].to("cpu", copy=True)
             self.kept |= dict(enumerate(rows, max(first, place + 1)))
+
+    def key(self, place: int, features: Tensor) -> None:
+        """Note which of the features [n, H] of the tokens from `place` on the prompt's numbers followed from."""
+        for at in self.said:
+            index = max(at - 1, 0) - place
+            if at not in self.keys and 0 <= index < len(features):
+                unseen = self.hides and at == 0
+                self.keys[at] = torch.zeros_like(features[index]) if unseen else features[index].clone()
 
     def forget(self) -> None:
         """Nobody will ask for what tokens followed from any more; what they are may still be needed."""
@@ -92,6 +109,8 @@ class Request:
         assert self.pending is not None, "a number follows from something"
         place, features = self.pending
         self.values[place] = value
+        if self.copies:
+            self.said[place], self.keys[place] = value, features.clone()
         if not self.forgotten:
             self.followed[place] = features.clone()
 
@@ -100,6 +119,23 @@ class Request:
         if place not in self.values:
             raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
         return self.values[place]
+
+
+def offered(asked: Sequence[tuple[Request, int]]) -> Candidates | None:
+    """The numbers that stand before a place of a request, of several; None where the model does not copy, or none stands."""
+    before = [sorted(at for at in request.said if at < place) for request, place in asked]
+    most = max(map(len, before), default=0)
+    if not most:
+        return None
+    some = next(iter(next(request for request, _ in asked if request.keys).keys.values()))
+    features = some.new_zeros(len(asked), most, len(some))
+    values = torch.zeros(len(asked), most, dtype=torch.float64)
+    places = torch.full((len(asked), most), NOWHERE)
+    for row, ((request, _), numbers) in enumerate(zip(asked, before, strict=True)):
+        for column, at in enumerate(numbers):
+            features[row, column], values[row, column], places[row, column] = request.keys[at], request.said[at], at
+    at_place = torch.tensor([place - 1 for _, place in asked])
+    return Candidates(features, values, places, torch.arange(len(asked)), at_place).to(some.device)
 
 
 class Company(BoundDecoding):

@@ -28,7 +28,7 @@ class RequestTable:
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         config = vllm_config.model_config.hf_config
-        self._of_model = config.num_token_id, config.causal_size, device, config.context.hides
+        self._of_model = config.num_token_id, config.causal_size, device, config.context.hides, config.copy_numbers
         self._text_temperature = config.text_temperature
         self.requests: list[Request] = []
         self.by_key: OrderedDict[str, Request] = OrderedDict()

@@ -13,14 +13,14 @@ KEY = "causalqwen"
 FOLLOWER = "causalqwen_vllm.table:RowFollower"
 """The logits processor by which vLLM tells the plug-in of its requests."""
 TOKENS_ALONE = (
-    "the prefix cache knows tokens, but not the values of numbers that stand in this model's context: set "
-    f"enable_prefix_caching=False, or train with {CONTEXTS['digits']}"
+    "the prefix cache knows tokens, but neither the values of numbers that stand in this model's context, nor what numbers that"
+    f" may be copied followed from: set enable_prefix_caching=False, or train with {CONTEXTS['digits']} and copy_numbers=False"
 )
 """Why the prefix cache is refused."""
 
 _KNOWN = {
     "preset", "individual_mode", "noise_mode", "seed", "temperature", "noise_temperature", "central_mass", "top_p",
-    "individual", "drawn", "values", "key", "number_class", "kept_from",
+    "individual", "drawn", "values", "places", "key", "number_class", "kept_from",
 }  # fmt: skip
 
 
@@ -29,9 +29,10 @@ class Wish:
     """One request's own.
 
     plan: without its seed. values: of the prompt's numbers, left to right; where vLLM gets no `<NUM>`, their count matters to
-    the draws of `softmax`. key: under which its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset
-    `softmax`, whose draws are those of `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`.
-    kept_from: the first place of which what it follows from is kept under the key; None for none.
+    the draws of `softmax`. places: of their first digits, where vLLM gets no `<NUM>`; of a model that copies. key: under which
+    its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset `softmax`, whose draws are those of
+    `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`. kept_from: the first place of which what
+    it follows from is kept under the key; None for none.
     """
 
     plan: CausalDecoding
@@ -41,6 +42,7 @@ class Wish:
     key: str = ""
     number_class: str | None = None
     kept_from: int | None = None
+    places: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, given: Any, text_temperature: float = 1.0) -> "Wish":
@@ -76,7 +78,7 @@ class Wish:
         if kept is not None and (type(kept) is not int or kept < 1 or not key):
             raise ValueError(f"kept_from is a place, an integer of 1 or more, and needs a key; got {kept!r}")
         seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
-        return cls(plan, seed, values, top_p, key, given.get("number_class"), kept)
+        return cls(plan, seed, values, top_p, key, given.get("number_class"), kept, tuple(given.get("places", ())))
 
     @property
     def individual(self) -> Individual | None:

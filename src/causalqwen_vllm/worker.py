@@ -10,6 +10,7 @@ from torch import Tensor
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.likelihoods import likelihoods
 from causalqwen.modeling.prediction import NumberPrediction, told
+from causalqwen_vllm.requests import offered
 
 
 class NumberWorker:
@@ -73,7 +74,8 @@ class NumberWorker:
             request, found = model.table.by_key.get(key), None
             if request is not None:
                 model.number_class = request.wish.number_class
-                (found,) = alternatives(model, self._kept(key, place, 1), [token], [before], count)
+                features, numbers = self._kept(key, place, 1), offered([(request, place)])
+                (found,) = alternatives(model, features, [token], [before], count, numbers)
             seen.append({} if found is None else asdict(found))
         return seen
 

@@ -121,6 +121,37 @@ def test_digits_in_the_context(context, preset, folders, engines):
 
 
 @every_runner
+@every_runner
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_a_model_that_copies(context, tiny_tokenizer, tmp_path_factory, engines):
+    """Copied numbers come back exactly, those of prompts and those that were generated; laws are those of the same places."""
+    folder = tmp_path_factory.getbasetemp() / f"copies-{context}"
+    write_tiny(folder, "llama", tiny_tokenizer, number_context=context, value_digits=2, copy_numbers=True)
+    model = load_model(folder)
+    with torch.no_grad():
+        model.copy_head.query.weight.normal_(std=0.3)
+        model.copy_head.bias.fill_(1.0)
+    model.save_pretrained(folder)
+    prompts = [prompt.replace("12.5", "12.3456789") for prompt in PROMPTS[: 8 if RUNNER.startswith("second") else 32]]
+    llm = engines(folder, max_num_batched_tokens=64) if RUNNER == "first" else engines(folder)
+    for preset in ("standard", "persona", "softmax"):
+        same, _ = compare(llm, model, preset, prompts, **SETTINGS[preset])
+        assert same >= len(prompts) * 15 // 16
+    copied, new = 0, 0
+    for answer, prompt in zip(ask(llm, prompts, preset="standard", temperature=1.0), prompts, strict=True):
+        before = {float(word.replace(",", "")) for word in prompt.split() if word[-1].isdigit()}
+        for number in answer.numbers:
+            again = number.value in before and number.median == number.value
+            copied, new = copied + again, new + (number.value not in before)
+            before.add(number.value)
+    assert copied > 10 and new > 10
+    individual = Individual.from_seed(1, model.config.causal_size)
+    with pytest.raises(ValueError, match="the number that an individual says needs copy_numbers=False"):
+        ask(llm, individual=individual)
+    with pytest.raises(ValueError, match="the prefix cache knows tokens"):
+        causalqwen_vllm.load(folder, enable_prefix_caching=True)
+
+
 @pytest.mark.parametrize("context", ["digits", "both"])
 def test_a_number_cut_short_is_told_whole(context, folders, engines):
     llm, processor = engines(folders[context]), load_model(folders[context]).processor

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.modeling.individuals import share_of_who
-from causalqwen.modeling.prediction import generated_values
+from causalqwen.modeling.prediction import generated_values, said_values
 from causalqwen.modeling.processor import NUM_TOKEN
+from causalqwen.parts.copying import Candidates
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -55,10 +56,12 @@ def alternatives(
     tokens: Sequence[int],
     before: Sequence[tuple[Sequence[int], Sequence[float]]],
     count: int,
+    candidates: Candidates | None = None,
 ) -> list[Place]:
     """The place behind each of the features [n, H], where the tokens [n] stand.
 
-    before: of each, ids and values of the text before it (its end is enough). count: of the likeliest tokens.
+    before: of each, ids and values of the text before it (its end is enough). count: of the likeliest tokens. candidates: the
+    numbers that each may be a copy of; None for none.
     """
     chain = Chain(model, features)
     scores = chain.scores
@@ -69,7 +72,9 @@ def alternatives(
     shown = torch.cat([chosen.unsqueeze(-1), likeliest], dim=-1)
     columns = zip(shown.tolist(), softmax.gather(-1, shown).tolist(), p.gather(-1, shown).tolist(), strict=True)
     number = model.config.num_token_id
-    values = generated_values(model, chain.value()[0]).tolist() if bool((shown == number).any()) else [0.0] * len(who)
+    values = [0.0] * len(who)
+    if bool((shown == number).any()):
+        values = said_values(model, features, generated_values(model, chain.value()[0]), candidates).tolist()
     places = []
     for (ids, of_softmax, of_ovr), text, value, share, decided in zip(
         columns, before, values, who, scores.decide().tolist(), strict=True

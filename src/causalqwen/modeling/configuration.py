@@ -363,6 +363,12 @@ class CausalQwenConfig(PreTrainedConfig):
         context: Context = self.part("number_context")
         return context
 
+    @property
+    def by_tokens_alone(self) -> bool:
+        """Whether what follows a context is known by its tokens and their cache: no value of a number stands in it, and what a
+        number followed from, by which it is copied, need not be kept."""
+        return self.context.hides and not self.copy_numbers
+
     def require(self, what: str) -> None:
         """ValueError where `what` is asked for and the settings of `parts.limits.NEEDS` are others."""
         check_needs(what, vars(self))

@@ -22,7 +22,7 @@ from causalqwen.modeling.context import without
 from causalqwen.modeling.heads import number_candidates, standing
 from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
-from causalqwen.modeling.prediction import generated_values
+from causalqwen.modeling.prediction import generated_values, said_values
 from causalqwen.parts.copying import Candidates
 
 if TYPE_CHECKING:
@@ -429,11 +429,8 @@ def _start_values(
     def compute(features: Tensor, positions: Tensor) -> Tensor:
         draws = Integrated() if bound is None else bound.at(positions)
         loc_Y, _ = Chain(model, features, draws).value()
-        values = draws.said_again(generated_values(model, loc_Y[:, -1]), loc_Y)
-        if log.numbers is None:
-            return values
-        copied, again = model.copy_law(features[:, -1], log.numbers.later()).copied()
-        return torch.where(copied, again, values)
+        new = draws.said_again(generated_values(model, loc_Y[:, -1]), loc_Y)
+        return said_values(model, features[:, -1], new, log.offered())
 
     if at_once is None:  # digits are written by the host
         at_once = input_ids.device.type != "cpu" and not model.config.context.writes

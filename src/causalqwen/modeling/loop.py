@@ -76,6 +76,10 @@ class ValueLog:
         self.start, self.last = values.shape[1], -1
         self._kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
 
+    def offered(self, rows: slice = slice(None)) -> Candidates | None:
+        """The numbers that the latest value of each of the rows may be a copy of."""
+        return None if self.numbers is None else self.numbers.later()[rows]
+
     def append(self, place: int, features: Tensor, positions: Tensor) -> None:
         """Note what the value at `place` follows from."""
         self.last, self.follows = place, features

@@ -280,13 +280,22 @@ def _finite(plain: Any) -> Any:
 
 
 def generated_values(model: Any, loc_Y: Tensor) -> Tensor:
-    """What a text says where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`, and
-    where that is none of its values the nearest of the support."""
+    """What a text says anew where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`,
+    and where that is none of its values the nearest of the support."""
     axes, digits = model.value_axes, model.config.value_digits
     transform = axes.law().transform
     return transform.support.take_in(
         round_significant(transform.inverse(loc_Y), digits, axes.axis(None)["value_place"])
     )
+
+
+def said_values(model: Any, features: Tensor, new: Tensor, candidates: Candidates | None) -> Tensor:
+    """What a text says behind features [n, H]: the number of the context that has more than half of the probability, exactly,
+    where the model copies and one has; elsewhere `new` [n]."""
+    if candidates is None or not model.copies:
+        return new
+    copied, again = model.copy_law(features, candidates).copied()
+    return torch.where(copied, again, new)
 
 
 @torch.no_grad()

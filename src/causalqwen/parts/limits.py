@@ -36,10 +36,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "a value that is set": {"copy_numbers": False},
     "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
     "the number that an individual says": {"copy_numbers": False},
-    "the server": {"copy_numbers": False},
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
-    "vLLM": {"copy_numbers": False, "number_embedding": ("added", "multiplied")},
+    "vLLM": {"number_embedding": ("added", "multiplied")},
     "calibration": {"score_scale": ("common", "equal")},
     "the likelihood 'ovr' of words": {"score_scale": ("common", "equal")},
 }

@@ -92,7 +92,6 @@ class _Service(TextService):
     """The endpoints of a model in this process."""
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
-        model.config.require("the server")
         _ = model.value_law  # a model whose numbers need a class is told so before anything is served
         limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}
         self.model, self.batcher = model, Batcher(model, **limits)

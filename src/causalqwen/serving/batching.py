@@ -20,6 +20,7 @@ from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.likelihoods import Likelihood, likelihoods
 from causalqwen.modeling.loop import ValueLog
 from causalqwen.modeling.prediction import told
+from causalqwen.parts.copying import Candidates
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
@@ -379,8 +380,8 @@ class _Watch(StoppingCriteria):
         for index, (job, row) in enumerate(self.rows):
             if job.alternatives is None or row.finish is not None or job.cancelled or row.text.in_digits:
                 continue
-            features, before = self.log.follows[index], row.text.tail
-            (made,) = alternatives(self.model, features, [tokens[index]], [before], job.alternatives)
+            features, before, offered = self.log.follows[index], row.text.tail, self._offered(index)
+            (made,) = alternatives(self.model, features, [tokens[index]], [before], job.alternatives, offered)
             places[index] = asdict(made)
         return places
 
@@ -407,5 +408,8 @@ class _Watch(StoppingCriteria):
 
     def _law(self, index: int, job: Job, value: float) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""
-        (prediction,) = self.model.predict_values(self.log.follows[index], job.individual)
+        (prediction,) = self.model.predict_values(self.log.follows[index], job.individual, self._offered(index))
         return told(prediction, points=job.points, beside=value)
+
+    def _offered(self, index: int) -> Candidates | None:
+        return self.log.offered(slice(index, index + 1))

@@ -56,7 +56,6 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     for field, (wrong, why) in without_effect.items():
         if wrong:
             raise ApiError(400, f"{field} has no effect under the preset {preset}: {why}", param=field)
-    individual_of(causal.individual, settings, "causal.individual")
     if temperature is None and causal.noise_temperature is None and draws:
         who = settings.individuals.get(causal.individual or "", plan.individual)  # heard at 1 where inferred
         plan = replace(plan, central_mass=causal.central_mass)
@@ -80,6 +79,12 @@ def job_of(
 ) -> Job:
     """The rows of a request, prompt by prompt. ApiError 400 for what cannot be served."""
     plan, field = plan_of(asked, settings), "messages" if asked.is_chat else "prompt"
+    individual = individual_of(asked.causal.individual, settings, "causal.individual")
+    if individual is not None and individual.knows_values:
+        try:
+            config.require("the number that an individual says")
+        except ValueError as error:
+            raise ApiError(400, str(error), param="causal.individual") from None
     seed = one_of("seed", asked.seed, asked.causal.seed)
     seed = secrets.randbits(31) if seed is None else seed
     length, prompts = asked.length(), asked.prompts(processor)
@@ -108,7 +113,7 @@ def job_of(
         plan,
         int(min(settings.max_tokens, context - width)) if length is None else length,
         deliver,
-        individual=individual_of(asked.causal.individual, settings, "causal.individual"),
+        individual=individual,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         alternatives=asked.causal.alternatives,
         points=asked.causal.points,
