@@ -22,7 +22,8 @@ part; of those with more rows, 1,200 that are drawn. Beside `NumberRegressor` wi
     mapie       MAPIE's CV+ intervals at 99 levels around the ridge
 
 A result is kept under --output by table, fold and method, and not computed again. RMSE is that of the mean, CRPS that of 199
-quantiles, clipped alike; R^2 is what MulTaBench publishes.
+quantiles, clipped alike; R^2 is what MulTaBench publishes. cover is the share of values within an interval; in parts, a value
+that many rows share counts as recalibration counts it (theory 3.8).
 """
 
 import argparse
@@ -315,7 +316,18 @@ def scores(predicted: Predicted, values: np.ndarray, known: np.ndarray) -> dict[
     found["mae"] = float(np.abs(quantiles[:, quantiles.shape[1] // 2] - values).mean())
     found["crps"] = float(crps_of(quantiles, values, law).mean())
     found["crps_log"] = float(crps_log(quantiles, values, law).mean())
-    return found | {f"cover_{level}": float(inside(central(quantiles, level), values).mean()) for level in LEVELS}
+    found |= {f"cover_{level}": float(inside(central(quantiles, level), values).mean()) for level in LEVELS}
+    return found | {f"parts_{level}": held_in_parts(quantiles, values, level) for level in LEVELS}
+
+
+def held_in_parts(quantiles: np.ndarray, values: np.ndarray, level: float) -> float:
+    """The share of values [n] within the central intervals of quantiles [n, k - 1] at 1/k, 2/k, ..., where a value y counts
+    with the part of [P(Y < y), P(Y <= y)] that lies within (Czado, Gneiting and Held 2009): of a law that is right it is
+    `level`, whatever its atoms."""
+    steps, column = quantiles.shape[1] + 1, values[:, None]
+    below, upto = (quantiles < column).sum(1) / steps, ((quantiles <= column).sum(1) + 1) / steps
+    within = np.minimum(upto, (1 + level) / 2) - np.maximum(below, (1 - level) / 2)
+    return float((within.clip(0.0) / (upto - below)).mean())
 
 
 def main() -> None:
@@ -331,7 +343,8 @@ def main() -> None:
     given = parser.parse_args()
     settings: dict[str, Any] = {"backbone": given.backbone, "bf16": given.bf16, "cache_dir": str(given.output / "rows")}
     given.output.mkdir(parents=True, exist_ok=True)
-    columns = ("rmse", "r2", "mae", "crps", "crps_log", *(f"cover_{level}" for level in LEVELS))
+    shares = [f"{kind}_{level}" for kind in ("cover", "parts") for level in LEVELS]
+    columns = ("rmse", "r2", "mae", "crps", "crps_log", *shares)
     print(f"{'table':14}{'fold':>5} {'method':12}" + "".join(f"{name:>11}" for name in columns), flush=True)
     for name in given.tables:
         table, values = read(given.folder, name)
@@ -351,7 +364,8 @@ def main() -> None:
                     found["seconds"] = time.perf_counter() - started
                     write_text(kept, json.dumps(found) + "\n")
                 found = json.loads(kept.read_text(encoding="utf-8"))
-                print(f"{name:14}{fold:5} {method:12}" + "".join(f"{found[key]:11.4g}" for key in columns), flush=True)
+                row = "".join(f"{found.get(key, np.nan):11.4g}" for key in columns)
+                print(f"{name:14}{fold:5} {method:12}{row}", flush=True)
 
 
 if __name__ == "__main__":

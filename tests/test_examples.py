@@ -139,6 +139,17 @@ def test_multabench_scores_a_table_on_either_splits(monkeypatch, capsys, tmp_pat
     assert {len(test) for _, test in module.published(45_000)} == {2000}
 
 
+def test_intervals_of_a_law_that_is_right_hold_their_share_in_parts_whatever_its_atoms():
+    """Half of the values are 0: an interval of 50% that holds them holds all of them."""
+    levels = np.arange(1, 200) / 200
+    quantiles = np.maximum(0.0, 10 * (levels - 0.5))[None].repeat(20_000, 0)
+    values = np.maximum(0.0, 10 * (np.random.default_rng(0).random(20_000) - 0.5))
+    in_parts = experiment("multabench").held_in_parts
+    assert [in_parts(quantiles, values, level) for level in (0.5, 0.8, 0.9)] == pytest.approx([0.5, 0.8, 0.9], abs=0.01)
+    assert in_parts(quantiles / 2, values, 0.9) < 0.8  # too narrow
+    assert ((values >= quantiles[:, 49]) & (values <= quantiles[:, 149])).mean() > 0.7
+
+
 def test_multabench_draws_rows_of_rs_tables_and_scores_those_that_hold_numbers_alone(monkeypatch, capsys, tmp_path):
     size = np.random.default_rng(0).uniform(1, 9, 70)
     frame = pd.DataFrame({"rownames": range(70), "size": size, "id": range(70), "cost": 10 * size})
