@@ -415,8 +415,8 @@ def test_how_likely_tokens_were_is_told_of_any_place_and_then_forgotten(folders,
     ("model", "wrong", "message"),
     [
         ("digits", {"skip_tokenizer_init": False}, "cannot be served with skip_tokenizer_init="),
-        ("llama", {"enable_prefix_caching": True}, "not the values of numbers"),
-        ("both", {"enable_prefix_caching": True}, "not the values of numbers"),
+        ("llama", {"enable_prefix_caching": True}, "neither the values of numbers"),
+        ("both", {"enable_prefix_caching": True}, "neither the values of numbers"),
     ],
 )
 def test_settings_that_load_refuses(model, wrong, message, folders):
@@ -426,7 +426,7 @@ def test_settings_that_load_refuses(model, wrong, message, folders):
 
 def test_an_engine_opened_without_load_refuses_too(folders, engines):
     engines.close()
-    with pytest.raises(ValueError, match=r"follows no requests.*prefix cache knows tokens, but not the values"):
+    with pytest.raises(ValueError, match=r"follows no requests.*prefix cache knows tokens, but neither the values"):
         LLM(str(folders["llama"]), dtype="float32", max_model_len=256, enforce_eager=True)
 
 
