@@ -94,9 +94,12 @@ def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     out = tmp_path / "grafted"
     result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--json").stdout)
     assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
+    assert 0.5 < result["calibration"]["sum_median"] < 2 and result["calibration"]["temperature"] >= 1
     assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
     assert "exists already" in run("graft", "--backbone", place / "backbone", "--output", out, code=1).stderr
     other = ("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents")
+    plain = json.loads(run("graft", *other[1:5][:2], "--output", tmp_path / "plain", "--no-calibrate", "--json").stdout)
+    assert plain["calibration"] is None
     assert "expected NAME=VALUE" in run(*other, "--set", "gate_alpha", code=1).stderr
     text = run(*other, "--set", "gate_alpha=0.5", "--set", "vocabulary_family=gaussian").stdout
     written = json.loads((tmp_path / "other" / "config.json").read_text())

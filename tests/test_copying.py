@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation
+from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation, Population, Question
 from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.encoding import collate
 from causalqwen.data.synthetic import choices
+from causalqwen.decoding import Observed
 from causalqwen.evaluation.predict import predict_rows
 from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
@@ -417,6 +418,9 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
     model = eager(random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True)))
     model.config.value_range = [0.0, 100.0]  # as training leaves it: numbers are read
     inputs, who = encode(model, PROMPTS[:1]), Individual.from_seed(1, model.config.causal_size)
+    evidence = (Observed(0, 2, 0.0, 1.0, 1.0, "values"),)
+    inferred = dataclasses.replace(who, draws=torch.zeros(9, model.config.causal_size), evidence=evidence)
+    assert inferred.knows_values and not who.is_inferred
     said = Observation(" a long way.", prompt="We have come")
     rows = [Row("prompt", str(i), {"prompt": "It is", "value": float(i), "individual": "ab"[i % 2]}) for i in range(4)]
     shared = encode_rows(rows, model.processor)
@@ -429,7 +433,8 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
             said, Intervention(prompt="They have come"), individual=who, max_new_tokens=2
         ),
         lambda: model.counterfactual_samples(said, Intervention(values={0: 5.0}), individual=who, max_new_tokens=2),
-        lambda: model.predict_number("Of 20 it is", individual=who),
+        lambda: model.predict_number("Of 20 it is", individual=inferred),
+        lambda: model.survey(Population.drawn(2, model.config.causal_size), [Question("Of 20 it is", name="n")]),
         lambda: train(model, shared, (), tmp_path / "run", TrainSettings(values=ValueStage(epochs=1))),
     ]
     for ask in refused:
@@ -442,6 +447,17 @@ def test_what_does_not_copy_is_refused(tiny_tokenizer, tmp_path):
         graft_tiny("llama", tiny_tokenizer, value_loss="CRPS")
     with pytest.raises(ValueError, match="value_branch_members: input should be greater than or equal to 1"):
         graft_tiny("llama", tiny_tokenizer, value_branch_members=0)
+
+
+def test_somebodys_number_is_a_copy_as_often_as_anybodys_and_new_ones_are_theirs(tiny_tokenizer):
+    model = eager(random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True)))
+    who = Individual.from_seed(1, model.config.causal_size)
+    (theirs,), (anybodys,) = (model.predict_number("Of 20 and 7 it is", individual=one) for one in (who, None))
+    assert theirs.candidates == anybodys.candidates
+    plain = graft_tiny("llama", tiny_tokenizer)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    (new,) = plain.eval().predict_number("Of 20 and 7 it is", individual=who)
+    assert (theirs.loc, theirs.scale) == pytest.approx((new.loc, new.scale), rel=1e-5) and theirs.loc != anybodys.loc
 
 
 # ---- what a review found --------------------------------------------------------------------------------------------
@@ -472,6 +488,34 @@ def test_a_copy_is_not_clipped_and_small_numbers_are_their_own():
     two = torch.tensor([[1.6e-19, 6.6e-34]], dtype=torch.float64)
     small = CopyLaw(law, two, torch.tensor([[0.2, 0.4, 0.4]]).log())
     assert not small.copied()[0].item() and not small.stands(at + 5e-10).item() and small.stands(two[:, 0]).item()
+
+
+def test_the_law_of_a_sure_copy_is_a_law():
+    """Weights come in float32: their sum is 1 all the same, no probability is above it, and an atom is no density."""
+    law = CopyLaw(
+        ValueLaw(value_range=(0.0, 10.0)), torch.tensor([7.0, 7.0]).double(), torch.tensor([-30.0, -0.7, -0.7])
+    )
+    prediction = CopiedNumberPrediction(0.0, 1.0, 1.0, law)
+    assert prediction.cdf(7.0) <= 1 and prediction.log_prob(7.0) <= 0
+    assert max(density for _, density, _ in prediction.curve(101)) < 1e-6
+
+
+def test_many_numbers_in_a_context_take_a_law_little_longer_than_few():
+    """Quantiles of a mixture with 2,000 numbers: halving finds them, each of them a step would take seconds."""
+    levels, zero = torch.arange(1, 100).double() / 100, torch.zeros(1).double()
+    calls = 0
+
+    class Counting(ValueLaw):
+        def quantile(self, *args, **kwargs):
+            nonlocal calls
+            calls += 1
+            return super().quantile(*args, **kwargs)
+
+    weights = torch.full((2001,), 1 / 2001.0).log()
+    law = CopyLaw(Counting(family="gaussian"), torch.randn(2000, dtype=torch.float64), weights)
+    found = law.beside_levels().quantile(zero, zero + 1, levels)
+    assert calls < 20 and bool((found.diff() >= 0).all())
+    assert bool((law.cdf(zero, zero + 1, found) >= levels - 1e-9).all())
 
 
 def test_a_copier_starts_as_a_model_that_does_not_copy(tiny_tokenizer):

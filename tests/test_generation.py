@@ -488,6 +488,20 @@ def test_streamers_write_numbers_as_they_come(talker, capsys):
     assert "<NUM>" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", [NumberTextStreamer, NumberTextIteratorStreamer])
+def test_streamers_go_on_behind_the_end_of_a_line(talker, capsys, kind):
+    """Behind one, transformers decodes the last token alone, as a number and not as a list of one."""
+    text = "It was here\n and so on\n\nnot there"
+    ids = talker.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    streamer = kind(talker.processor)
+    streamer.begin(None)
+    for token in ids:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    told = "".join(streamer) if kind is NumberTextIteratorStreamer else capsys.readouterr().out.removesuffix("\n")
+    assert told == talker.processor.tokenizer.decode(ids) and told.count("\n") > 1
+
+
 def test_stop_strings_and_stopping_criteria_end_a_text(talker):
     inputs = encode(talker, PROMPTS[1:2])
     plan = CausalDecoding.preset("standard")

@@ -229,7 +229,7 @@ def compare_with_generate(server, model, name):
 
 @pytest.mark.parametrize("context", ["value", "digits"])
 def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, context):
-    """Copied ones exactly, alone and in a batch, with the law that each came from; what it cannot do is a 400."""
+    """Copied ones exactly, with the law that each came from, of somebody too; what it cannot do is a 400."""
     model = talker(tiny_tokenizer, number_context=context, copy_numbers=True)
     torch.nn.init.normal_(model.copy_head.query.weight, std=0.3)
     model.copy_head.bias.data.fill_(1.5)
@@ -259,13 +259,20 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
         assert 3 < copied < numbers
         (entry,) = json.loads(server.send({"model": "tiny", "prompts": prompts[:1]}, "/v1/numbers")[1])["data"]
         assert entry["median"] == pytest.approx(model.predict_number(prompts[0])[0].median)
-        for path, asked in {
-            "/v1/completions": {"prompt": "It", "causal": {"preset": "persona", "individual": "Ann"}},
-            "/v1/numbers": {"prompts": prompts[:1], "individual": "Ann"},
-            "/v1/answers": {"questions": [{"prompt": prompts[0]}], "individual": "Ann"},
-        }.items():
-            status, told = server.send({"model": "tiny"} | asked, path)
-            assert status == 400 and "needs copy_numbers=False" in json.loads(told)["error"]["message"]
+        for name in ("Ann", "Eva"):  # whose numbers are known; who is nobody in particular there
+            asked = {"model": "tiny", "prompts": prompts[:1], "individual": name}
+            (entry,) = json.loads(server.send(asked, "/v1/numbers")[1])["data"]
+            law = model.predict_number(prompts[0], individual=PEOPLE[name])[0]
+            assert entry["median"] == pytest.approx(law.median) and law.candidates
+            said = server.complete({"preset": "shared-individual", "individual": name}, prompt=prompts[0]).choices[0]
+            assert all(
+                low <= one["median"] <= high
+                for one in said.causal["numbers"]
+                for low, high in one["intervals"].values()
+            )
+        asked = {"model": "tiny", "questions": [{"prompt": prompts[0]}], "individual": "Ann", "draws": 1}
+        status, told = server.send(asked, "/v1/answers")
+        assert status == 400 and "a number that a survey asks for needs copy_numbers=False" in told.decode()
 
 
 @pytest.mark.parametrize("name", ["Ann", "Eva"])

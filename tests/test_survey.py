@@ -313,7 +313,7 @@ def test_a_prompt_is_read_once(model, people, monkeypatch):
         ([], {}, "a survey needs one question"),
         ([Question("a is", name="age")], {}, "two columns would be called 'age'"),
         ([Question("a is"), Question("a is")], {}, "two columns would be called 'a is'"),
-        ([Question("a is", max_new_tokens=2)], {"draws": 0}, "asks for a text, which nothing integrates"),
+        ([Question("a is", max_new_tokens=2)], {"draws": 0}, "asks for a text, and texts are drawn"),
         ([Question("A {sex} is")], {}, "by the fact 'sex', which is not known of p1"),
         ([Question("A {hair} is")], {}, "by the fact 'hair', which is not known of anybody"),
         ([Question("a is")], {"draws": -1}, "draws are a whole number from 0 on"),

@@ -317,8 +317,11 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write what was learned to a new folder: safetensors and JSON. The backbone is named there, not copied."""
+        """Write what was learned to a new folder: safetensors and JSON. The backbone is named there, not copied.
+        FileExistsError where the folder is there."""
         check_is_fitted(self, "model_")
+        if Path(folder).exists():
+            raise FileExistsError(f"{folder} exists already; choose another folder")
         weights, about = self._state()
         with writing_folder(Path(folder)) as part:
             (part / STATE).write_bytes(weights)

@@ -45,6 +45,8 @@ def population(
             told += "; between words and numbers nothing was learned: where numbers are asked, " + (
                 "numbers alone tell who they are" if "values" in kinds else "they are nobody in particular"
             )
+        if "values" in kinds and not loaded.reads_numbers:
+            told = "inferred from their words; this model has not learned values: train it first, or their numbers tell nothing"
         say(f"{rows.name}: {len(said):,} people, {told}")
         people = loaded.abduct_people(said, facts=facts, likelihood=likelihood)
     people.save(output)

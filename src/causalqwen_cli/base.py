@@ -97,7 +97,10 @@ def config_fields(settings: list[str] | None) -> dict[str, Any]:
     return {name: yaml.safe_load(value) for name, _, value in given}
 
 
-def figures_line(metrics: dict[str, Any]) -> str:
-    """Some figures in one line."""
-    keys = ("median_error", "mae", "crps", "log_score", "num_f1", "accuracy", "backbone_agreement")
-    return ", ".join(f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics)
+def figures_line(metrics: dict[str, Any], *, words: bool = True) -> str:
+    """Some figures in one line. words: those of words too, which a table has none of."""
+    keys = ["median_error", "mae", "crps", "log_score"] + words * ["num_f1", "accuracy", "backbone_agreement"]
+    told = [f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics]
+    covered = "/".join(f"{100 * share:.0f}" for share in metrics.get("coverage", {}).values())
+    levels = "/".join(f"{100 * float(level):.0f}" for level in metrics.get("coverage", {}))
+    return ", ".join([*told, *([f"{levels}% intervals cover {covered}%"] if covered else [])])

@@ -26,18 +26,24 @@ def graft(
     text: Annotated[
         Path | None,
         typer.Option(
-            help="Text that a causal_size below the hidden size is fitted to (default: three speeches in the package)."
+            help="Text to calibrate on, and that a causal_size below the hidden size is fitted to (default: speeches in the "
+            "package)."
         ),
     ] = None,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Calibrate it too, as `causalqwen calibrate` does.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Graft a number channel and an individual onto a pretrained decoder."""
+    """Graft a number channel and an individual onto a pretrained decoder, and calibrate its probabilities."""
     refuse_existing(output)
     import torch
 
     from causalqwen import CausalQwenForCausalLM
-    from causalqwen.data.texts import read_text, speech_paragraphs
+    from causalqwen.data.texts import CALIBRATION_YEARS, read_text, speech_paragraphs, speeches
     from causalqwen.modeling.proof import prove
+    from causalqwen.training import CalibrationSettings
+    from causalqwen.training import calibrate as fit
 
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
@@ -46,6 +52,10 @@ def graft(
     dtype_given = getattr(torch, dtype) if dtype else None
     words = read_text(text) if text is not None or fields.get("causal_size") else None
     model = CausalQwenForCausalLM.from_backbone(backbone, dtype=dtype_given, start=start, text=words, **fields)
+    report = None
+    if calibrated and model.config.allows("calibration"):
+        said = speeches((CALIBRATION_YEARS[-1],)) if text is None else read_text(text)
+        report = fit(model, said, CalibrationSettings(), say=say)
     proof = prove(model, speech_paragraphs(numbers=False)[:4])
     save_model(model, output)
     config = model.config
@@ -55,6 +65,7 @@ def graft(
         "num_token_id": config.num_token_id,
         "free_rows": len(config.free_token_ids) + (not config.num_token_appended),
         "start": start,
+        "calibration": report,
         **asdict(proof),
     }
     show(result, f"{output}: <NUM> is token {config.num_token_id} ({where}); {proof}", as_json)

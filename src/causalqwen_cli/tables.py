@@ -72,7 +72,9 @@ def fit(
     made.save(output)
     kinds = {column.name: column.kind for column in made.reader_.columns}
     told = "\n".join(f"{name}: {kind}" for name, kind in kinds.items())
-    line = f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {figures_line(made.metrics_)}"
+    line = (
+        f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {figures_line(made.metrics_, words=False)}"
+    )
     show({"model": str(output), "columns": kinds, "metrics": made.metrics_}, line, as_json)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts import value_axes
 from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
@@ -189,8 +190,7 @@ def generate(
     for _, params in asked[:1]:  # all have the same individual and class
         wish = Wish.read(params.extra_args[KEY])
         wish.bind(config.causal_size)
-        if wish.individual is not None and wish.individual.knows_values:
-            config.require("the number that an individual says")
+        check_speaker(config, wish.individual)
         value_axes(config, wish.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
     if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":
@@ -202,7 +202,7 @@ def generate(
     outputs = llm.generate(
         [tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False, lora_request=adapters
     )
-    numbers = llm.collective_rpc("take_numbers", args=(keys,))[0]
+    numbers = llm.collective_rpc("take_numbers", args=(keys,))[-1]  # the last rank decides
     return [answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]
 
 

@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.modeling.likelihoods import Likelihood
+from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts import value_axes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
 from causalqwen.serving.logprobs import Told
@@ -278,7 +279,9 @@ class EngineWriter:
     async def _ask_of(self, method: str, asked: list[tuple[tuple, asyncio.Future]]) -> None:
         """All in one; where that fails, each alone."""
         try:
-            told = (await self._engine.collective_rpc(method, args=([one for one, _ in asked],)))[0]
+            told = (await self._engine.collective_rpc(method, args=([one for one, _ in asked],)))[
+                -1
+            ]  # the last rank decides
             for (_, future), one in zip(asked, told, strict=True):
                 if not future.done():
                     future.set_result(one)
@@ -299,6 +302,7 @@ class EngineWriter:
         classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
         wish = {"preset": "persona" if individual else "standard"} | self._named(individual)
         try:
+            check_speaker(self._engine.vllm_config.model_config.hf_config, individual)
             for name in set(classes):
                 self._axes.law(name)
             requests = [
@@ -323,4 +327,4 @@ class EngineWriter:
             raise ApiError(400, str(error), param="prompts") from None
         finally:
             self._aside("forget_numbers", keys)
-        return told[0]
+        return told[-1]

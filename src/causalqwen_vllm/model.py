@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed import get_pp_group
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-from vllm.model_executor.models.interfaces import SupportsLoRA
+from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsPP
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     WeightsMapper,
@@ -24,6 +25,7 @@ from causalqwen.decoding import Draws, Integrated
 from causalqwen.modeling import heads
 from causalqwen.modeling.prediction import NumberPrediction, describe, generated_values, predict_values, said_values
 from causalqwen.modeling.vocabulary import Vocabulary
+from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
 from causalqwen_vllm.requests import Company, Request, companies, offered
@@ -41,7 +43,7 @@ def described(law: NumberPrediction, value: float) -> dict[str, Any]:
     return {"loc": law.loc, "scale": law.scale} | describe(law, None)
 
 
-class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
+class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, SupportsPP):
     """`causalqwen.CausalQwenForCausalLM` over vLLM's decoder; the same checkpoint, the same decisions, the same values.
 
     Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
@@ -50,7 +52,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
     Where digits stand in the context (`causalqwen.modeling.context`), the tokens of a number are decided with its value. A
     `<NUM>` that the backbone does not see never enters vLLM's sequence: its first digit is decided in its stead.
 
-    The decoder's weights may be quantized, and adapted for a request, by vLLM's own means; the heads read what comes out.
+    The decoder's weights may be quantized, and adapted for a request, by vLLM's own means; the heads read what comes out. Its
+    layers may lie on several ranks, of which the last decides.
 
     Raises:
         ValueError: a backbone that is not among `BACKBONES`, or an engine setting that could make a number wrong.
@@ -77,7 +80,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
             architectures=[BACKBONES[config.text_config.model_type]],
         )
         self.backbone.embedding_modules = {}  # an adapter of the vocabulary would not reach the heads
-        if not isinstance(self.backbone.lm_head.quant_method, UnquantizedEmbeddingMethod):
+        self.make_empty_intermediate_tensors = self.backbone.make_empty_intermediate_tensors
+        self.decides = get_pp_group().is_last_rank
+        if self.decides and not isinstance(self.backbone.lm_head.quant_method, UnquantizedEmbeddingMethod):
             raise ValueError(
                 "a grafted model reads the vocabulary matrix itself: leave lm_head out of what is quantized"
             )
@@ -121,8 +126,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         positions: Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
-        """Features [N, H] of the N tokens of all rows, one row after the other."""
+    ) -> Any:
+        """Features [N, H] of the N tokens of all rows, one row after the other; on a rank that does not decide, what vLLM's
+        decoder hands to the next one."""
         requests = [] if self.table is None else self.table.requests  # none while vLLM warms up
         metadata = get_forward_context().attn_metadata
         self._step, values = None, None
@@ -149,12 +155,14 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
             embeddings = self.embed_input_ids(input_ids.clamp(max=self.config.text_config.vocab_size - 1))
         else:
             embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
-        features: Tensor = self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+        features = self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+        if not self.decides:
+            return features
         for request, (start, end) in zip(requests, spans, strict=False):  # no spans while vLLM warms up
             if request.wish.kept_from is not None:
                 request.keep(int(positions[start]), features[start:end])
-            if len(request.keys) < len(request.said):
-                request.key(int(positions[start]), features[start:end])
+            if request.copies:
+                request.read(int(positions[start]), features[start:end])
         return features
 
     def _values(
@@ -174,6 +182,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in at_numbers]
         places = [(requests[row], place) for row, place in zip(rows, positions[at_numbers].tolist(), strict=True)]
         self._write([request for request, place in places if request.lacks(place)])
+        for request, place in places:
+            request.say(place)
         values = torch.zeros(len(input_ids), dtype=torch.float64, device=input_ids.device)
         values[at_numbers] = values.new_tensor([request.value(place) for request, place in places])
         return values
@@ -206,7 +216,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         integrated out, and of this value. Whether the last place holds a number is for the caller to know."""
         if not request.hides and request.pending is not None and request.lacks(request.pending[0]):
             self._write([request])
-        followed = {place: features for place, features in request.followed.items() if place >= since}
+        at_end = {} if request.hides or request.pending is None else dict([request.pending])
+        followed = {place: features for place, features in (at_end | request.followed).items() if place >= since}
         if not followed:
             return {}
         self.number_class = request.wish.number_class
@@ -263,6 +274,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA):
         ]
         self._write([request for request, _ in announced])
         for request, place in announced:
+            request.say(place)
             self._write_digits(request, place, place)
 
     def _put_digits(self, requests: list[Request], places: list[int], scores: Tensor) -> None:
@@ -325,9 +337,10 @@ def refuse_settings(config: VllmConfig) -> None:
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
         TOKENS_ALONE: config.cache_config.enable_prefix_caching and not graft.by_tokens_alone,
-        "pipeline, context and data parallelism: run one engine per group of devices, of tensor_parallel_size": (
-            parallel.world_size > parallel.tensor_parallel_size
-            or parallel.prefill_context_parallel_size > 1
+        "the last rank of a pipeline decides numbers that the first would have to embed: train with "
+        f"{CONTEXTS['digits']}": parallel.pipeline_parallel_size > 1 and not graft.context.hides,
+        "context and data parallelism: run one engine per group of devices": (
+            parallel.prefill_context_parallel_size > 1
             or parallel.decode_context_parallel_size > 1
             or parallel.data_parallel_size > 1
         ),

@@ -13,17 +13,18 @@ from causalqwen_vllm.wishes import Wish
 class Request:
     """One request of vLLM, from its first step to its last; preemption takes its cache away, but not this.
 
-    A token's place is its index in vLLM's sequence, the prompt included. `values`: place -> value. `followed`: place -> the
-    features [H] that a generated number follows from. `pending`: place and features of the token that was decided last. `kept`:
+    A token's place is its index in vLLM's sequence, the prompt included. `values`: place -> value, where the last token is no
+    number too. `followed`: place -> the features [H] that a generated number follows from. `pending`: place and
+    features of the token that was decided last. `kept`:
     place -> the features that any token follows from, from the place on that was wished for, in the processor's memory, since
-    vLLM counts on the whole of a GPU's. Once `forgotten`, neither is kept.
+    vLLM counts on the whole of a GPU's. Once `forgotten`, or where no key was given to ask by, neither is kept.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
     tokens of the prompt and those fed since; vLLM feeds nothing that its prefix cache knows. With `hides` the sequence holds
     no `<NUM>`, and a number's place is that of its first digit.
 
     Where the model copies, `said`: place -> value, of all numbers of the text so far, and `keys`: place -> the features [H]
-    that each followed from, as `Candidates` has them.
+    that each followed from, as `Candidates` has them; these come again where the text is read again.
 
     Raises:
         ValueError: more or fewer values than the prompt has numbers, one that should be hidden, an individual of another size.
@@ -55,7 +56,7 @@ class Request:
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None
         self.kept: dict[int, Tensor] = {}
-        self.forgotten = False
+        self.forgotten = not wish.key
         self.decided = len(prompt) - 1  # the last place whose token was decided
         self.bound = wish.bind(causal_size, device)
 
@@ -70,9 +71,9 @@ class Request:
             rows = features[max(first - place - 1, 0) :].to("cpu", copy=True)
             self.kept |= dict(enumerate(rows, max(first, place + 1)))
 
-    def key(self, place: int, features: Tensor) -> None:
-        """Note which of the features [n, H] of the tokens from `place` on the prompt's numbers followed from."""
-        for at in self.said:
+    def read(self, place: int, features: Tensor) -> None:
+        """Note which of the features [n, H] of the tokens from `place` on the numbers of the text followed from."""
+        for at in self.said if len(self.keys) < len(self.said) else ():
             index = max(at - 1, 0) - place
             if at not in self.keys and 0 <= index < len(features):
                 unseen = self.hides and at == 0
@@ -83,6 +84,11 @@ class Request:
         self.forgotten = True
         self.kept.clear()
         self.followed.clear()
+
+    def rest(self) -> None:
+        """It stands in no batch: what can be read again, or nobody will ask for, is not kept."""
+        if self.forgotten:
+            self.keys.clear()
 
     def decide(self, place: int, features: Tensor) -> bool:
         """Note what the token at `place` follows from, and tell whether it is decided now. Places of the prompt, and those
@@ -105,14 +111,18 @@ class Request:
         return place not in self.values and self.pending is not None and self.pending[0] == place
 
     def write(self, value: float) -> None:
-        """The token that was decided last is the number `value`."""
+        """If the token that was decided last is a number, it is `value`."""
         assert self.pending is not None, "a number follows from something"
-        place, features = self.pending
-        self.values[place] = value
+        self.values[self.pending[0]] = value
+
+    def say(self, place: int) -> None:
+        """A number stands at `place`, the value that was written there."""
+        if place in self.said or place in self.followed or self.pending is None or self.pending[0] != place:
+            return
         if self.copies:
-            self.said[place], self.keys[place] = value, features.clone()
+            self.said[place], self.keys[place] = self.values[place], self.pending[1].clone()
         if not self.forgotten:
-            self.followed[place] = features.clone()
+            self.followed[place] = self.pending[1].clone()
 
     def value(self, place: int) -> float:
         """Of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""

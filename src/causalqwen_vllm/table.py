@@ -39,6 +39,10 @@ class RequestTable:
         if len(requests) != len(self.requests) or any(
             one is not other for one, other in zip(requests, self.requests, strict=True)
         ):
+            standing = set(map(id, requests))
+            for left in self.requests:
+                if id(left) not in standing:
+                    left.rest()
             self.requests, self.version = requests, self.version + 1
 
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
@@ -57,6 +61,8 @@ class RequestTable:
         request = self.by_key.pop(key, None)
         if request is not None:
             request.forget()
+            if all(request is not one for one in self.requests):
+                request.rest()
 
 
 class RowFollower(FirstLogitsProcessor, SecondLogitsProcessor):

@@ -145,11 +145,49 @@ def test_a_model_that_copies(context, tiny_tokenizer, tmp_path_factory, engines)
             copied, new = copied + again, new + (number.value not in before)
             before.add(number.value)
     assert copied > 10 and new > 10
-    individual = Individual.from_seed(1, model.config.causal_size)
-    with pytest.raises(ValueError, match="the number that an individual says needs copy_numbers=False"):
-        ask(llm, individual=individual)
+    who = Individual.from_seed(1, model.config.causal_size)
+    for answer in ask(llm, prompts[:4], preset="shared-individual", individual=who, temperature=1.0):
+        assert all(low <= number.median <= high for number in answer.numbers for low, high in number.intervals.values())
     with pytest.raises(ValueError, match="the prefix cache knows tokens"):
         causalqwen_vllm.load(folder, enable_prefix_caching=True)
+
+
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
+    context, tiny_tokenizer, tmp_path, engines
+):
+    """As a server does at every token, whether it is a number or not."""
+    folder = write_tiny(
+        tmp_path / "m", "llama", tiny_tokenizer, number_context=context, value_digits=2, copy_numbers=True
+    )
+    model = load_model(folder)
+    with torch.no_grad():
+        model.copy_head.query.weight.normal_(std=0.3)
+        model.copy_head.bias.fill_(1.0)
+    model.save_pretrained(folder)
+    llm, prompts = engines(folder), ["We have 12.3456789 of", "The year 5 or", "It was"]
+    wanted = ask(llm, prompts, preset="standard", temperature=1.0, max_tokens=40)
+    llm.reset_prefix_cache()
+    asked = [
+        causalqwen_vllm.request(
+            model.processor, prompt, seed=row, key=f"k{row}", max_tokens=40, params={"ignore_eos": True}
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    for row, (tokens, params) in enumerate(asked):
+        llm.llm_engine.add_request(str(row), tokens, params)
+    seen, done = [], {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
+            if output.finished:
+                done[int(output.request_id.split("-")[0])] = output
+        seen.append(llm.collective_rpc("see_numbers", args=([(f"k{row}", 0, None) for row in range(3)],))[-1])
+    numbers = llm.collective_rpc("take_numbers", args=([f"k{row}" for row in range(3)],))[-1]
+    found = [
+        causalqwen_vllm.asking.answer(model.processor, done[row], *asked[row], numbers[row], row) for row in range(3)
+    ]
+    assert_same(found, wanted)
+    assert all(len(told) <= len(answer.numbers) + 1 for told, answer in zip(seen[-1], wanted, strict=True))
 
 
 @pytest.mark.parametrize("context", ["digits", "both"])
@@ -433,8 +471,8 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
 @pytest.mark.parametrize(
     ("part", "name", "value", "message"),
     [
-        ("parallel_config", "world_size", 2, "pipeline, context and data parallelism"),
-        ("parallel_config", "data_parallel_size", 2, "pipeline, context and data parallelism"),
+        ("parallel_config", "pipeline_parallel_size", 2, "the last rank of a pipeline decides numbers"),
+        ("parallel_config", "data_parallel_size", 2, "context and data parallelism"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "CUDA graph of the whole model"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
         (None, "speculative_config", object(), "allows no logits processor"),

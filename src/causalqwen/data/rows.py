@@ -211,7 +211,7 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise RowError(f"{place}: not JSON ({error.msg} at character {error.pos})") from None
+        raise RowError(f"{place}: not JSON ({error.msg.removesuffix(' at')} at character {error.pos})") from None
     except _NotFiniteError as error:
         raise RowError(f"{place}: {error} is not a finite number") from None
     except ValueError:  # Python refuses integers of thousands of digits
@@ -244,7 +244,9 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
             raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")
     if kind == "prompt" and values_required and fields.get("value") is None:
-        raise RowError(f"{place}, field value: a prompt needs the value that follows it here")
+        raise RowError(
+            f"{place}, field value: a prompt needs the value that follows it here; found {', '.join(fields)}"
+        )
     return Row(kind, place, fields)
 
 

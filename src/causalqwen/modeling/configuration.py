@@ -15,7 +15,7 @@ from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
 from causalqwen.parts import PARTS
 from causalqwen.parts.contexts import Context
-from causalqwen.parts.limits import check_needs
+from causalqwen.parts.limits import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 FORMAT = 2
@@ -364,10 +364,19 @@ class CausalQwenConfig(PreTrainedConfig):
         return context
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether the thresholds of tokens follow from their position, so that P_k mean something (theory 3.5)."""
+        return self.threshold_shift == "solved" or self.anchor_tokens > 0
+
+    @property
     def by_tokens_alone(self) -> bool:
         """Whether what follows a context is known by its tokens and their cache: no value of a number stands in it, and what a
         number followed from, by which it is copied, need not be kept."""
         return self.context.hides and not self.copy_numbers
+
+    def allows(self, what: str) -> bool:
+        """Whether the settings are those of `parts.limits.NEEDS`."""
+        return not missing(what, vars(self))
 
     def require(self, what: str) -> None:
         """ValueError where `what` is asked for and the settings of `parts.limits.NEEDS` are others."""

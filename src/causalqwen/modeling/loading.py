@@ -57,7 +57,7 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(
-            f"{folder} holds no model (no config.json); make one with `causalqwen graft --output {folder}`"
+            f"{folder} holds no model (no config.json); make one with `causalqwen graft --backbone NAME --output {folder}`"
         )
     kind = _read_json(path).get("model_type")
     if kind != "causalqwen":

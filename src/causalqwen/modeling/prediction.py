@@ -10,7 +10,7 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
-from causalqwen.distributions import StableFamily
+from causalqwen.distributions import StableFamily, get_family
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.heads import number_candidates
 from causalqwen.numbers import (
@@ -103,9 +103,12 @@ class NumberPrediction:
 
         def density(at: float) -> float:
             inside = low < at < high or (support.step is not None and low <= at <= high)
-            return math.exp(self.log_prob(at)) if inside else 0.0
+            return math.exp(self._log_density(at)) if inside else 0.0
 
         return [(at, density(at), self.cdf(at)) for at in places]
+
+    def _log_density(self, value: float) -> float:
+        return self.log_prob(value)
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
@@ -210,17 +213,21 @@ class CopiedNumberPrediction(NumberPrediction):
         """Those of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
         of_new: Any = self.law.of_new
         new = NumberPrediction(self.loc, self.scale, self.num_prob, of_new).probabilities()
-        each = {value: p * self.law.log_weights[0].exp().item() for value, p in new.items()}
+        each = {value: p * self.law.weights()[0].item() for value, p in new.items()}
         for value, p in self.candidates:
             same = next((known for known in each if math.isclose(known, value, rel_tol=1e-9)), value)
             each[same] = each.get(same, 0.0) + p
         return dict(sorted(each.items()))
 
+    def _log_density(self, value: float) -> float:
+        """Of a new number alone, times pi_0: a copy has a probability, and no density."""
+        of_new = self.law.of_new.log_prob(*self._parameters(), _observed(value))
+        return (self.law.log_weights[0] + of_new).item()
+
     @property
     def candidates(self) -> list[tuple[float, float]]:
         """Value and probability of each number that stands in the context, as they stand there."""
-        weights = self.law.log_weights[1:].exp()
-        return list(zip(self.law.candidates.tolist(), weights.tolist(), strict=True))
+        return list(zip(self.law.candidates.tolist(), self.law.weights()[1:].tolist(), strict=True))
 
     @property
     def copied(self) -> float | None:
@@ -326,7 +333,7 @@ def predict_number(
         holds numbers.
 
     Raises:
-        ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are known,
+        ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a mixture,
             asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
     """
     if individual is not None:
@@ -382,13 +389,15 @@ def predict_values(
     """
     chain = Chain(model, features)
     (loc, scale), prob = (column.tolist() for column in chain.value()), chain.number.log_p()[0].exp().tolist()
+    plain: list[NumberPrediction]
     if individual is not None and individual.knows_values:
-        model.config.require("the number that an individual says")
-        return _of_individual(chain, individual, prob, model.value_law)
-    names = classes or [None] * len(features)
-    laws = {name: model.value_axes.law(name) for name in set(names)}
-    parameters = zip(loc, scale, prob, strict=True)
-    plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
+        check_speaker(model.config, individual)
+        plain = _of_individual(chain, individual, prob, model.value_law)
+    else:
+        names = classes or [None] * len(features)
+        laws = {name: model.value_axes.law(name) for name in set(names)}
+        parameters = zip(loc, scale, prob, strict=True)
+        plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
     if candidates is None:
         return plain
     copies = model.copy_law(features, candidates, ValueLaw()).to("cpu")  # each row's own law takes its place below
@@ -399,12 +408,23 @@ def predict_values(
     return predictions
 
 
+def check_speaker(config: Any, individual: Individual | None) -> None:
+    """ValueError for somebody whose numbers have a mixture for a law, where the model mixes copies with a single one."""
+    if individual is not None and individual.knows_values and _is_mixed(individual, get_family(config.value_family)):
+        config.require("the number of somebody known by draws")
+
+
+def _is_mixed(individual: Individual, law: StableFamily) -> bool:
+    """Whether a number of theirs has a mixture of laws; else one law."""
+    return individual.draws is not None or (individual.precision is not None and law.alpha != 2)
+
+
 def _of_individual(chain: Chain, individual: Individual, prob: list[float], law: ValueLaw) -> list[NumberPrediction]:
     """Predictions about an individual at positions [n]."""
     law = replace(law, interval_levels=None)
     loadings, left = (t.double().cpu() for t in chain.value_loadings())
     centre = chain.value()[0].double().cpu()
-    if individual.draws is None and (individual.precision is None or law.stable.alpha == 2):
+    if not _is_mixed(individual, law.stable):
         known = law.stable.quantile(individual.factor)
         loc, spread = centre + loadings @ known, left
         if individual.precision is not None:  # Gaussian: what is not known about them adds to the noise

@@ -33,8 +33,10 @@ class _NumberStreaming(TextStreamer):
             self._seen.extend(self._prompt or [0.0] * value.numel())
         super().put(value)
 
-    def decode(self, token_ids: list[int], **kwargs: Any) -> str:
-        """What the streamer of transformers calls with the tokens that it still holds back: the latest ones."""
+    def decode(self, token_ids: int | list[int], **kwargs: Any) -> str:
+        """What the streamer of transformers calls with the tokens that it still holds back: the latest ones, or behind a line
+        the latest one."""
+        token_ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.processor.decode(token_ids, numeric_values=self._seen[-len(token_ids) :], **kwargs)
 
 

@@ -131,7 +131,7 @@ class AskedNumber:
     @classmethod
     def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedNumber":
         """ValueError for a model that copies, or that has not learned values."""
-        model.config.require("the number that an individual says")
+        model.config.require("a number that a survey asks for")
         if not reads_numbers(model):
             raise ValueError(
                 f"{question.name!r} asks for a number, and this model has not learned values yet: train it"
@@ -278,7 +278,7 @@ class Survey:
                 raise ValueError(f"two columns would be called {question.name!r}: give the question another name")
             taken.add(question.name)
             if question.kind == "text" and draws == 0:
-                raise ValueError(f"{question.name!r} asks for a text, which nothing integrates: let answers be drawn")
+                raise ValueError(f"{question.name!r} asks for a text, and texts are drawn: ask for draws of 1 or more")
             for fact in _FACT.findall(question.prompt):
                 known = self._known(fact)
                 if known is None or None in known:

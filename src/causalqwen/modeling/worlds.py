@@ -188,9 +188,11 @@ def value_predictions(
     ids, values, _ = encode_text(model, world.prompt, prompt=True)
     ids, values = torch.cat([ids, world.tokens])[None, :-1], torch.cat([values, world.values])[None, :-1]
     given = {"numeric_values": values.to(model.device), "voice": individual.voice}
-    hidden = model.features(ids.to(model.device), **given).last_hidden_state[0]
-    features = hidden[[hidden.shape[0] - len(world.tokens) + place for place in places]]
-    return dict(zip(places, predict_values(model, features, individual), strict=True))
+    ids, hidden = ids.to(model.device), model.features(ids.to(model.device), **given).last_hidden_state
+    before = [hidden.shape[1] - len(world.tokens) + place for place in places]
+    offered = model.candidates(hidden, ids, given["numeric_values"], None)
+    behind = None if offered is None else offered[0, before]
+    return dict(zip(places, predict_values(model, hidden[0, before], individual, behind), strict=True))
 
 
 def continue_prompt(

@@ -118,8 +118,9 @@ class CopyLaw:
         """The axis of a new number's value."""
         return self.of_new.transform  # type: ignore[union-attr] # laws of classes have each their own
 
-    def _weights(self) -> Tensor:
-        return self.log_weights.double().exp()
+    def weights(self) -> Tensor:
+        """pi in float64, with a sum of 1 there too."""
+        return self.log_weights.double().softmax(-1)
 
     def _are(self, values: Tensor) -> Tensor:
         """[..., k] -> bool [..., k, m], which candidates each of the values is."""
@@ -134,17 +135,14 @@ class CopyLaw:
     def log_copied(self, value: Tensor) -> Tensor:
         """log of the summed weights of the candidates that `value` [...] is; a very negative number where it is none."""
         weights, lowest = self.log_weights[..., 1:], torch.finfo(self.log_weights.dtype).min
-        return weights.masked_fill(~self._are(value.unsqueeze(-1)).squeeze(-2), lowest).logsumexp(-1)
+        return weights.masked_fill(~self._are(value.unsqueeze(-1)).squeeze(-2), lowest).logsumexp(-1).clamp(max=0.0)
 
     def most_likely(self) -> tuple[Tensor, Tensor]:
         """The candidates' most likely value and its probability [...]; nan and 0 where there are no candidates."""
-        weights = self._weights()
+        weights = self.weights()
         if self.candidates.shape[-1] == 0:
             return torch.full_like(weights[..., 0], torch.nan), torch.zeros_like(weights[..., 0])
-        each = self.candidates.unsqueeze(-1).unbind(-2)
-        together = torch.cat(
-            [(self._are(one).squeeze(-2) * weights[..., 1:]).sum(-1, keepdim=True) for one in each], -1
-        )
+        together = (self._are(self.candidates) * weights[..., 1:].unsqueeze(-2)).sum(-1)
         probability, place = together.max(-1)
         return self.candidates.gather(-1, place.unsqueeze(-1)).squeeze(-1), probability
 
@@ -177,11 +175,12 @@ class CopyLaw:
         """inf {y : F(y) >= p} for p in (0, 1), exactly: min over k of max(v_(k), Q_0((p - W_k) / pi_0)), v_(0) = -inf.
 
         v_(k) are the candidates in order, W_k the summed weights of the k smallest, Q_0 that of the new number, recalibrated
-        unless `raw` and clipped by `ValueLaw.clip` if `clip`, with Q_0(u) = -inf for u <= 0 and +inf for u >= 1. ValueError for
+        unless `raw` and clipped by `ValueLaw.clip` if `clip`, with Q_0(u) = -inf for u <= 0 and +inf for u >= 1. v_(k) grows
+        with k and the other term falls: the minimum lies where they meet, and halving finds it in log2 m steps. ValueError for
         p outside (0, 1).
         """
         p = level_of_quantile(p)
-        weights = self._weights()
+        weights = self.weights()
         new = weights[..., 0].clamp(min=torch.finfo(torch.float64).tiny)
 
         def of_new(level: Tensor) -> Tensor:
@@ -191,10 +190,23 @@ class CopyLaw:
 
         values, order = self.candidates.sort(-1)
         below = weights[..., 1:].gather(-1, order).cumsum(-1)
-        least = of_new(p / new)
-        for value, weight in zip(values.unbind(-1), below.unbind(-1), strict=True):
-            least = torch.minimum(least, torch.maximum(value, of_new((p - weight) / new)))
-        return least
+        shape, most = torch.broadcast_shapes(loc.shape, p.shape, new.shape), values.shape[-1]
+        values = nn.functional.pad(values, (1, 1), value=torch.inf).expand(
+            *shape, -1
+        )  # at 0 none is passed, at m + 1 all are
+        below = nn.functional.pad(below, (1, 0)).expand(*shape, -1)
+
+        def of_new_behind(place: Tensor) -> Tensor:
+            return of_new((p - below.gather(-1, place.unsqueeze(-1)).squeeze(-1)) / new)
+
+        passed = torch.zeros(shape, dtype=torch.int64, device=values.device)  # the greatest k known to have v_(k) < Q_0
+        reached = torch.full_like(passed, most + 1)  # the least known not to
+        while bool((reached - passed > 1).any()):
+            middle = (passed + reached) // 2
+            is_reached = values.gather(-1, middle.unsqueeze(-1)).squeeze(-1) >= of_new_behind(middle)
+            is_reached &= middle > 0  # of those that are found already
+            reached, passed = torch.where(is_reached, middle, reached), torch.where(is_reached, passed, middle)
+        return torch.minimum(values.gather(-1, reached.unsqueeze(-1)).squeeze(-1), of_new_behind(passed))
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval of `level` in (0, 1)."""
@@ -203,7 +215,7 @@ class CopyLaw:
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """F(value) of the raw law."""
-        weights = self._weights()
+        weights = self.weights()
         reached = self.candidates <= value.unsqueeze(-1)
         return (weights[..., 1:] * reached).sum(-1) + weights[..., 0] * self.of_new.cdf(loc, scale, value)
 

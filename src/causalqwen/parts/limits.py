@@ -35,7 +35,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "a text under given noise": {"copy_numbers": False},
     "a value that is set": {"copy_numbers": False},
     "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
-    "the number that an individual says": {"copy_numbers": False},
+    "a number that a survey asks for": {"copy_numbers": False},
+    "the number of somebody known by draws": {"copy_numbers": False},
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
     "vLLM": {"number_embedding": ("added", "multiplied")},
@@ -48,11 +49,15 @@ WHY = {"calibration": "the documents' scale moves decisions", "the likelihood 'o
 """What else is worth saying, of some."""
 
 
+def missing(what: str, settings: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Of the settings that `what` is not there for, those that it is there for."""
+    needs = {name: needed if isinstance(needed, tuple) else (needed,) for name, needed in NEEDS[what].items()}
+    return {name: allowed for name, allowed in needs.items() if settings[name] not in allowed}
+
+
 def check_needs(what: str, settings: dict[str, Any]) -> None:
     """ValueError where `what` is asked of a graft whose settings it is not there for."""
-    for name, needed in NEEDS[what].items():
-        allowed = needed if isinstance(needed, tuple) else (needed,)
-        if settings[name] not in allowed:
-            told = " or ".join(repr(one) for one in allowed)
-            why = f": {WHY[what]}" if what in WHY else ""
-            raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}{why}")
+    for name, allowed in missing(what, settings).items():
+        told = " or ".join(repr(one) for one in allowed)
+        why = f": {WHY[what]}" if what in WHY else ""
+        raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}{why}")

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from causalqwen.decoding import CausalDecoding
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.modeling.prediction import check_speaker
 from causalqwen.serving.batching import Job, Piece, Prompt, Row
 from causalqwen.serving.requests import TextRequest, one_of
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
@@ -80,11 +81,10 @@ def job_of(
     """The rows of a request, prompt by prompt. ApiError 400 for what cannot be served."""
     plan, field = plan_of(asked, settings), "messages" if asked.is_chat else "prompt"
     individual = individual_of(asked.causal.individual, settings, "causal.individual")
-    if individual is not None and individual.knows_values:
-        try:
-            config.require("the number that an individual says")
-        except ValueError as error:
-            raise ApiError(400, str(error), param="causal.individual") from None
+    try:
+        check_speaker(config, individual)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="causal.individual") from None
     seed = one_of("seed", asked.seed, asked.causal.seed)
     seed = secrets.randbits(31) if seed is None else seed
     length, prompts = asked.length(), asked.prompts(processor)

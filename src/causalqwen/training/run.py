@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
@@ -24,7 +25,13 @@ from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 from causalqwen.training.trials import EVALUATIONS, Trials, apply
 
+logger = logging.get_logger(__name__)
+
 _FEWEST_OF_TENTHS = 100
+_NOT_CALIBRATED = (
+    "this graft was never calibrated: once numbers are learned, <NUM> may be decided where none stands; `causalqwen graft` and "
+    "`causalqwen calibrate` do it, in Python causalqwen.training.calibrate(model, text)"
+)
 
 
 def train(
@@ -39,8 +46,12 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` in place, as `learn` does, and save it to `output`, whose files appear by rename at the end.
 
+    Of a graft that was never calibrated it warns: `<NUM>` may be decided in its texts where no number stands (theory 3.5).
+
     Returns and raises as `learn`; ValueError too for an output that already holds a model.
     """
+    if not model.config.is_calibrated and model.config.allows("calibration"):
+        logger.warning_once(_NOT_CALIBRATED)
     metrics = learn(model, train_examples, eval_examples, output, settings, resume=resume, say=say)
     save_by_rename(model, Path(output), Path(output) / WORK)
     return metrics
