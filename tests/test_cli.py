@@ -92,7 +92,7 @@ def test_no_help_loses_a_word_to_markup():
 
 def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     out = tmp_path / "grafted"
-    result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--json").stdout)
+    result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--calibrate", "--json").stdout)
     assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
     assert 0.5 < result["calibration"]["sum_median"] < 2 and result["calibration"]["temperature"] >= 1
     assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
