@@ -279,9 +279,8 @@ class EngineWriter:
     async def _ask_of(self, method: str, asked: list[tuple[tuple, asyncio.Future]]) -> None:
         """All in one; where that fails, each alone."""
         try:
-            told = (await self._engine.collective_rpc(method, args=([one for one, _ in asked],)))[
-                -1
-            ]  # the last rank decides
+            answers = await self._engine.collective_rpc(method, args=([one for one, _ in asked],))
+            told = answers[-1]  # the last rank decides
             for (_, future), one in zip(asked, told, strict=True):
                 if not future.done():
                     future.set_result(one)

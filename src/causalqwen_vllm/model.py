@@ -233,9 +233,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         """Of the number that stands where the request's last token was decided, if one did."""
         assert request.pending is not None, "a token was decided"
         features, names = request.pending[1].unsqueeze(0), [request.wish.number_class]
-        return predict_values(self, features, request.wish.individual, offered([(request, request.pending[0])]), names)[
-            0
-        ]
+        numbers = offered([(request, request.pending[0])])
+        return predict_values(self, features, request.wish.individual, numbers, names)[0]
 
     # ---- decisions out -----------------------------------------------------------------------------------------------
 

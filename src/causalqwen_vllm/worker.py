@@ -14,7 +14,8 @@ from causalqwen_vllm.requests import offered
 
 
 class NumberWorker:
-    """vLLM's `worker_extension_cls`; `LLM.collective_rpc("take_numbers", args=(keys,))` calls it."""
+    """vLLM's `worker_extension_cls`; `LLM.collective_rpc("take_numbers", args=(keys,))` calls it. Of a pipeline the last rank
+    answers."""
 
     def take_numbers(self, keys: list[str]) -> list[dict[str, dict[str, Any]]]:
         """Per request, by the place of each number that was generated: see `CausalQwenForCausalLM.numbers_of`. Given once.
@@ -50,6 +51,8 @@ class NumberWorker:
         unknown there are none."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[list[list[tuple]]] = [[] for _ in asked]
+        if not model.decides:
+            return seen
         of_count: dict[int, list[int]] = {}
         for row, (key, _, _, count) in enumerate(asked):
             if key in model.table.by_key:
@@ -70,7 +73,7 @@ class NumberWorker:
         """Of each key's place, where a token stands behind a text: the fields of a `Place`, with so many alternatives."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[dict[str, Any]] = []
-        for key, place, token, before, count in asked:
+        for key, place, token, before, count in asked if model.decides else ():
             request, found = model.table.by_key.get(key), None
             if request is not None:
                 model.number_class = request.wish.number_class
@@ -97,6 +100,8 @@ class NumberWorker:
         """The law of the number behind each key's prompt, of which one token was made, as a server tells it; given once. With
         the true value, where one is known."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        if not model.decides:
+            return []
         laws = [model.law_of(model.table.by_key[key]) for key, _ in asked]
         self.forget_numbers([key for key, _ in asked])
         return [told(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]

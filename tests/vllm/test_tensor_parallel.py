@@ -3,6 +3,7 @@
 import pytest
 from reference import PROMPTS, SETTINGS, Engines, compare, write_tiny
 
+import causalqwen_vllm
 from causalqwen.modeling.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
@@ -41,5 +42,10 @@ def test_a_pipeline_of_two_ranks_writes_what_generate_writes(tiny_tokenizer, tmp
             for preset in ("standard", "persona", "softmax"):
                 same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS[preset])
                 assert same >= 15 and numbers > 16
+            prompt = "We have 12.5 of"
+            tokens, params = causalqwen_vllm.request(model.processor, prompt, key="k", max_tokens=1)
+            llm.generate([tokens], [params], use_tqdm=False)
+            (law,) = llm.collective_rpc("tell_laws", args=([("k", None)], [0.9], None))[-1]
+            assert law["median"] == pytest.approx(model.predict_number(prompt)[0].median, rel=1e-3)
         finally:
             engines.close()
