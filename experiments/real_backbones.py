@@ -50,7 +50,7 @@ def run(backbone: str, data: Path, output: Path) -> dict[str, Any]:
 
     model, trained, who = output / "model", output / "trained", output / "who.safetensors"
     rows = {name: data / f"{name}.jsonl" for name in SIZES}
-    graft = do("graft", "graft", "--backbone", backbone, "--output", model)
+    graft = do("graft", "graft", "--backbone", backbone, "--output", model, "--no-calibrate")
     found["graft"] = {name: graft[name] for name in ("tokens", "identical_logits", "agreement", "parameters")}
     told = do("calibrate", "calibrate", "--model", model)
     found["calibrate"] = {name: told[name] for name in ("tokens", "sum_median", "sum_within", "nll_gap")}

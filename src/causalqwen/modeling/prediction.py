@@ -298,8 +298,8 @@ def generated_values(model: Any, loc_Y: Tensor) -> Tensor:
 
 def said_values(model: Any, features: Tensor, new: Tensor, candidates: Candidates | None) -> Tensor:
     """What a text says behind features [n, H]: the number of the context that has more than half of the probability, exactly,
-    where the model copies and one has; elsewhere `new` [n]."""
-    if candidates is None or not model.copies:
+    where one has; elsewhere `new` [n]. candidates: None where the model does not copy."""
+    if candidates is None:
         return new
     copied, again = model.copy_law(features, candidates).copied()
     return torch.where(copied, again, new)
