@@ -40,6 +40,24 @@ def most_held(case: Callable[[], None], inputs: int) -> float:
     return (torch.cuda.max_memory_allocated() - inputs) / 2**20
 
 
+def compare(tokens: int, vocabulary: int, hidden: int, *, frozen: bool, powers: list[int], repeats: int) -> None:
+    """One size: a line for each case, with time and memory over softmax's by block."""
+    cases = loss_cases(LossSize(tokens, vocabulary, hidden, frozen=frozen, device="cuda"))
+    inputs = torch.cuda.memory_allocated()
+    softmax = milliseconds(cases[SOFTMAX], repeats), most_held(cases[SOFTMAX], inputs)
+    weight = "frozen" if frozen else "trained"
+    print(f"{tokens} x {vocabulary} x {hidden}, {weight}: softmax {softmax[0]:.2f} ms, {softmax[1]:.0f} MiB")
+    for name, case in tqdm(cases.items(), leave=False):
+        if name == SOFTMAX or "compiled" in name or "torch" in name:
+            continue
+        told = []
+        for power in powers:
+            chunked.BLOCK_ON_GPU = 2**power
+            time, held = milliseconds(case, repeats) / softmax[0], most_held(case, inputs) / softmax[1]
+            told.append(f"2^{power} {time:.2f} / {held:.2f}")
+        print(f"  {name:32} {'   '.join(told)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -51,23 +69,9 @@ def main() -> None:
         parser.exit(1, "there is no GPU here\n")
     print(torch.cuda.get_device_name())
     for frozen in (False, True):
-        for tokens, vocabulary, hidden in SIZES:
-            cases: dict[str, Callable[[], None]] = {}
-            gc.collect()
-            cases = loss_cases(LossSize(tokens, vocabulary, hidden, frozen=frozen, device="cuda"))
-            inputs = torch.cuda.memory_allocated()
-            softmax = milliseconds(cases[SOFTMAX], asked.repeats), most_held(cases[SOFTMAX], inputs)
-            weight = "frozen" if frozen else "trained"
-            print(f"{tokens} x {vocabulary} x {hidden}, {weight}: softmax {softmax[0]:.2f} ms, {softmax[1]:.0f} MiB")
-            for name, case in tqdm(cases.items(), leave=False):
-                if name == SOFTMAX or "compiled" in name or "torch" in name:
-                    continue
-                told = []
-                for power in asked.blocks:
-                    chunked.BLOCK_ON_GPU = 2**power
-                    time, held = milliseconds(case, asked.repeats) / softmax[0], most_held(case, inputs) / softmax[1]
-                    told.append(f"2^{power} {time:.2f} / {held:.2f}")
-                print(f"  {name:32} {'   '.join(told)}")
+        for size in SIZES:
+            compare(*size, frozen=frozen, powers=asked.blocks, repeats=asked.repeats)
+            gc.collect()  # what one size held must not count as an input of the next
 
 
 if __name__ == "__main__":
