@@ -223,7 +223,7 @@ def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
 
 BAD = [
     ("predict", {"--input": "empty.jsonl"}, r"empty.jsonl holds no rows"),
-    ("predict", {"--input": "nowhere.jsonl"}, r"nowhere.jsonl is not a file"),
+    ("predict", {"--input": "nowhere.jsonl"}, r"nowhere.jsonl: there is no such file or folder"),
     ("predict", {"--input": "notjson.jsonl"}, r"notjson.jsonl, row 2: not JSON"),
     ("predict", {"--input": "notext.jsonl"}, r"notext.jsonl, row 1: expected exactly one of the fields"),
     ("predict", {"--input": "blank.jsonl"}, r"blank.jsonl, row 1, field text: the text is empty"),
@@ -241,7 +241,8 @@ BAD = [
     ("generate", {"--prompt": "is " + "9" * 400}, r"9{21}.* too large for float64"),
     ("generate", {"--top-k": "5"}, r"top_k belong to transformers' samplers"),
     ("generate", {"--individual": "notjson.jsonl"}, r"not a safetensors file"),
-    ("generate", {"--model": "nowhere"}, r"nowhere holds no model"),
+    ("generate", {"--model": "nowhere"}, r"nowhere: there is no such file or folder"),
+    ("generate", {"--model": "nothing"}, r"nothing holds no model"),
     ("generate", {"--model": "backbone"}, r"holds a llama model, not a grafted one"),
     ("generate", {"--model": "damaged"}, r"the weights in .*damaged are missing or damaged"),
     ("graft", {"--backbone": "encoder"}, r"cannot be grafted: it is a bert model"),
@@ -263,6 +264,7 @@ def traps(place, tiny_tokenizer):
         "words": '{"text": "no number"}\n', "prompt": '{"prompt": "a"}\n',
     }.items():  # fmt: skip
         (place / f"{name}.jsonl").write_text(text)
+    (place / "nothing").mkdir()
     (place / "bad.yaml").write_text("vlaues: {}\n")
     config = BertConfig(
         vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16

@@ -86,8 +86,9 @@ def test_synthesize_writes_rows_of_both_kinds(tmp_path):
     ],
 )
 def test_what_is_not_installed_is_told_before_anything_is_read(tmp_path, monkeypatch, gone, words, message):
-    """The rows are broken and the model is nowhere: whatever is told first is what was looked at first."""
+    """The rows are broken and the model is none: whatever is told first is what was looked at first."""
     monkeypatch.chdir(tmp_path)
+    Path("nowhere").mkdir()
     Path("broken.jsonl").write_text("not json")
     Path("rows.parquet").write_text("no table")
     Path("wandb.yaml").write_text("report_to: wandb")
@@ -97,6 +98,36 @@ def test_what_is_not_installed_is_told_before_anything_is_read(tmp_path, monkeyp
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == gone else found(name, *a))
     assert message in run(*words.split(), code=1).stderr
     assert not Path("out").is_file() and not list(Path().glob("out/**/*.*"))
+
+
+READ = ["survey --population", "train --config", "abduct --text", "fit", "serve --api-key-file", "doctor --scan"]
+WITHOUT_TORCH = """
+import shlex, sys
+from causalqwen_cli.app import app
+for words in sys.argv[1:]:
+    try:
+        app(shlex.split(words), standalone_mode=False)
+    except BaseException:
+        pass
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_path_that_is_not_there_is_told_before_anything_slow_is_imported(tmp_path):
+    (tmp_path / "there").mkdir()
+    rest = {
+        "survey": "--model there --questions there --output out",
+        "train": "--model there --train there --output out",
+        "abduct": "--model there --output out",
+        "fit": "--target y --output out",
+        "serve": "--model there",
+        "doctor": "",
+    }
+    asked = [f"{words} 'not here' {rest[words.split()[0]]}" for words in READ]
+    command = [sys.executable, "-c", WITHOUT_TORCH, *asked]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stderr
+    assert told.splitlines() == ["causalqwen: not here: there is no such file or folder"] * len(READ)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_files_that_are_not_written_and_options_that_do_nothing_are_refused(trained, tmp_path):  # noqa: F811
@@ -283,8 +314,9 @@ for words in sys.argv[1:]:
 
 
 def test_a_plain_install_needs_no_extra_and_each_extra_is_named_where_it_is_needed(tmp_path):
-    """Imported without them: what `demo --quick`, `generate` and `predict` stand on. The model is nowhere: whatever is told
+    """Imported without them: what `demo --quick`, `generate` and `predict` stand on. The model is none: whatever is told
     first is what was looked at first."""
+    (tmp_path / "no").mkdir()
     (tmp_path / "a.jsonl").write_text('{"text": "1", "y": 2}\n' * 3)
     (tmp_path / "lora.yaml").write_text("lora: {rank: 2}")
     needed = {

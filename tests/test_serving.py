@@ -803,7 +803,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("causalqwen.serving")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = CliRunner().invoke(cli, ["serve", "--model", "nowhere"])
+    result = CliRunner().invoke(cli, ["serve", "--model", "."])
     assert result.exit_code == 1 and "pip install 'causalqwen[serve]'" in result.stderr
 
 

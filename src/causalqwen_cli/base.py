@@ -50,6 +50,18 @@ def check_written(path: Path | None, *read: Path | None) -> None:
             raise ValueError(f"{path} is read by this very command; write to another file")
 
 
+_MADE = ("output", "html", "save_individual", "cache", "individuals")
+"""Parameters whose path a command makes where there is none; every other path is read."""
+
+
+def _check_there(given: dict[str, Any]) -> None:
+    """FileNotFoundError for a path that is to be read and is not there: at once, and not behind seconds of imports."""
+    for name, value in given.items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path) and name not in _MADE and not path.exists():
+                raise FileNotFoundError(f"{path}: there is no such file or folder")
+
+
 def _alone(given: dict[str, Any], rank: str) -> AbstractContextManager:
     """While a command runs, no other writes to its output, or into the model that it works on where none is named."""
     output = given.get("output") or ("output" in given and given.get("model"))
@@ -77,6 +89,7 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
         try:
             if ranks > 1 and function.__name__ != "train":
                 raise ValueError(f"{function.__name__} is work for one process, and {ranks} were started; start one")
+            _check_there(kwargs)
             with _alone(kwargs, rank):
                 function(*args, **kwargs)
         except (ValueError, OSError, ImportError, RuntimeError) as error:
