@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt
 backbone: $(READY)  ## fetch the default backbone, its SHA-256 checked
 	@$(BIN)/causalqwen doctor --fetch >&2
 
-demo: backbone  ## boiling points on a real language model; ends with runs/demo/report.html
+demo: $(READY)  ## boiling points on a real language model; ends with runs/demo/report.html
 	@$(BIN)/causalqwen demo --output runs/demo
 
 $(VENV)/.docs: $(READY)

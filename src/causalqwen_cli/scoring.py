@@ -286,24 +286,24 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Boiling points on a real language model: graft, train, score, generate, report (minutes on two cores)."""
+    from causalqwen.extras import extra
+    from causalqwen.modeling.backbones import DEFAULT_BACKBONE, fetch_default_backbone
+
     output = output or Path("runs/quick" if quick else "runs/demo")
+    if not quick:
+        with extra("demo", "the whole demo"):
+            from causalqwen.evaluation.demo import run_demo, summary
+    if backbone == DEFAULT_BACKBONE:
+        fetch_default_backbone(say)
     if quick:
         from causalqwen.evaluation.quick import quick_demo
-        from causalqwen.modeling.backbones import DEFAULT_BACKBONE, fetch_default_backbone
 
-        if backbone == DEFAULT_BACKBONE:
-            fetch_default_backbone(say)
         told = quick_demo(
             output, backbone, tell=(lambda text: None) if as_json else (lambda text: show({}, text, False))
         )
         if as_json:
             show(told, "", True)
         return
-    from causalqwen.extras import extra
-
-    with extra("demo", "the whole demo"):
-        from causalqwen.evaluation.demo import run_demo, summary
-
     metrics = run_demo(output, backbone, say=say)
     report = output / "report.html"
     text = f"{summary(metrics)}\nThe report is in {report.resolve()}"

@@ -138,12 +138,15 @@ class BoundDecoding:
 
     def _next_at(self, stream: int, positions: Tensor, places: list[int]) -> Tensor:
         """The same; places: the positions as numbers, read once for all rows, because a GPU is waited for."""
+        count = 1  # who asks once may want no more
         if stream in self._ahead:
             first, draws = self._ahead[stream]
-            index = places[0] - first[0]
-            if 0 <= index < _AHEAD and all(here - there == index for here, there in zip(places, first, strict=True)):
+            index, count = places[0] - first[0], _AHEAD
+            if 0 <= index < draws.shape[1] and all(
+                here - there == index for here, there in zip(places, first, strict=True)
+            ):
                 return draws[:, index : index + 1]
-        self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(_AHEAD, device=positions.device)))
+        self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(count, device=positions.device)))
         return self._ahead[stream][1][:, :1]
 
     def held(self, stream: int) -> Tensor:

@@ -323,9 +323,10 @@ def choice_distances(
         people = Chain(model, z.expand(draws, 1, -1), drawn, words).scores
         chosen = {temperature: list[Tensor]() for temperature in temperatures}
         for part in people.parts():
-            moved = upcast(part.loc) - upcast(nobody.loc)
+            start, end = (replace(part, loc=upcast(loc)).ranked() for loc in (nobody.loc, part.loc))
+            step = part.masked(end - start, 0.0)  # what decides is linear in the temperature
             for temperature, choices in chosen.items():
-                choices.append(replace(part, loc=upcast(nobody.loc) + temperature * moved).decide())
+                choices.append(torch.add(start, step, alpha=temperature).max(-1).indices)
         for temperature, choices in chosen.items():
             share = torch.bincount(torch.cat(choices), minlength=len(likely)) / draws
             distances[temperature].append((share - likely).abs().sum() / 2)
