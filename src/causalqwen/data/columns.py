@@ -289,13 +289,12 @@ def _read_objects(path: Path) -> Columns:
 def _read_cells(path: Path, of_numbers: Mapping[str, bool]) -> Columns:
     """of_numbers: of columns that are known, whether they hold numbers; of others, their cells say."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(lines_of(file, path), strict=True)
+        lines: list[list[str]] = []
         try:
-            lines = list(reader)
+            lines.extend(line for line in csv.reader(lines_of(file, path), strict=True) if line)
         except csv.Error as error:
-            raise ColumnError(f"{path.name}, after row {reader.line_num}: {error}") from None
+            raise ColumnError(f"{path.name}, after row {max(0, len(lines) - 1)}: {error}") from None
     head, rows = (lines[0], lines[1:]) if lines else ([], [])
-    rows = [row for row in rows if row]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(head):
             raise ColumnError(f"{path.name}, row {number}: {len(row)} cells, and the header has {len(head)}")

@@ -151,13 +151,13 @@ def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
 
 def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(lines_of(file, path), strict=True)
+        reader, number = csv.DictReader(lines_of(file, path), strict=True), 0
         try:
             header = reader.fieldnames or ()
             if twice := [name for place, name in enumerate(header) if name in header[:place]]:
                 raise RowError(f"{path.name}: two columns are called {twice[0]!r}")
-            for cells in reader:
-                place = f"{path.name}, row {reader.line_num}"
+            for number, cells in enumerate(reader, start=1):
+                place = f"{path.name}, row {number}"
                 if None in cells:
                     raise RowError(f"{place}: more cells than the header has")
                 fields: dict[str, Any] = {name: cell for name, cell in cells.items() if cell}
@@ -170,7 +170,7 @@ def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
                         ) from None
                 yield check_row(fields, place, values_required=values_required)
         except csv.Error as error:
-            raise RowError(f"{path.name}, after row {reader.line_num}: {error}") from None
+            raise RowError(f"{path.name}, after row {number}: {error}") from None
 
 
 def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
@@ -182,7 +182,7 @@ def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
             number = next(
                 n for n, line in enumerate(lines, start=1) if line.decode("utf-8", "replace").encode() != line
             )
-        raise RowError(f"{path.name}, row {number}: not UTF-8 text ({error.reason})") from None
+        raise RowError(f"{path.name}, line {number}: not UTF-8 text ({error.reason})") from None
 
 
 def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
