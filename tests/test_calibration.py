@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
+from causalqwen.core import Chain
+from causalqwen.decoding import BoundDecoding
+from causalqwen.distributions import upcast
 from causalqwen.evaluation.language import (
     calibration_error,
     choice_diversity,
@@ -16,7 +19,7 @@ from causalqwen.evaluation.language import (
     score_language,
 )
 from causalqwen.evaluation.texts import individual_resemblance, perplexity_ratios, score_texts
-from causalqwen.training import CalibrationSettings, calibrate
+from causalqwen.training import CalibrationSettings, calibrate, choice_distances
 from causalqwen.training.calibration import ScoreSummary, summarize_scores, text_chunks
 from conftest import graft_tiny
 
@@ -135,6 +138,31 @@ def test_drawn_individuals_choose_nearly_as_the_softmax(tiny_tokenizer):
     calibrate(model, TEXT, dataclasses.replace(QUICK, temperature_positions=12, temperature_draws=64))
     found = choice_diversity(model, TEXT, positions=12, draws=200)
     assert found["sampling_error"] < found["total_variation"] < found["sampling_error"] + 0.12 < at_the_law
+
+
+@pytest.mark.parametrize(
+    ("backbone", "settings"),
+    [("qwen2", {}), ("qwen2", {"vocabulary_family": "cauchy"}), ("llama", {"start": "documents"})],  # Qwen's rows are masked
+)
+def test_temperatures_are_compared_by_what_is_decided_at_each(tiny_tokenizer, backbone, settings):
+    model = graft_tiny(backbone, tiny_tokenizer, **settings)
+    draws, temperatures, words = 24, [1.0, 1e-3, 4.0, 12.0], model.vocabulary()
+    z = model.features(text_chunks(model, TEXT)[0][None, :12]).last_hidden_state[0, ::5].detach()
+    found = choice_distances(model, z, draws=draws, temperatures=temperatures, seed=7)
+    for place, one in enumerate(z):
+        nobody = Chain(model, one[None], words=words).scores
+        likely = nobody.masked(upcast(nobody.loc), -torch.inf).softmax(-1)[0]
+        plan = CausalDecoding.preset("causal", seed=7 + place * draws)
+        bound = BoundDecoding.bind(plan, draws, model.config.causal_size, one.device, copies=draws)
+        drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64))
+        people, chosen = Chain(model, one.expand(draws, 1, -1), drawn, words).scores, set()
+        for temperature in temperatures:
+            loc = upcast(nobody.loc) + temperature * (upcast(people.loc) - upcast(nobody.loc))
+            decided = dataclasses.replace(people, loc=loc).decide().flatten()
+            share = torch.bincount(decided, minlength=len(likely)) / draws
+            torch.testing.assert_close(found[temperature][place], (share - likely).abs().sum() / 2)
+            chosen.add(tuple(decided.tolist()))
+        assert len(chosen) > 1  # another temperature decides otherwise
 
 
 def test_texts_are_scored_by_fluency_and_diversity(calibrated):

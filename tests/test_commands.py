@@ -100,7 +100,10 @@ def test_what_is_not_installed_is_told_before_anything_is_read(tmp_path, monkeyp
     assert not Path("out").is_file() and not list(Path().glob("out/**/*.*"))
 
 
-READ = ["survey --population", "train --config", "abduct --text", "fit", "serve --api-key-file", "doctor --scan"]
+READ = [
+    *("survey --population", "train --config", "abduct --text", "fit", "serve --api-key-file", "doctor --scan"),
+    "explore --individuals",
+]
 WITHOUT_TORCH = """
 import shlex, sys
 from causalqwen_cli.app import app
@@ -121,6 +124,7 @@ def test_a_path_that_is_not_there_is_told_before_anything_slow_is_imported(tmp_p
         "abduct": "--model there --output out",
         "fit": "--target y --output out",
         "serve": "--model there",
+        "explore": "--model there",
         "doctor": "",
     }
     asked = [f"{words} 'not here' {rest[words.split()[0]]}" for words in READ]

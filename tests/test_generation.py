@@ -542,6 +542,21 @@ def test_requests_that_are_drawn_together_draw_as_each_alone():
             assert torch.equal(together, torch.cat(alone))
 
 
+def test_draws_are_made_ahead_from_the_second_on_and_are_those_of_their_position(monkeypatch):
+    """Whoever asks once may want no more; whoever goes on has 32 at once; rows may stand and jump as they like."""
+    bound = BoundDecoding.bind(CausalDecoding.preset("causal", seed=3), 2, 16, torch.device("cpu"), copies=2)
+    made, draw = [], bound._draw
+    monkeypatch.setattr(bound, "_draw", lambda stream, at: made.append(at.shape[1]) or draw(stream, at))
+    reader = QuantileReader(get_family("gaussian"))
+    places = [(5, 9), (6, 10), *((6 + step, 10 + step) for step in range(1, 32)), (38, 42), (39, 40), (40, 41), (2, 3)]
+    for pair in places:
+        at = torch.tensor(pair)
+        found = bound.read(INDIVIDUAL_STREAM, "token", at.unsqueeze(1), reader)[:, 0]
+        own = reader(uniform_draws(torch.tensor([3, 4]), INDIVIDUAL_STREAM, at, 16))
+        assert torch.equal(found, own.to(torch.float32)), pair
+    assert made == [1, 32, 32, 32, 32]
+
+
 def test_chat_prompts_generate(talker):
     messages = [{"role": "user", "content": "How much is 5?"}]
     inputs = talker.processor.apply_chat_template(

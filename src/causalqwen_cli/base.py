@@ -50,7 +50,7 @@ def check_written(path: Path | None, *read: Path | None) -> None:
             raise ValueError(f"{path} is read by this very command; write to another file")
 
 
-_MADE = ("output", "html", "save_individual", "cache", "individuals")
+_MADE = ("output", "html", "save_individual", "cache")
 """Parameters whose path a command makes where there is none; every other path is read."""
 
 
@@ -59,7 +59,8 @@ def _check_there(given: dict[str, Any]) -> None:
     for name, value in given.items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) and name not in _MADE and not path.exists():
-                raise FileNotFoundError(f"{path}: there is no such file or folder")
+                hint = "; make a model with `causalqwen graft`" if name == "model" else ""
+                raise FileNotFoundError(f"{path}: there is no such file or folder{hint}")
 
 
 def _alone(given: dict[str, Any], rank: str) -> AbstractContextManager:
