@@ -142,7 +142,11 @@ def test_drawn_individuals_choose_nearly_as_the_softmax(tiny_tokenizer):
 
 @pytest.mark.parametrize(
     ("backbone", "settings"),
-    [("qwen2", {}), ("qwen2", {"vocabulary_family": "cauchy"}), ("llama", {"start": "documents"})],  # Qwen's rows are masked
+    [
+        ("qwen2", {}),
+        ("qwen2", {"vocabulary_family": "cauchy"}),
+        ("llama", {"start": "documents"}),
+    ],  # Qwen's rows are masked
 )
 def test_temperatures_are_compared_by_what_is_decided_at_each(tiny_tokenizer, backbone, settings):
     model = graft_tiny(backbone, tiny_tokenizer, **settings)

@@ -241,7 +241,11 @@ BAD = [
     ("generate", {"--prompt": "is " + "9" * 400}, r"9{21}.* too large for float64"),
     ("generate", {"--top-k": "5"}, r"top_k belong to transformers' samplers"),
     ("generate", {"--individual": "notjson.jsonl"}, r"not a safetensors file"),
-    ("generate", {"--model": "nowhere"}, r"nowhere: there is no such file or folder; make a model with `causalqwen graft`"),
+    (
+        "generate",
+        {"--model": "nowhere"},
+        r"nowhere: there is no such file or folder; make a model with `causalqwen graft`",
+    ),
     ("generate", {"--model": "nothing"}, r"nothing holds no model"),
     ("generate", {"--model": "backbone"}, r"holds a llama model, not a grafted one"),
     ("generate", {"--model": "damaged"}, r"the weights in .*damaged are missing or damaged"),
