@@ -88,13 +88,14 @@ def tables(page: str) -> Figure:
 def people(page: str) -> Figure:
     """Root mean square error of individuals over that of a linear mixed model; the figures are those of the table."""
     rows = rows_of(page, "8.7")
-    figure = Figure(figsize=(9.5, 3.4), layout="tight")
+    figure = Figure(figsize=(11, 3.6), layout="tight")
     axes = figure.subplots()
 
     def cell(at: int, column: str) -> tuple[float, str]:
         return figure_of(rows[at][column]) / figure_of(rows[at]["mixed model"]), rows[at][column]
 
-    bars(axes, [row[""] for row in rows], ("RMSE", "mixed model"), cell)
+    bars(axes, [row[""].replace(", ", ",\n") for row in rows], ("RMSE", "mixed model"), cell)
+    axes.tick_params("x", labelsize=8)
     axes.set_ylabel("RMSE over the mixed model's")
     axes.legend(
         ["individual", "linear mixed model"], frameon=False, fontsize=8, ncols=2, loc="upper center",
