@@ -121,6 +121,7 @@ def test_whatever_else_lies_in_the_folder_is_named(tiny_llama, tmp_path, name, c
     (tmp_path / name).write_bytes(content)
     assert re.search(message, run("doctor", "--scan", tmp_path, code=1).stderr)
     shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
     assert "holds no model" in run("doctor", "--scan", tmp_path, code=1).stderr
 
 
