@@ -69,4 +69,5 @@ def test_a_tutorial_prints_what_it_shows(name, tmp_path, monkeypatch):
     path = tutorials.FOLDER / f"{name}.md"
     for number, (cell, made) in enumerate(zip(cells_of(path), run(path), strict=True), 1):
         shown, printed = (cell["shown"] or "").rstrip(), made.text.rstrip()
-        assert agree(shown, printed, chosen=number in CHOSEN.get(name, ())), f"{name}, cell {number}: shown\n{shown}\nprinted\n{printed}"
+        same = agree(shown, printed, chosen=number in CHOSEN.get(name, ()))
+        assert same, f"{name}, cell {number}: shown\n{shown}\nprinted\n{printed}"

@@ -28,7 +28,7 @@ CELL = re.compile(
     re.M | re.S,
 )
 CHOSEN = {"numbers": (3, 4, 5, 6)}
-"""Cells whose figures follow from what some eighty rows choose. A processor that rounds otherwise may choose otherwise there."""
+"""Cells whose figures follow from what some eighty rows choose: a processor that rounds otherwise may choose otherwise."""
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?")
 
 

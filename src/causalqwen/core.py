@@ -376,7 +376,8 @@ class Scores:
 
     def parts(self) -> Iterator["Scores"]:
         """Those of `at_once` positions at a time, [n, K]."""
-        columns = (column.flatten(0, -2).split(self.at_once) for column in (self.loc, self.scale, self.threshold))
+        alike = (column.expand(*self.loc.shape[:-1], -1) for column in (self.loc, self.scale, self.threshold))
+        columns = (column.flatten(0, -2).split(self.at_once) for column in alike)
         for loc, scale, threshold in zip(*columns, strict=True):
             yield replace(self, loc=loc, scale=scale, threshold=threshold)
 

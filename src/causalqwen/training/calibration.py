@@ -320,7 +320,7 @@ def choice_distances(
         plan = CausalDecoding.preset("causal", seed=seed + place * draws)
         bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
         drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
-        people = Chain(model, z.expand(draws, 1, -1), drawn, words).scores
+        people = Chain(model, z[None, None], drawn, words).scores
         chosen = {temperature: list[Tensor]() for temperature in temperatures}
         for part in people.parts():
             start, end = (replace(part, loc=upcast(loc)).ranked() for loc in (nobody.loc, part.loc))
