@@ -375,7 +375,7 @@ class Scores:
         return ROWS_IN_CACHE if self.loc.device.type == "cpu" else POSITIONS_AT_ONCE
 
     def parts(self) -> Iterator["Scores"]:
-        """Those of `at_once` positions at a time, [n, K]."""
+        """Those of `at_once` positions at a time, [n, K]. Scale and threshold may be the same for positions that share them."""
         alike = (column.expand(*self.loc.shape[:-1], -1) for column in (self.loc, self.scale, self.threshold))
         columns = (column.flatten(0, -2).split(self.at_once) for column in alike)
         for loc, scale, threshold in zip(*columns, strict=True):

@@ -133,7 +133,7 @@ class BoundDecoding:
 
     @torch.compiler.disable  # looks at positions, and fills a store
     def _next(self, stream: int, positions: Tensor) -> Tensor:
-        """Uniforms of one position per row, [B, 1, C]; those of the positions after it are made along with them."""
+        """Uniforms of one position per row, [B, 1, C]. From the second call on, those of 31 more are made too."""
         return self._next_at(stream, positions, positions[:, 0].tolist())
 
     def _next_at(self, stream: int, positions: Tensor, places: list[int]) -> Tensor:
