@@ -585,17 +585,17 @@ def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monk
 
 def test_of_two_best_tokens_the_first_is_decided():
     """Where `<NUM>` and a word have the same score, as where there is one argmax over both."""
-    announced = []
+    announced, said = [], []
     model = SimpleNamespace(
         config=SimpleNamespace(num_token_id=2),
         _write=lambda requests: None,
         _write_digits=lambda request, number, place: announced.append(request.row),
     )
     scores = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 2, 1], [2, 0, 1, 0]])
-    requests = [SimpleNamespace(row=row, digits={}) for row in range(5)]
+    requests = [SimpleNamespace(row=row, digits={}, say=said.append) for row in range(5)]
     decided = (scores.argmax(-1) == 2).nonzero().flatten().tolist()
     InVLLM._announce(model, requests, [7] * 5, [True] * 5, scores)
-    assert announced == decided == [2, 3]
+    assert announced == decided == [2, 3] and said == [7, 7]
     assert scores[:, 2].isneginf().all() and scores[:, [0, 1, 3]].isfinite().all()
 
 
