@@ -46,7 +46,7 @@ class Client:
         self.api, self.said, self.chance = api, said, random.Random(seed)
         self.statuses: Counter[str] = Counter()
         self.seconds: list[tuple[float, float]] = []  # when an answer was there, and how long it took
-        self.tokens, self.others = 0, list[tuple[str, str]]()
+        self.tokens, self.others = 0, list[tuple[tuple, str, str]]()
 
     async def work(self, end: float) -> None:
         while time.monotonic() < end:
@@ -93,7 +93,7 @@ class Client:
         key, text = (fields["prompt"], fields["seed"], causal), text.rstrip("\ufffd")  # of a character that was cut
         known = self.said.setdefault(key, text)
         if not (known.startswith(text) or text.startswith(known)) or not text.startswith(fields["prompt"]):
-            self.others.append((known, text))
+            self.others.append((key, known, text))
         self.said[key] = max(known, text, key=len)
 
 
@@ -202,8 +202,8 @@ def main() -> int:
         + ", ".join(f"{part:,.1f}" for part in parts)
     )
     print(f"left running or waiting at the end: {left:g}; files open more than at the start: {opened}")
-    for known, text in others[:5]:
-        print(f"told {known!r}, and then {text!r}")
+    for (prompt, seed, causal), known, text in others[:5]:
+        print(f"{prompt!r}, seed {seed}, {CAUSAL[causal]}: told {known!r}, and then {text!r}")
     print(f"texts that were not those asked for: {len(others)}; lines of the log {len(logged):,}, of failures {failed}")
     print(f"the server ended with status {server.returncode}")
     return int(bool(failed or others or server.returncode or left))

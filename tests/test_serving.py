@@ -484,6 +484,7 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"n": 9}, "n", "n=9 are more than the 8"),
         ({"max_tokens": 4001}, "max_tokens", "max_tokens is 4001"),
         ({"max_tokens": 4000}, "prompt", "context of 4096"),
+        ({"prompt": "1 2 3 " * 50_000}, "prompt", "at least "),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": [1, 2]}, "prompt", "a prompt of token ids needs number_context='digits'"),
         ({"echo": True, "logprobs": 0}, "prompt", "the likelihood of a prompt needs number_context='digits'"),

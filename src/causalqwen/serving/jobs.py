@@ -21,6 +21,10 @@ from causalqwen.serving.requests import TextRequest, one_of
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 from causalqwen.serving.text import GrowingText
 
+_START = 4  # characters for each token that there is room for
+_CUT = 64  # tokens that may be others where a start is cut off
+
+
 
 def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     """The plan of a request, without its seed and its individual.
@@ -93,17 +97,24 @@ def job_of(
     if len(prompts) * asked.n > settings.max_rows:
         message = f"{len(prompts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
         raise ApiError(400, message, param="n")
-    read = []
+    read, least = [], 1 if length is None else length
+
+    def check_width(width: int, at_least: str = "") -> None:
+        if width + least > context:
+            message = f"{at_least}{width} tokens of prompt and {least} of text are more than the context of {context}"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
+
     for place, prompt in enumerate(prompts):
         try:
+            if len(prompt) > _START * context:  # its start tells; all of it could be a million tokens and numbers
+                start = _read(prompt[: _START * int(context)], asked, processor, config)
+                check_width(len(start.ids) - _CUT, "at least ")
             read.append(_read(prompt, asked, processor, config))
         except ValueError as error:
             where = f"prompt {place}: " if len(prompts) > 1 else ""
             raise ApiError(400, f"{where}{error}", param=field) from None
-    width, least = max(len(prompt.ids) for prompt in read), 1 if length is None else length
-    if width + least > context:
-        message = f"{width} tokens of prompt and {least} of text are more than the context of {context}"
-        raise ApiError(400, message, param=field, code="context_length_exceeded")
+    width = max(len(prompt.ids) for prompt in read)
+    check_width(width)
     rows = [
         Row(place, prompt, seed + place % asked.n, GrowingText(processor, prompt.ids, prompt.values, asked.stops))
         for place, prompt in enumerate(prompt for prompt in read for _ in range(asked.n))

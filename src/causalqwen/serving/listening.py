@@ -1,6 +1,7 @@
 """The connections beneath: no patience with clients that hold them for nothing, and an end that answers everybody."""
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -88,4 +89,6 @@ def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) ->
     sys.setswitchinterval(
         5e-4
     )  # a thread that reads a long prompt gives way to the model's between two small operations
+    gc.collect()
+    gc.freeze()  # the model stays: whoever looks for garbage need not pass over half a million objects of it each time
     Listener(app, log_to_stderr(log_requests)).run(sockets=[listener])
