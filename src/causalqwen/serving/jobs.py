@@ -25,7 +25,6 @@ _START = 4  # characters for each token that there is room for
 _CUT = 64  # tokens that may be others where a start is cut off
 
 
-
 def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     """The plan of a request, without its seed and its individual.
 
