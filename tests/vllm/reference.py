@@ -76,6 +76,10 @@ def make_numbers_likely(model: CausalQwenForCausalLM, share: float = 0.15) -> No
     action.num_bias += gap.flatten().quantile(share)
 
 
+def _no_target(driver: Any) -> None:
+    raise RuntimeError("Triton has no compiler here")  # as torch's own compiler expects to be told
+
+
 def choose_runner(name: str) -> None:
     """Make vLLM use it; before vLLM is imported.
 
@@ -86,7 +90,7 @@ def choose_runner(name: str) -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "second"))
     if runner == "second":
         os.environ["TRITON_INTERPRET"] = "1"
-        driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
+        driver = type("Driver", (), {"is_active": staticmethod(lambda: True), "get_current_target": _no_target})
         importlib.import_module("triton.backends").backends["cpu"] = SimpleNamespace(driver=driver, compiler=None)
     if scheduling == "async":
         platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
