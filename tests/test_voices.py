@@ -646,3 +646,29 @@ def test_the_real_backbone_hears_who_speaks(smollm2):
     assert alone > 0 and heard > 0
     who = smollm2.abduct(people["0"][0][:2000], prior=voices)
     assert who.evidence[0].gained > 5 and who.voice.shape == (30, 576)
+
+
+def test_a_voice_turns_around_from_one_context_to_another(smollm2):
+    """Scores of tokens need no crossing of their own (theory 3.14): one voice makes a word likelier here and less likely there."""
+    tokenizer, weight = smollm2.processor.tokenizer, smollm2.backbone.lm_head.weight
+    one, other = (tokenizer(word)["input_ids"][0] for word in (" good", " bad"))
+    contexts = [
+        tokenizer(text, return_tensors="pt")["input_ids"]
+        for text in ("The weather today is", "I cannot believe that it is")
+    ]
+
+    def lead(ids: torch.Tensor, voice: torch.Tensor) -> torch.Tensor:
+        return smollm2.features(ids, voice=voice[None]).last_hidden_state[0, -1] @ (weight[one] - weight[other])
+
+    nobody = torch.zeros(depths_of(smollm2.backbone), requires_grad=True)
+    before = torch.stack([lead(ids, nobody) for ids in contexts])
+    ways = [
+        nn.functional.normalize(torch.autograd.grad(part, nobody, retain_graph=True)[0], dim=None) for part in before
+    ]
+    assert (
+        abs((ways[0] * ways[1]).sum()) < 0.5
+    )  # were it added behind the last layer alone, they would be one direction
+    with torch.no_grad():
+        for sign in (1, -1):
+            after = torch.stack([lead(ids, sign * 0.1 * (ways[0] - ways[1])) for ids in contexts])
+            assert ((after - before) * torch.tensor([sign, -sign]) > 0.05).all()
