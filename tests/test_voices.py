@@ -649,7 +649,7 @@ def test_the_real_backbone_hears_who_speaks(smollm2):
 
 
 def test_a_voice_turns_around_from_one_context_to_another(smollm2):
-    """Scores of tokens need no crossing of their own (theory 3.14): one voice makes a word likelier here and less likely there."""
+    """Scores of tokens need no crossing (theory 3.14): one voice makes a word likelier here and less likely there."""
     tokenizer, weight = smollm2.processor.tokenizer, smollm2.backbone.lm_head.weight
     one, other = (tokenizer(word)["input_ids"][0] for word in (" good", " bad"))
     contexts = [

@@ -22,7 +22,7 @@ from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 from causalqwen.serving.text import GrowingText
 
 _START = 4  # characters for each token that there is room for
-_CUT = 64  # tokens that may be others where a start is cut off
+_CUT = 8  # tokens that a start may have beyond the whole, where it is cut off
 
 
 def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
@@ -105,9 +105,10 @@ def job_of(
 
     for place, prompt in enumerate(prompts):
         try:
-            if len(prompt) > _START * context:  # its start tells; all of it could be a million tokens and numbers
-                start = _read(prompt[: _START * int(context)], asked, processor, config)
-                check_width(len(start.ids) - _CUT, "at least ")
+            if isinstance(prompt, str) and config.context.writes and len(prompt) > _START * context:
+                # All of it could be a million tokens and numbers. It has at least the backbone's tokens of its start.
+                start = processor.tokenizer(prompt[: _START * int(context)], add_special_tokens=False)["input_ids"]
+                check_width(len(start) - _CUT, "at least ")
             read.append(_read(prompt, asked, processor, config))
         except ValueError as error:
             where = f"prompt {place}: " if len(prompts) > 1 else ""

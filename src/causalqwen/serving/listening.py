@@ -91,4 +91,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) ->
     )  # a thread that reads a long prompt gives way to the model's between two small operations
     gc.collect()
     gc.freeze()  # the model stays: whoever looks for garbage need not pass over half a million objects of it each time
-    Listener(app, log_to_stderr(log_requests)).run(sockets=[listener])
+    try:
+        Listener(app, log_to_stderr(log_requests)).run(sockets=[listener])
+    finally:
+        gc.unfreeze()  # what is frozen as the process ends counts as lost in some libraries, which say so
