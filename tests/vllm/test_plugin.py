@@ -121,7 +121,6 @@ def test_digits_in_the_context(context, preset, folders, engines):
 
 
 @every_runner
-@every_runner
 @pytest.mark.parametrize("context", ["value", "digits", "both"])
 def test_a_model_that_copies(context, tiny_tokenizer, tmp_path_factory, engines):
     """Copied numbers come back exactly, those of prompts and those that were generated; laws are those of the same places."""
@@ -144,7 +143,7 @@ def test_a_model_that_copies(context, tiny_tokenizer, tmp_path_factory, engines)
             again = number.value in before and number.median == number.value
             copied, new = copied + again, new + (number.value not in before)
             before.add(number.value)
-    assert copied > 10 and new > 10
+    assert copied > len(prompts) // 3 and new >= len(prompts) // 3
     who = Individual.from_seed(1, model.config.causal_size)
     for answer in ask(llm, prompts[:4], preset="shared-individual", individual=who, temperature=1.0):
         assert all(low <= number.median <= high for number in answer.numbers for low, high in number.intervals.values())
