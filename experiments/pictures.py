@@ -88,7 +88,7 @@ def tables(page: str) -> Figure:
 def people(page: str) -> Figure:
     """Root mean square error of individuals over that of a linear mixed model; the figures are those of the table."""
     rows = rows_of(page, "8.7")
-    figure = Figure(figsize=(11, 3.6), layout="tight")
+    figure = Figure(figsize=(13, 3.6), layout="tight")
     axes = figure.subplots()
 
     def cell(at: int, column: str) -> tuple[float, str]:
