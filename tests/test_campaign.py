@@ -20,7 +20,7 @@ def nothing_found(tally, least: int) -> None:
 
 
 def test_texts(tiny_tokenizer):
-    tally = texts.run(Bounds(18, 20), texts.processors({"tiny": tiny_tokenizer}))
+    tally = texts.run(Bounds(18, 300), texts.processors({"tiny": tiny_tokenizer}))
     nothing_found(tally, 18 * texts.BATCH)
     assert len(tally.tried) == 10
 
@@ -37,7 +37,7 @@ def test_a_text_that_comes_back_otherwise_is_found(tiny_tokenizer, monkeypatch):
 
 
 def test_tensors():
-    tally = tensors.run(Bounds(200, 20))
+    tally = tensors.run(Bounds(200, 300))
     nothing_found(tally, 200 * tensors.AT_ONCE)
 
 
@@ -45,7 +45,7 @@ def test_a_law_that_overflows_is_found(monkeypatch):
     monkeypatch.setattr(
         Cauchy, "log_prob", lambda self, x, loc, scale: -torch.log1p(((x - loc) / scale) ** 2) - scale.log()
     )
-    tally = tensors.run(Bounds(200, 20))
+    tally = tensors.run(Bounds(200, 300))
     assert any("log_prob" in what for what in tally.found)
 
 
@@ -53,7 +53,7 @@ def test_a_law_that_overflows_is_found(monkeypatch):
 def test_files(tiny_tokenizer):
     model = graft_tiny("qwen2", tiny_tokenizer)
     files.fit_everything(model)
-    tally = files.run(Bounds(120, 60), model)
+    tally = files.run(Bounds(120, 300), model)
     nothing_found(tally, 120)
     assert sum(tally.refused.values()) > 40
 
@@ -81,7 +81,7 @@ def own_process(code: str) -> str:
 
 def test_processes():
     names = ("graft", "predict")
-    told = own_process(f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 60), {names}).table())")
+    told = own_process(f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 300), {names}).table())")
     rows = [line.strip("| ").split(" | ") for line in told.splitlines()[2:]]
     assert {row[0] for row in rows} >= {f"{name}: two at once" for name in names}, told
     assert all(row[3:] == ["0"] for row in rows), told  # what was found would stand below, in lines of its own
@@ -90,14 +90,14 @@ def test_processes():
 
 @pytest.mark.slow
 def test_one_of_two_ranks_is_killed():
-    code = 'from campaign import Bounds, processes; print(processes.run(Bounds(3, 120), ("train, two ranks",)).table())'
+    code = 'from campaign import Bounds, processes; print(processes.run(Bounds(3, 300), ("train, two ranks",)).table())'
     told = own_process(code)
     rows = [line.strip("| ").split(" | ") for line in told.splitlines()[2:]]
     assert sum(int(row[1]) for row in rows) == 3 and all(row[3] == "0" for row in rows), told
 
 
 def test_resources(tiny_tokenizer):
-    tally = resources.run(Bounds(150, 20), graft_tiny("llama", tiny_tokenizer))
+    tally = resources.run(Bounds(150, 300), graft_tiny("llama", tiny_tokenizer))
     nothing_found(tally, 150)
     assert tally.tried["held: memory"] > 1 << 26
 
