@@ -1,4 +1,4 @@
-"""A survey of very many people: how many are asked a second, and whether memory grows (experiments 8.12).
+"""A survey of very many people: how many are asked a second, and whether memory grows (two minutes; experiments 8.12).
 
     .venv/bin/python experiments/crowd.py --model runs/demo/model [--people 100000] [--output runs/crowd]
 
