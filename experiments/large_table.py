@@ -5,11 +5,15 @@ run that is killed and started again ends with the same model. (An hour and a ha
     .venv/bin/python experiments/large_table.py --speeches package/data [--rows 45000] [--kills 0] [--output runs/large]
 
 The rows are pieces of public-domain speeches: what was said, and how far into the speech; the year is to be told.
+
+The kills fall at random into --minutes. At the first moment the whole run is stopped while its folders are copied, which is
+what a kill leaves of them, and goes on. The copy is taken up beside it, and killed at the other moments.
 """
 
 import argparse
 import csv
 import hashlib
+import itertools
 import random
 import re
 import shutil
@@ -17,6 +21,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -43,8 +49,13 @@ def make_table(speeches: Path, path: Path, rows: int) -> int:
     return len(chosen)
 
 
-def run(command: list[str], stop: float | None) -> tuple[int | None, list[float]]:
-    """Run it, for `stop` seconds at most: its status, None where it was killed, and its megabytes, once a second."""
+def run(
+    command: list[str], stop: float | None, pause: tuple[float, Callable] | None = None
+) -> tuple[int | None, list[float]]:
+    """Run it, for `stop` seconds at most: its status, None where it was killed, and its megabytes, once a second.
+
+    pause: after how many seconds it is to stand still, and what is to be called meanwhile.
+    """
     process, memory = subprocess.Popen(command), []
     watched = psutil.Process(process.pid)
 
@@ -57,6 +68,15 @@ def run(command: list[str], stop: float | None) -> tuple[int | None, list[float]
             time.sleep(1)
 
     threading.Thread(target=watch, daemon=True).start()
+    if pause:
+        try:
+            return process.wait(pause[0]), memory
+        except subprocess.TimeoutExpired:
+            watched.suspend()
+            while watched.status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+            pause[1]()
+            watched.resume()
     try:
         return process.wait(stop), memory
     except subprocess.TimeoutExpired:
@@ -74,35 +94,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speeches", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=45_000)
-    parser.add_argument("--kills", type=int, default=0, help="Runs that are killed before the one that is left alone.")
+    parser.add_argument("--kills", type=int, default=0, help="How often a second run is killed.")
+    parser.add_argument("--minutes", type=float, default=60, help="Into which the kills fall, counted from the start.")
     parser.add_argument("--output", type=Path, default=Path("runs/large"))
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     table = given.output / "speeches.csv"
     print(f"{make_table(given.speeches, table, given.rows):,} rows of {CHARACTERS} characters", flush=True)
 
-    def fitted(name: str, stops: list[float]) -> tuple[str, float]:
-        model, cache = given.output / name, given.output / f"{name}-rows"
-        shutil.rmtree(model, ignore_errors=True)
+    def folders(name: str) -> list[Path]:
+        return [given.output / name, given.output / f"{name}-rows"]
+
+    def fitted(name: str, stops: list[float], pause: tuple[float, Callable] | None = None) -> str:
+        model, cache = folders(name)
         command = [sys.executable, "-m", "causalqwen_cli", "fit", str(table), "--target", "year", "--text", "said"]
         command += ["--output", str(model), "--cache", str(cache)]
         started = time.monotonic()
         for stop in [*stops, None]:
-            status, memory = run(command, stop)
+            status, memory = run(command, stop, pause)
             parts = ", ".join(f"{memory[int(len(memory) * share)]:,.0f}" for share in (0.25, 0.5, 0.75, 0.99))
             told = f"killed after {stop:.0f} s" if status is None else f"ended with {status}"
-            print(f"{told}; memory {parts} MB, at most {max(memory):,.0f}", flush=True)
+            print(f"{name} {told}; memory {parts} MB, at most {max(memory):,.0f}", flush=True)
             if status is not None:
                 break
-        seconds = time.monotonic() - started
-        print(f"{name}: {seconds / 60:.0f} minutes over all runs", flush=True)
-        return digest(model), seconds
+        print(f"{name}: {(time.monotonic() - started) / 60:.0f} minutes", flush=True)
+        return digest(model)
 
-    whole, seconds = fitted("whole", [])
-    if given.kills:
-        chance = random.Random(1)
-        again, _ = fitted("killed", [chance.uniform(0, seconds) for _ in range(given.kills)])
-        print(f"the same model: {'yes' if again == whole else 'NO'}", flush=True)
+    def copy() -> None:
+        for old, new in zip(folders("whole"), folders("killed"), strict=True):
+            if old.exists():
+                shutil.copytree(old, new)
+        print(f"copied after {moments[0]:.0f} s", flush=True)
+        copied.set()
+
+    for folder in folders("whole") + folders("killed"):
+        shutil.rmtree(folder, ignore_errors=True)
+    chance = random.Random(1)
+    moments = sorted(chance.uniform(0, 60 * given.minutes) for _ in range(given.kills))
+    copied = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        whole = pool.submit(fitted, "whole", [], (moments[0], copy) if moments else None)
+        while moments and not copied.wait(0.1):
+            if whole.done():
+                raise SystemExit(f"the run ended before the first kill, after {moments[0]:.0f} s: lower --minutes")
+        if moments:
+            again = fitted("killed", [later - before for before, later in itertools.pairwise(moments)])
+            print(f"the same model: {'yes' if again == whole.result() else 'NO'}", flush=True)
+        whole.result()
 
 
 if __name__ == "__main__":

@@ -176,36 +176,53 @@ def test_multabench_draws_rows_of_rs_tables_and_scores_those_that_hold_numbers_a
 
 
 def test_a_large_table_is_fitted_killed_and_fitted_again(monkeypatch, capsys, tmp_path):
-    pytest.importorskip("psutil")
+    psutil = pytest.importorskip("psutil")
     module = experiment("large_table")
     (tmp_path / "1901-a.txt").write_text("we have come a long way " * 60)
     (tmp_path / "1955-b.txt").write_text("the people of this country " * 60)
     runs = []
 
-    def run(command, stop):
-        runs.append((Path(command[command.index("--output") + 1]), stop))
+    def run(command, stop, pause=None):
+        folder = Path(command[command.index("--output") + 1])
+        runs.append((folder.name, stop, pause and round(pause[0])))
+        folder.mkdir(exist_ok=True)
+        if folder.name == "whole":
+            (folder / "half").write_text("of it")  # which the other run has by the copy alone
+        if pause:
+            pause[1]()
         if stop is not None:
             return None, [1.0]
-        runs[-1][0].mkdir()
-        (runs[-1][0] / "estimator.safetensors").write_bytes(b"learned")
+        (folder / "estimator.safetensors").write_bytes((folder / "half").read_bytes())
         return 0, [1.0, 2.0]
 
     wait = module.run
     monkeypatch.setattr(module, "run", run)
     for digest, told in ((module.digest, "the same model: yes"), (str, "the same model: NO")):
         monkeypatch.setattr(module, "digest", digest)
-        command = ["large_table", "--speeches", tmp_path, "--rows", 10, "--kills", 2, "--output", tmp_path / "out"]
+        command = ["large_table", "--speeches", tmp_path, "--rows", 10, "--kills", 3, "--minutes", 10]
+        command += ["--output", tmp_path / "out"]
         monkeypatch.setattr(sys, "argv", [str(part) for part in command])
         module.main()
         printed = capsys.readouterr().out
         assert (
             printed.startswith("10 rows of 200 characters") and told in printed and printed.count("killed after") == 2
         )
-    assert [(folder.name, stop is None) for folder, stop in runs[:4]] == [
-        ("whole", True), ("killed", False), ("killed", False), ("killed", True),
-    ]  # fmt: skip
+    first, second, third = sorted(600 * draw for draw in (0.134364, 0.847434, 0.763775))  # as random.Random(1) draws
+    assert sorted(runs[:4], key=lambda seen: (seen[0], seen[1] is None)) == [
+        ("killed", pytest.approx(second - first, abs=1e-3), None),
+        ("killed", pytest.approx(third - second, abs=1e-3), None),
+        ("killed", None, None),
+        ("whole", None, round(first)),
+    ]
+    monkeypatch.setattr(module, "run", lambda command, stop, pause=None: run(command, stop))
+    with pytest.raises(SystemExit, match="ended before the first kill"):
+        module.main()
     rows = list(csv.DictReader((tmp_path / "out" / "speeches.csv").read_text().splitlines()))
     assert {row["year"] for row in rows} == {"1901", "1955"} and max(len(row["said"]) for row in rows) <= 200
     assert wait([sys.executable, "-c", "raise SystemExit(3)"], None)[0] == 3
     status, memory = wait([sys.executable, "-c", "import time; time.sleep(60)"], 1.5)
     assert status is None and len(memory) >= 1 and max(memory) > 1
+    seen = []
+    waits = [sys.executable, "-c", "import time; time.sleep(2)"]
+    status, _ = wait(waits, None, (1.0, lambda: seen.extend(p.status() for p in psutil.Process().children())))
+    assert status == 0 and psutil.STATUS_STOPPED in seen
