@@ -3,6 +3,7 @@
 import gc
 import http.client
 import json
+import platform
 import random
 import signal
 import socket
@@ -23,7 +24,7 @@ from causalqwen import PRESETS, CausalDecoding, CausalQwenProcessor, Individual,
 from causalqwen.distributions import NOISE_STREAM, uniform_draws
 from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import NumberRules
-from causalqwen.serving import ServerSettings, create_app, listening, load_individuals
+from causalqwen.serving import ServerSettings, create_app, listening, load_individuals, memory
 from causalqwen.serving.listening import Listener
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.text import GrowingText
@@ -835,16 +836,42 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     assert result.exit_code == 1 and "pip install 'causalqwen[serve]'" in result.stderr
 
 
-def test_the_collector_passes_over_the_model_while_a_server_runs(monkeypatch):
-    """Half a million objects of it; what is still frozen as a process ends, libraries tell as lost."""
-    frozen = []
+def test_a_server_runs_where_the_collector_passes_over_the_model_and_large_pieces_are_given_back(monkeypatch):
+    """Half a million objects of the model; what is still frozen as a process ends, libraries tell as lost."""
+    seen, told = [], []
+    monkeypatch.setattr(memory, "_libc", lambda *call: told.append(call))
     monkeypatch.setattr(listening.signal, "signal", lambda *_: None)
     monkeypatch.setattr(listening.sys, "setswitchinterval", lambda _: None)
-    monkeypatch.setattr(
-        listening, "Listener", lambda *_: SimpleNamespace(run=lambda sockets: frozen.append(gc.get_freeze_count()))
-    )
+    run = SimpleNamespace(run=lambda sockets: seen.append((gc.get_freeze_count(), list(told))))
+    monkeypatch.setattr(listening, "Listener", lambda *_: run)
     listening.run(None, None)
-    assert frozen[0] > 10_000 and gc.get_freeze_count() == 0
+    (frozen, before), after = seen[0], gc.get_freeze_count()
+    assert frozen > 10_000 and after == 0 and before == [("mallopt", -3, 16 << 20)]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps other memory")
+def test_glibc_gives_back_what_large_pieces_lay_in():
+    """Without the threshold it keeps 20 MiB behind the first large piece, and more in a server of many threads."""
+    code = """
+import ctypes, resource, sys
+from causalqwen.serving import memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+def use(size):
+    piece = libc.malloc(size)
+    ctypes.memset(piece, 1, size)
+    return piece
+with memory.held_small():
+    libc.free(use(28 << 20))
+    start = resident()
+    for piece in [use(20 << 20), use(1 << 20)][::-1]:
+        libc.free(piece)
+    print(resident() - start)
+"""
+    script = [sys.executable, "-c", code]
+    assert float(subprocess.run(script, capture_output=True, text=True, check=True).stdout) < 5
 
 
 @pytest.mark.slow

@@ -230,6 +230,35 @@ def test_what_is_not_there_is_refused_with_the_standard_error(server, fields):
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("completions", {"stop": list("abcde")}, "stop"),
+        ("completions", {"stop": ["a", ""]}, "stop.1"),
+        ("completions", {"prompt": [[1, -1]]}, "prompt.0.1"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages.0.content.0.type"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ("numbers", {"prompts": ["a", 3]}, "prompts.1"),
+        ("numbers", {"prompts": ["a"], "classes": [3]}, "classes.0"),
+        ("individuals", {"individuals": [{"observations": [{"prompt": "a", "text": 3}]}]}, "individuals.0.observations.0.text"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field_and_the_place_in_it(server, path, fields, param):
+    status, body = server.send({"model": "tiny"} | fields, f"/v1/{path}")
+    error = json.loads(body)["error"]
+    assert (status, error["param"]) == (400, param) and error["message"].startswith(param)
+
+
+def test_null_is_as_good_as_left_out(server):
+    fields = {"model": "tiny", "prompt": "It was", "max_tokens": 5, "seed": 3}
+    nulls = dict.fromkeys(("n", "causal", "stop", "stream", "logprobs", "echo"))
+    answers = [server.send(body) for body in (fields, fields | nulls)]
+    assert [status for status, _ in answers] == [200, 200]
+    texts = [json.loads(body)["choices"] for _, body in answers]
+    assert texts[0] == texts[1]
+
+
 def test_usage_comes_last_and_null_before(server):
     events = list(server.complete(stream=True, stream_options={"include_usage": True}, max_tokens=5))
     assert events[-1].usage.completion_tokens == 5 and not events[-1].choices
@@ -417,7 +446,7 @@ def test_bodies_that_are_no_plain_json_are_refused(server):
 
 
 def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatch):
-    from causalqwen.serving import texts
+    from causalqwen.serving import memory, texts
 
     gate, read, busy = threading.Event(), texts.job_of, []
 
@@ -430,7 +459,7 @@ def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatc
 
     trimmed = []
     monkeypatch.setattr(texts, "job_of", slowly)
-    monkeypatch.setattr(texts, "_trim", lambda: trimmed.append(threading.current_thread()))
+    monkeypatch.setattr(memory, "trim", lambda: trimmed.append(threading.current_thread()))
     body = json.dumps({"model": "tiny", "prompt": "1 2 3 " * 20_000})
     with serving(model) as server, ThreadPoolExecutor(5) as pool:
         (refused,), held_up = wait([pool.submit(server.send, body) for _ in range(5)], 20, FIRST_COMPLETED)

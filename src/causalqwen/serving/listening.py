@@ -1,7 +1,6 @@
 """The connections beneath: no patience with clients that hold them for nothing, and an end that answers everybody."""
 
 import asyncio
-import gc
 import signal
 import socket
 import sys
@@ -13,6 +12,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from causalqwen.serving.journal import log_to_stderr
+from causalqwen.serving.memory import held_small
 from causalqwen.serving.settings import PATIENCE
 
 
@@ -89,9 +89,5 @@ def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) ->
     sys.setswitchinterval(
         5e-4
     )  # a thread that reads a long prompt gives way to the model's between two small operations
-    gc.collect()
-    gc.freeze()  # the model stays: whoever looks for garbage need not pass over half a million objects of it each time
-    try:
+    with held_small():
         Listener(app, log_to_stderr(log_requests)).run(sockets=[listener])
-    finally:
-        gc.unfreeze()  # what is frozen as the process ends counts as lost in some libraries, which say so

@@ -59,13 +59,13 @@ class Chosen(Strict):
 
 def _kind_of(observation: Any) -> str:
     if isinstance(observation, str):
-        return "text"
+        return "<text>"
     given = observation if isinstance(observation, dict) else vars(observation)
-    return "choice" if "options" in given else "said"
+    return "<choice>" if "options" in given else "<said>"
 
 
 Observed = Annotated[
-    Annotated[str, Tag("text")] | Annotated[SaidText, Tag("said")] | Annotated[Chosen, Tag("choice")],
+    Annotated[str, Tag("<text>")] | Annotated[SaidText, Tag("<said>")] | Annotated[Chosen, Tag("<choice>")],
     Discriminator(_kind_of),
 ]
 
@@ -93,8 +93,8 @@ class Described(Strict):
 
 
 Who = Annotated[
-    Annotated[str, Tag("name")] | Annotated[Described, Tag("described")],
-    Discriminator(lambda given: "name" if isinstance(given, str) else "described"),
+    Annotated[str, Tag("<name>")] | Annotated[Described, Tag("<described>")],
+    Discriminator(lambda given: "<name>" if isinstance(given, str) else "<described>"),
 ]
 Described.model_rebuild()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, PRESETS
@@ -52,6 +52,21 @@ Level = Annotated[float, Field(gt=0, lt=1 - 1e-12)]  # nearer to 1, the quantile
 Logprobs = Annotated[int, Field(ge=0, le=20)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_TEXT, _TEXTS, _IDS, _ROWS = "<text>", "<list>", "<ids>", "<rows>"  # shapes of what may be said in several
+
+
+def _shape(given: Any) -> str:
+    return _TEXTS if isinstance(given, list) else _TEXT
+
+
+def _shape_of_prompt(prompt: Any) -> str:
+    first = prompt[0] if isinstance(prompt, list) and prompt else ""
+    return _shape(prompt) if isinstance(first, str) else _ROWS if isinstance(first, list) else _IDS
+
+
+def _or(default: Any) -> BeforeValidator:
+    """OpenAI's null for a field that has a default."""
+    return BeforeValidator(lambda given: default if given is None else given)
 
 
 class Strict(BaseModel):
@@ -91,18 +106,24 @@ class TextRequest(Strict):
     is_chat: ClassVar[bool]
 
     model: str
-    n: Count = 1
+    n: Annotated[Count, _or(1)] = 1
     max_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop: (
+        Annotated[
+            Annotated[StopString, Tag(_TEXT)] | Annotated[list[StopString], Field(max_length=4), Tag(_TEXTS)],
+            Discriminator(_shape),
+        ]
+        | None
+    ) = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    causal: CausalOptions = Field(default_factory=CausalOptions)
+    causal: Annotated[CausalOptions, _or({})] = Field(default_factory=CausalOptions)
 
     @model_validator(mode="before")
     @classmethod
@@ -151,24 +172,17 @@ class TextRequest(Strict):
         raise NotImplementedError
 
 
-def _shape(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return "text"
-    first = prompt[0] if isinstance(prompt, list) and prompt else ""
-    return "texts" if isinstance(first, str) else "rows" if isinstance(first, list) else "ids"
-
-
 class CompletionRequest(TextRequest):
     """`/v1/completions`."""
 
     is_chat = False
 
     prompt: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[list[str], Field(min_length=1), Tag("texts")]
-        | Annotated[TokenIds, Tag("ids")]
-        | Annotated[list[TokenIds], Tag("rows")],
-        Discriminator(_shape),
+        Annotated[str, Tag(_TEXT)]
+        | Annotated[list[str], Field(min_length=1), Tag(_TEXTS)]
+        | Annotated[TokenIds, Tag(_IDS)]
+        | Annotated[list[TokenIds], Tag(_ROWS)],
+        Discriminator(_shape_of_prompt),
     ]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = False
@@ -203,7 +217,7 @@ class ContentPart(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: Annotated[Annotated[str, Tag(_TEXT)] | Annotated[list[ContentPart], Tag(_TEXTS)], Discriminator(_shape)]
     name: str | None = None
 
     @property
@@ -267,12 +281,22 @@ class NumbersRequest(Strict):
     """`/v1/numbers`: the numbers behind texts, or behind chats, as laws."""
 
     model: str
-    prompts: Annotated[list[str | Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
+    prompts: Annotated[
+        list[
+            Annotated[
+                Annotated[str, Tag(_TEXT)] | Annotated[list[Message], Field(min_length=1), Tag(_TEXTS)],
+                Discriminator(_shape),
+            ]
+        ],
+        Field(min_length=1),
+    ]
     values: list[float | None] | None = None
     levels: Annotated[list[Level], Field(min_length=1, max_length=99)] = list(LEVELS)
     points: Points | None = None
     individual: str | None = None
-    classes: str | list[str | None] | None = None
+    classes: (
+        Annotated[Annotated[str, Tag(_TEXT)] | Annotated[list[str | None], Tag(_TEXTS)], Discriminator(_shape)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _check_rows(self) -> "NumbersRequest":
@@ -292,8 +316,7 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        loc = first["loc"][:1] + first["loc"][1 + (first["loc"][:1] == ("prompt",)) :]  # without the name of a shape
-        place = ".".join(map(str, loc))
+        place = ".".join(part for part in map(str, first["loc"]) if part[:1] != "<")  # without the names of shapes
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == _UNSUPPORTED:
             raise ApiError(400, message, param=first["ctx"]["param"], code=_UNSUPPORTED) from None

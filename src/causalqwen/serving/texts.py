@@ -1,8 +1,6 @@
 """OpenAI's completions and chats: from a request's body to its answer, whole or streamed, whoever writes the tokens."""
 
 import asyncio
-import contextlib
-import ctypes
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from causalqwen.serving.answers import EventStream, Inbox, disconnected, event
 from causalqwen.serving.batching import Job, Piece
 from causalqwen.serving.jobs import job_of
 from causalqwen.serving.logprobs import chat_logprobs, completion_logprobs, ovr_logprobs
+from causalqwen.serving.memory import leaving_nothing
 from causalqwen.serving.openapi import asks
 from causalqwen.serving.requests import ChatRequest, CompletionRequest, TextRequest, parse
 from causalqwen.serving.settings import PATIENCE, ApiError, ServerSettings
@@ -173,7 +172,7 @@ class TextService:
             raise ApiError(429, f"{_LONG_HELD} requests as long as this one wait already", code="rate_limit_exceeded")
         self._long_held += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.long_thread, _leaving_nothing, work, *of)
+            return await asyncio.get_running_loop().run_in_executor(self.long_thread, leaving_nothing, work, *of)
         finally:
             self._long_held -= 1
 
@@ -208,21 +207,6 @@ class TextService:
 
     def count(self, usage: dict[str, int]) -> None:
         """Whoever keeps counters notes the tokens of an answer."""
-
-
-def _trim() -> None:
-    """Give the system what the C library keeps of freed memory, where it is glibc."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _leaving_nothing(work: Callable[..., Any], *of: Any) -> Any:
-    """Work whose memory the system has again afterwards: the C library keeps what thousands of small pieces lay in, and long
-    requests would make a server grow for hours."""
-    try:
-        return work(*of)
-    finally:
-        _trim()
 
 
 def _behind(echo: str, places: list[dict[str, Any]]) -> list[dict[str, Any]]:
