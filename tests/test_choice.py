@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.data import Row, encode_rows
+from causalqwen.data import EncodedRows, Row, encode_rows
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
@@ -458,6 +458,25 @@ def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):
     first = ({tuple(e.numeric_values[:-1]) for e in part} for part in (rest, held))
     assert not set.intersection(*first)
     assert len(hold_out(rows_of(model, texts[:30]), seed=0)[1]) == 0  # too few to choose by
+
+
+def test_rows_of_one_group_are_held_out_together(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    fields = [{"text": f"The {i % 9}th of them is {i}", "group": i // 2} for i in range(400)]
+    rows = EncodedRows(fields, model.processor)  # as `train` reads them
+    rest, held = (list(part) for part in hold_out(rows, seed=0))
+    assert len(rest) + len(held) == 400 and len(held) == 80
+    assert not {one.group for one in rest} & {one.group for one in held} and {one.group for one in held} <= {
+        str(i) for i in range(200)
+    }
+    few = [row | {"group": i % 50} for i, row in enumerate(fields)]
+    assert len(hold_out(encode_rows(few, model.processor), seed=0)[1]) == 0
+
+
+def test_rows_too_few_to_hold_some_out_say_so(tiny_tokenizer, tmp_path):
+    model, said = graft_tiny("llama", tiny_tokenizer), []
+    learn(model, skewed(model, 24, 0), [], tmp_path, TrainSettings(), say=said.append)
+    assert any("24 training rows (of few texts or groups) are too few to hold some out" in line for line in said)
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -238,6 +238,11 @@ def test_kept_facts_that_changed_are_not_learned_from(tiny_qwen, tmp_path):
     examples = encode_rows(rows, tiny_qwen.processor)
     folder = FactStore.build(tiny_qwen, examples, tmp_path).folder
     check_sums(folder)
+    sums = (folder / SUMS).read_text()
+    (folder / SUMS).write_text("")
+    with pytest.raises(ValueError, match="SHA256SUMS is damaged: it is empty"):
+        check_sums(folder)
+    (folder / SUMS).write_text(sums)
     flip(folder / "features.npy", -1)
     with pytest.raises(
         ValueError, match=r"is damaged: .*features.npy is not what was saved.*; remove it, and its rows"

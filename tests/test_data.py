@@ -33,6 +33,7 @@ BAD_ROWS = [
     ('{"prompt": "a", "value": ' + "9" * 400 + "}", "field value: the number is too large for float64"),
     ('{"prompt": "a", "value": ' + "9" * 5000 + "}", "too large for float64"),
     ('{"prompt": "a", "value": 1, "individual": true}', "field individual: expected a name, found true"),
+    ('{"prompt": "a", "value": 1, "group": 1.5}', "field group: expected a name, found 1.5"),
     ('{"prompt": "a", "value": 1, "individual": ""}', 'field individual: expected a name, found ""'),
     ('{"prompt": "a", "value": 1, "class": false}', "field class: expected a name, found false"),
     ('{"messages": []}', "field messages: expected a list"),
@@ -52,7 +53,7 @@ def test_rows_on_disk_are_those_in_memory(processor):
     rows = [
         parse_row('{"text": "It is 5.25, not 7.", "individual": "Ann"}', "a"),
         parse_row('{"prompt": "After 3 days it is ", "value": 5, "individual": "Bob"}', "b"),
-        parse_row('{"text": "no number"}', "c"),
+        parse_row('{"text": "no number", "group": "some"}', "c"),
         parse_row('{"text": "-1e9", "individual": "Ann"}', "d"),
     ]
     assert list(EncodedRows(rows, processor)) == encode_rows(rows, processor)  # none with several right answers

@@ -94,7 +94,7 @@ def test_precision_and_workers_of_the_command_are_those_of_the_class(table, tmp_
     for words in ((), ("--bf16",), ("--no-bf16", "--workers", 2, "--cache", tmp_path)):
         with pytest.raises(ZeroDivisionError):
             run(*base, *words)
-    assert [(one.bf16, one.workers) for one in made] == [("auto", 0), (True, 0), (False, 2)]
+    assert [(one.bf16, one.workers) for one in made] == [("auto", 0), (True, 0), (False, 2)] and made[0].verbose
     monkeypatch.undo()
     assert "workers need cache_dir" in run(*base, "--workers", 2, code=1).stderr
 

@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.columns import ColumnError, TableReader, TableRows, read_table, table_of
-from causalqwen.files import writing_folder
+from causalqwen.files import write_sums, writing_folder
 from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
@@ -761,10 +761,64 @@ def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fi
     assert other.model_.backbone is regressor.model_.backbone
     about = json.loads((tmp_path / "saved" / "estimator.json").read_text())
     (tmp_path / "saved" / "estimator.json").write_text(json.dumps(about | {"fingerprint": "0"}))
+    write_sums(tmp_path / "saved")
     with pytest.raises(ValueError, match="is not the one that this regressor was fitted on"):
         NumberRegressor.load(tmp_path / "saved")
     with pytest.raises(ValueError, match="holds no regressor of tables"):
         NumberRegressor.load(tmp_path)
+
+
+def test_a_damaged_regressor_is_told_so(fitted, tmp_path):
+    saved = tmp_path / "saved"
+    fitted[0].save(saved)
+    for path in sorted(saved.iterdir()):
+        whole = path.read_bytes()
+        turned = bytearray(whole)
+        turned[len(whole) // 2] ^= 4
+        for damaged in (b"", whole[: len(whole) // 2], bytes(turned)):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="the regressor in .*saved is damaged: .*"):
+                NumberRegressor.load(saved)
+        path.write_bytes(whole)
+    assert NumberRegressor.load(saved).metrics_ == fitted[0].metrics_
+    (saved / "SHA256SUMS").unlink()  # of a regressor saved before there were some
+    weights = (saved / "estimator.safetensors").read_bytes()
+    (saved / "estimator.safetensors").write_bytes(weights[:-1])
+    with pytest.raises(ValueError, match="is damaged"):
+        NumberRegressor.load(saved)
+
+
+def test_what_is_chosen_is_told_and_kept(brief, monkeypatch, capsys, tmp_path):
+    import causalqwen.sklearn as module
+
+    def learn(model, learned, held, output, settings, say):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "choice.json").write_text('{"chosen": {"axis": "log"}, "tried": []}')
+        say("chosen: the log axis")
+        return {"crps": 1.0}
+
+    frame, price = products(20)
+    brief(experts=False).fit(frame, price)
+    assert "chosen" not in capsys.readouterr().err
+    monkeypatch.setattr(module, "learn", learn)
+    brief(experts=False).fit(frame, price)
+    assert "chosen" not in capsys.readouterr().err
+    regressor = brief(experts=False, verbose=True).fit(frame, price)
+    assert "chosen: the log axis\n" in capsys.readouterr().err
+    regressor.save(tmp_path / "saved")
+    for one in (regressor, NumberRegressor.load(tmp_path / "saved"), pickle.loads(pickle.dumps(regressor))):
+        assert one.choice_ == {"chosen": {"axis": "log"}, "tried": []}
+
+
+def test_a_loaded_regressor_reads_its_rows_here(brief, tmp_path):
+    frame, price = products(20)
+    regressor = brief(experts=False, cache_dir=str(tmp_path / "rows")).fit(frame, price)
+    regressor.workers = 2
+    regressor.save(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "rows")
+    again = NumberRegressor.load(tmp_path / "saved")
+    assert (again.workers, again.cache_dir) == (0, None) and len(again.predict(frame)) == 20
+    assert not (tmp_path / "rows").exists()
 
 
 def test_rows_longer_than_the_context_are_cut_before_the_question(brief):

@@ -158,6 +158,8 @@ def check_sums(folder: Path) -> None:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder / SUMS} is damaged: {error}") from None
+    if not lines:
+        raise ValueError(f"{folder / SUMS} is damaged: it is empty")
     for line in lines:
         written = re.fullmatch(r"([0-9a-f]{64})  ([^/\\]+)", line)
         if written is None:

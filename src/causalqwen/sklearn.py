@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -22,7 +24,7 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.data.columns import Columns, TableReader, table_of
 from causalqwen.extras import extra
-from causalqwen.files import write_sums, writing_folder
+from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import resolve_backbone
 from causalqwen.modeling.precision import resolve_device
@@ -33,6 +35,7 @@ from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
 from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
+from causalqwen.training.trials import CHOICE
 
 with extra("tables", "a table"):
     from scipy import sparse
@@ -80,11 +83,13 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
             read them here.
         device: auto, or a torch device.
+        verbose: tell on stderr what is tried, what is chosen and what it is worth.
         random_state: of the split, the experts and the training: an int, a RandomState, or None.
 
     Attributes:
         model_: the graft. reader_: how rows are read. experts_: the regressions, or None. mean_: what is added to a law's mean.
-        metrics_: scores on held-out rows.
+        metrics_: scores on held-out rows. choice_: how values are read: what was chosen, and the score of all that was tried;
+            None where nothing was left open.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
 
@@ -102,6 +107,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         cache_dir: str | None = None,
         workers: int = 0,
         device: str = "auto",
+        verbose: bool = False,
         random_state: Any = None,
     ) -> None:
         self.backbone = backbone
@@ -115,6 +121,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.cache_dir = cache_dir
         self.workers = workers
         self.device = device
+        self.verbose = verbose
         self.random_state = random_state
 
     # ---- fitting -----------------------------------------------------------------------------------------------------
@@ -173,7 +180,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             output = Path(folder) / "run"
             for some in (learned, held):
                 kept.put(some, output / WORK)
-            self.metrics_ = learn(self.model_, learned, held, output, settings)
+            say = partial(print, file=sys.stderr) if self.verbose else lambda line: None
+            self.metrics_ = learn(self.model_, learned, held, output, settings, say=say)
+            chosen = output / CHOICE
+            self.choice_ = json.loads(chosen.read_text(encoding="utf-8")) if chosen.exists() else None
         asked = np.flatnonzero((fold == 0) & (times > 0))
         self.mean_ = None
         if self.experts and len(asked) >= FEWEST:
@@ -343,16 +353,20 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> "NumberRegressor":
-        """What `save` wrote; device: another than it was fitted on. ValueError where the folder holds no such thing, or where
-        the backbone is another one."""
+        """What `save` wrote, whose rows are read here and kept by nobody until `set_params` gives `workers` and `cache_dir`;
+        device: another than it was fitted on. ValueError where the folder holds no such thing, or another than was saved, or
+        where the backbone is another one."""
         folder = Path(folder)
         if not (folder / ABOUT).is_file():
             raise ValueError(f"{folder} holds no regressor of tables (no {ABOUT}); make one with `causalqwen fit`")
         try:
+            check_sums(folder)
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            made = cls(**about.pop("params") | ({} if device is None else {"device": device}))
+            here = {"workers": 0, "cache_dir": None} | ({} if device is None else {"device": device})
+            made = cls(**about.pop("params") | here)
             weights = (folder / STATE).read_bytes()
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            tensors_of(weights)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
             raise ValueError(f"the regressor in {folder} is damaged: {error}") from None
         made._restore(weights, about)
         return made
@@ -367,7 +381,11 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             tensors |= answers
         if self.mean_ is not None:
             tensors |= {f"mean.{name}": torch.from_numpy(array) for name, array in vars(self.mean_).items()}
-        about |= {"config": json.loads(self.model_.config.to_json_string()), "metrics": self.metrics_}
+        about |= {
+            "config": json.loads(self.model_.config.to_json_string()),
+            "metrics": self.metrics_,
+            "choice": self.choice_,
+        }
         about |= {"fingerprint": _backbone(self.backbone, self.device)[2], "n_features_in": self.n_features_in_}
         about["feature_names_in"] = [str(name) for name in getattr(self, "feature_names_in_", ())]
         return bytes_of(tensors), about
@@ -403,6 +421,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
         of_mean = {name.removeprefix("mean."): tensors[name].numpy() for name in tensors if name.startswith("mean.")}
         self.mean_ = FittedMean(**of_mean) if of_mean else None  # regressors saved before it was fitted have none
+        self.choice_ = about.get("choice")  # regressors saved before it was kept have none
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:
             self.feature_names_in_ = np.array(about["feature_names_in"], dtype=object)
@@ -412,7 +431,16 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         state = dict(super().__getstate__())
         if "model_" in state:
             state["learned"] = self._state()
-            for name in ("model_", "reader_", "experts_", "mean_", "metrics_", "feature_names_in_", "n_features_in_"):
+            for name in (
+                "model_",
+                "reader_",
+                "experts_",
+                "mean_",
+                "metrics_",
+                "choice_",
+                "feature_names_in_",
+                "n_features_in_",
+            ):
                 state.pop(name, None)
         return state
 

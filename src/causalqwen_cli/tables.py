@@ -65,6 +65,7 @@ def fit(
         cache_dir=None if cache is None else str(cache),
         workers=workers,
         device=device,
+        verbose=True,
         random_state=seed,
     )
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
@@ -75,7 +76,8 @@ def fit(
     line = (
         f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {figures_line(made.metrics_, words=False)}"
     )
-    show({"model": str(output), "columns": kinds, "metrics": made.metrics_}, line, as_json)
+    about = {"model": str(output), "columns": kinds, "metrics": made.metrics_, "choice": made.choice_}
+    show(about, line, as_json)
 
 
 def named(columns: str | None) -> list[str]:

@@ -26,6 +26,7 @@ class Example:
     learned: which tokens are labels, the first, which nothing predicts, left aside; None for all. The others are only read.
     also_right: (place, token) of tokens that are as right as the one at that place, ascending; None where there are none.
     columns: numbers of a table's row that the value head reads beside the text; None for none.
+    group: rows of one are held out together.
     """
 
     input_ids: list[int]
@@ -36,6 +37,7 @@ class Example:
     also_right: tuple[tuple[int, int], ...] | None = None
     class_name: str | None = None
     columns: tuple[float, ...] | None = None
+    group: str | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -94,7 +96,8 @@ def encode_rows(
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        examples.append(Example(ids, values, row.individual, value_from, learned, also_right, row.class_name))
+        of = (row.individual, value_from, learned, also_right, row.class_name)
+        examples.append(Example(ids, values, *of, group=row.group))
     return examples
 
 
@@ -148,7 +151,7 @@ class EncodedRows(Sequence[Example]):
     """The examples of `encode_rows`, in order, kept on disk: for rows that do not fit into memory.
 
     Tokens and values lie memory-mapped in unnamed temporary files (in TMPDIR), which are gone with the process; in memory are
-    29 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
+    33 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class EncodedRows(Sequence[Example]):
     ) -> None:
         self._offsets, self._value_from = array("q", [0]), array("i")
         self._whole, self._pairs = array("b"), array("q", [0])
-        self._individuals, self._classes = _Names(), _Names()
+        self._individuals, self._classes, self._groups = _Names(), _Names(), _Names()
         with (
             tempfile.TemporaryFile() as ids,
             tempfile.TemporaryFile() as values,
@@ -181,6 +184,7 @@ class EncodedRows(Sequence[Example]):
                 self._value_from.append(example.value_from)
                 self._individuals.append(example.individual)
                 self._classes.append(example.class_name)
+                self._groups.append(example.group)
             if len(self) == 0:
                 raise RowError("there are no rows to encode")
             self._ids, self._values = _mapped(ids, np.int32), _mapped(values, np.float64)
@@ -203,8 +207,8 @@ class EncodedRows(Sequence[Example]):
         pairs = self._also_right[2 * self._pairs[place] : 2 * self._pairs[place + 1]].reshape(-1, 2).tolist()
         also_right = tuple((at, token) for at, token in pairs) or None
         ids, values = self._ids[part].tolist(), self._values[part].tolist()
-        individual, class_name = self._individuals[place], self._classes[place]
-        return Example(ids, values, individual, self._value_from[place], learned, also_right, class_name)
+        of = (self._individuals[place], self._value_from[place], learned, also_right, self._classes[place])
+        return Example(ids, values, *of, group=self._groups[place])
 
 
 class _Names:

@@ -9,6 +9,7 @@
 `"individual": "name"` beside them says whose row it is: rows of one individual share U's factor in training (theory 3.14).
 `"class": "name"` says of which kind its numbers are: each class's intervals are recalibrated on its own rows, and each may
 have an axis of its own (theory 3.8).
+`"group": "name"` says which rows belong together: none of them are held out from the others.
 Other fields of a row are kept and written back by `predict`. In CSV an empty cell is a field that is not there, and the
 column `value` holds numbers.
 """
@@ -63,6 +64,11 @@ class Row:
     def class_name(self) -> str | None:
         """Of which kind its numbers are, where the file says so."""
         return self._name("class")
+
+    @property
+    def group(self) -> str | None:
+        """With which rows it is held out, where the file says so."""
+        return self._name("group")
 
     def _name(self, field: str) -> str | None:
         name = self.fields.get(field)
@@ -239,7 +245,7 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     if kind == "question":
         _check_question(fields, place, values_required)
     _check_value(fields.get("value"), place, "value")
-    for name in ("individual", "class"):
+    for name in ("individual", "class", "group"):
         given = fields.get(name)
         if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
             raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")

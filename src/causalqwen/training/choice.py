@@ -67,15 +67,16 @@ def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
 
 
 def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Rows to train on and rows to choose by, drawn from the same ones: rows of one text go together. None are held out of
-    too few."""
-    texts: dict[tuple[Any, ...], list[int]] = {}
+    """Rows to train on and rows to choose by, drawn from the same ones: rows of one group go together, and of one text those
+    that name none. None are held out of too few."""
+    together: dict[Any, list[int]] = {}
     for index, example in enumerate(examples):
-        texts.setdefault((*example.input_ids, *example.numeric_values[:-1]), []).append(index)
-    if len(texts) * HELD_SHARE < FEWEST_HELD:
+        text = (*example.input_ids, *example.numeric_values[:-1])
+        together.setdefault(text if example.group is None else example.group, []).append(index)
+    groups, held = list(together.values()), list[int]()
+    if len(groups) * HELD_SHARE < FEWEST_HELD:
         return examples, []
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    groups, held = list(texts.values()), list[int]()
+    order = np.random.default_rng(seed).permutation(len(groups)).tolist()
     for place in order:
         if len(held) >= HELD_SHARE * len(examples):
             break

@@ -126,6 +126,11 @@ def learn(
                 if len(eval_examples):
                     numbers = LearnedNumbers.of(train_examples, num_id, certain)
                     say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
+                else:
+                    say(
+                        f"{len(train_examples):,} training rows (of few texts or groups) are too few to hold some out: nothing "
+                        "is chosen, and intervals are not recalibrated; give evaluation rows"
+                    )
             choice = kind(model, train_examples, eval_examples, numbers, certain, settings, work, say)
             if choice.has_enough:
                 chosen = choice.made()
