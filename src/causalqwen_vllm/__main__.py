@@ -17,6 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m causalqwen_vllm", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", help="folder of a grafted model")
     parser.add_argument("--individuals", help="folder of individuals who can be asked for by name")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (vLLM's own default is every one)")
     given, further = parser.parse_known_args()
     cached = CausalQwenConfig.from_pretrained(given.model).by_tokens_alone
     # Naming one plug-in leaves out all others: those that vLLM loads unasked are named too.
@@ -28,7 +29,10 @@ def main() -> None:
         os.environ[INDIVIDUALS] = given.individuals
     needed = ["--skip-tokenizer-init", "--logits-processors", FOLLOWER, "--worker-extension-cls", WORKER]
     needed += ["--enable-prefix-caching" if cached else "--no-enable-prefix-caching"]
-    needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE)]
+    needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE), "--host", given.host]
+    keys = [option for option in further if option.split("=")[0] == "--api-key"] or os.environ.get("VLLM_API_KEY")
+    if given.host not in ("127.0.0.1", "::1", "localhost") and not keys:
+        print(f"anybody who reaches {given.host} may use this server: no API key is set", file=sys.stderr)
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     sys.argv = ["vllm", "--model", given.model, *needed, *further]

@@ -29,7 +29,7 @@ from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
 from causalqwen_vllm.asking import of_tokens, processor_of, written
-from causalqwen_vllm.wishes import KEY
+from causalqwen_vllm.wishes import KEY, ONE_ENGINE
 
 INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
 """The variable that names the folder of individuals who can be asked for by name."""
@@ -42,6 +42,11 @@ _REFUSED = (
     "/tokenize",
     "/detokenize",
     "/invocations",
+    "/generative_scoring",
+    "/inference",
+    "/cohere",
+    "/v1/systemone",
+    "/v1/audio",
 )
 
 
@@ -104,6 +109,8 @@ class _Service(TextService):
         config, folder = model.hf_config, os.environ.get(INDIVIDUALS)
         if not isinstance(config, CausalQwenConfig):
             raise ValueError(f"{model.model} is not grafted: leave {Endpoints.name} out of VLLM_PLUGINS")
+        if engine.vllm_config.parallel_config.data_parallel_size > 1:  # an engine of several knows nothing of that
+            raise ValueError(f"a grafted model cannot be served this way: {ONE_ENGINE}")
         axes = value_axes(config, None)
         axes.law()  # a model whose numbers need a class is told so before anything is served
         individuals = load_individuals(folder, config.causal_size) if folder else {}

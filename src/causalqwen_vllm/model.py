@@ -31,7 +31,7 @@ from causalqwen_vllm.asking import processor_of
 from causalqwen_vllm.requests import Company, Request, companies, offered
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
-from causalqwen_vllm.wishes import FOLLOWER, TOKENS_ALONE
+from causalqwen_vllm.wishes import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -338,7 +338,7 @@ def refuse_settings(config: VllmConfig) -> None:
         TOKENS_ALONE: config.cache_config.enable_prefix_caching and not graft.by_tokens_alone,
         "the last rank of a pipeline decides numbers that the first would have to embed: train with "
         f"{CONTEXTS['digits']}": parallel.pipeline_parallel_size > 1 and not graft.context.hides,
-        "context and data parallelism: run one engine per group of devices": (
+        ONE_ENGINE: (
             parallel.prefill_context_parallel_size > 1
             or parallel.decode_context_parallel_size > 1
             or parallel.data_parallel_size > 1
@@ -346,8 +346,9 @@ def refuse_settings(config: VllmConfig) -> None:
         "a cache taken from another engine comes without the values in it: leave kv_transfer_config unset": (
             config.kv_transfer_config is not None
         ),
-        "vLLM allows no logits processor beside speculative decoding, and by one the plug-in follows requests: leave "
-        "speculative_config unset": config.speculative_config is not None,
+        "a drafted token has no decision of the plug-in's, and beside speculative decoding vLLM's first runner has no place "
+        "for the logits processor that follows requests: leave speculative_config unset": config.speculative_config
+        is not None,
         "a CUDA graph of the whole model would freeze what differs from step to step: leave cudagraph_mode at 'PIECEWISE', "
         "and VLLM_USE_BREAKABLE_CUDAGRAPH unset": (
             compilation.cudagraph_mode.has_full_cudagraphs()

@@ -12,6 +12,7 @@ from causalqwen.parts.contexts import CONTEXTS
 KEY = "causalqwen"
 FOLLOWER = "causalqwen_vllm.table:RowFollower"
 """The logits processor by which vLLM tells the plug-in of its requests."""
+ONE_ENGINE = "context and data parallelism: run one engine per group of devices"
 TOKENS_ALONE = (
     "the prefix cache knows tokens, but neither the values of numbers that stand in this model's context, nor what numbers that"
     f" may be copied followed from: set enable_prefix_caching=False, or train with {CONTEXTS['digits']} and copy_numbers=False"

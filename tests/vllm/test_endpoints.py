@@ -30,7 +30,7 @@ def served(folder, individuals):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "causalqwen_vllm", str(folder), "--individuals", str(individuals)]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "256"]
+    command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "256"]
     log = folder.parent / "server.log"
     with log.open("w") as out:
         settings = os.environ | ONE_CORE | {"VLLM_LOGGING_LEVEL": "WARNING"}
@@ -249,6 +249,7 @@ def test_what_cannot_be_served_is_refused_in_the_standard_shape(servers):
         ("/v1/messages", 404, "not_found"): {"model": "tiny", "max_tokens": 2, "messages": []},
         ("/v1/chat/completions/batch", 404, "not_found"): {},
         ("/tokenize", 404, "not_found"): {"model": "tiny", "prompt": "a"},
+        ("/generative_scoring", 404, "not_found"): {"model": "tiny"},
     }  # fmt: skip
     for (path, status, code), body in wrong.items():
         answer = theirs.post(path, json=body)

@@ -474,7 +474,7 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
         ("parallel_config", "data_parallel_size", 2, "context and data parallelism"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "CUDA graph of the whole model"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
-        (None, "speculative_config", object(), "allows no logits processor"),
+        (None, "speculative_config", object(), "a drafted token has no decision"),
         (None, "kv_transfer_config", object(), "another engine"),
     ],
 )
