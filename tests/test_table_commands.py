@@ -75,7 +75,7 @@ def test_a_column_that_does_not_fit_gets_one_error_with_its_name(model, table, t
     assert "column 'kind' is missing" in told(frame.drop(columns="kind"))
     assert "column 'height' was not there" in told(frame.assign(height=1))
     heavy = frame.weight.astype(object).where(frame.index != 4, "heavy")
-    assert "column 'weight', row 4: expected a number, as it was when the model was fitted, found 'heavy'" in told(
+    assert "column 'weight', row 5: expected a number, as it was when the model was fitted, found 'heavy'" in told(
         frame.assign(weight=heavy)
     )
     assert "column 'price', row 2: expected a number to learn, found nothing" in told(

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import pickle
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.columns import ColumnError, TableReader, TableRows, read_table, table_of
 from causalqwen.files import write_sums, writing_folder
+from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
@@ -217,15 +219,27 @@ def test_columns_that_do_not_fit_are_named():
     for changed, told in (
         (frame.drop(columns="kind"), "column 'kind' is missing"),
         (frame.assign(height=1), "column 'height' was not there"),
-        (frame.assign(weight="heavy"), "column 'weight', row 0: expected a number, .* found 'heavy'"),
-        (frame.assign(sold="soon"), "column 'sold', row 0: expected a date"),
+        (frame.assign(weight="heavy"), "column 'weight', row 1: expected a number, .* found 'heavy'"),
+        (frame.assign(sold="soon"), "column 'sold', row 1: expected a date"),
     ):
         with pytest.raises(ColumnError, match=told):
             reader.check(table_of(changed))
     with pytest.raises(ColumnError, match="there is no column 'title'; the columns: name, kind"):
         TableReader.fit(table_of(frame), "price", text=["title"])
-    with pytest.raises(ColumnError, match="column 'a', row 1: expected text, a number or a date, found list"):
+    with pytest.raises(ColumnError, match="column 'a', row 2: expected text, a number or a date, found list"):
         TableReader.fit({"a": [1, [2]]}, "b")
+    for changed, told in (
+        (
+            frame.assign(weight=[1.0, math.inf] + [2.0] * (len(frame) - 2)),
+            "column 'weight', row 2: a number is infinite",
+        ),
+        ({"a": [1, 2], "b": [1]}, "different numbers of rows: 2 in 'a' and 1 in 'b'"),
+    ):
+        with pytest.raises(ColumnError, match=told):
+            table_of(changed)
+    for nothing in ({}, pd.DataFrame(index=range(12))):
+        with pytest.raises(ValueError, match="there is no column to predict from"):
+            NumberRegressor("nowhere").fit(nothing, range(12))
 
 
 def test_dates_are_told_from_texts_and_long_rows_are_cut():
@@ -781,6 +795,8 @@ def test_a_damaged_regressor_is_told_so(fitted, tmp_path):
                 NumberRegressor.load(saved)
         path.write_bytes(whole)
     assert NumberRegressor.load(saved).metrics_ == fitted[0].metrics_
+    with pytest.raises(ValueError, match="saved holds a regressor of tables: `causalqwen predict`"):
+        load_model(saved)
     (saved / "SHA256SUMS").unlink()  # of a regressor saved before there were some
     weights = (saved / "estimator.safetensors").read_bytes()
     (saved / "estimator.safetensors").write_bytes(weights[:-1])

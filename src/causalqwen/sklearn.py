@@ -213,6 +213,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             )
             X = validate_data(self, X, reset=reset, **how)
         table = table_of(X)
+        if not table:
+            raise ValueError("there is no column to predict from")
         if reset:
             if _is_columns(X) or _is_strings(X):
                 self.n_features_in_ = len(table)

@@ -157,7 +157,7 @@ class TableReader:
             if name not in known:
                 raise ColumnError(f"column {name!r} was not there when the model was fitted; leave it out")
         for name, column in known.items():
-            for row, cell in enumerate(table[name]):
+            for row, cell in enumerate(table[name], start=1):
                 if cell is not None and not _fits(cell, column.kind):
                     raise ColumnError(
                         f"column {name!r}, row {row}: expected a {column.kind}, as it was when the model was fitted, found "
@@ -209,17 +209,21 @@ def table_of(X: Any) -> Columns:
     """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are
     those of a DataFrame that are called 0, 1, ...).
 
-    NaN, NaT, None, pandas' NA and empty strings are missing.
+    NaN, NaT, None, pandas' NA and empty strings are missing. ColumnError for a number that is infinite, by row, counted from 1,
+    and for columns of several lengths.
     """
     if isinstance(X, dict):
-        return {str(name): [_cell(cell) for cell in cells] for name, cells in X.items()}
+        if len(lengths := {len(cells): str(name) for name, cells in X.items()}) > 1:
+            told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
+            raise ColumnError(f"the columns have different numbers of rows: {told}")
+        return {str(name): _cells(str(name), cells) for name, cells in X.items()}
     if hasattr(X, "columns") and hasattr(X, "dtypes"):
         named = {name: f"x{name}" if isinstance(name, int) else str(name) for name in X.columns}
-        return {named[name]: [_cell(cell) for cell in X[name].tolist()] for name in X.columns}
+        return {named[name]: _cells(named[name], X[name].tolist()) for name in X.columns}
     array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
     if array.ndim == 1:
-        return {"text": [_cell(cell) for cell in array.tolist()]}
-    return {f"x{place}": [_cell(cell) for cell in array[:, place].tolist()] for place in range(array.shape[1])}
+        return {"text": _cells("text", array.tolist())}
+    return {f"x{place}": _cells(f"x{place}", array[:, place].tolist()) for place in range(array.shape[1])}
 
 
 def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Columns:
@@ -327,6 +331,15 @@ def written(cell: Any) -> str:
     return " ".join(str(cell).split())
 
 
+def _cells(name: str, cells: Sequence[Any]) -> list[Any]:
+    """A column's values as Python has them."""
+    known = [_cell(cell) for cell in cells]
+    for row, cell in enumerate(known, start=1):
+        if isinstance(cell, float) and math.isinf(cell):
+            raise ColumnError(f"column {name!r}, row {row}: a number is infinite; missing values are NaN")
+    return known
+
+
 def _cell(cell: Any) -> Any:
     """A value as Python has it; None where it is missing."""
     if isinstance(cell, np.generic):
@@ -335,8 +348,6 @@ def _cell(cell: Any) -> Any:
         return None
     if isinstance(cell, str):
         return cell if cell.strip() else None
-    if isinstance(cell, float) and math.isinf(cell):
-        raise ColumnError("a number is infinite; missing values are NaN")
     return cell
 
 
@@ -351,7 +362,7 @@ def _fits(cell: Any, kind: str) -> bool:
 def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
-    for row, cell in enumerate(cells):
+    for row, cell in enumerate(cells, start=1):
         if cell is not None and not isinstance(cell, str | int | float | date):
             shown = f"{type(cell).__name__} {str(cell)[:40]!r}"
             raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {shown}")

@@ -55,6 +55,8 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
     """
     folder = Path(folder)
     path = folder / "config.json"
+    if (folder / "estimator.json").is_file():
+        raise ValueError(f"{folder} holds a regressor of tables: `causalqwen predict` and NumberRegressor.load read it")
     if not path.is_file():
         raise ValueError(
             f"{folder} holds no model (no config.json); make one with `causalqwen graft --backbone NAME --output {folder}`"
