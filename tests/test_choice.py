@@ -17,11 +17,12 @@ from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
+from causalqwen.training import run as training_run
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
 from causalqwen.training.choice import choosing, hold_out
 from causalqwen.training.features import COLUMNS
 from causalqwen.training.run import learn
-from causalqwen.training.scores import coverage_by_scale, uneven_coverage
+from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, uneven_coverage
 from causalqwen.training.stages import _RIDGES, _ridge
 from causalqwen.training.trials import Tried, clearly_better
 from conftest import graft_tiny
@@ -187,6 +188,13 @@ def test_an_average_that_hides_two_populations_is_told():
     wide = torch.where(torch.arange(1000) < 200, 5.0, 1.0).double()
     told = uneven_coverage(coverage_by_scale(law, torch.zeros(1000).double(), scale, wide * scale * noise))
     assert told is not None and "of the 100 numbers whose predicted scale is at most 0.01" in told
+    levels = tuple(np.linspace(0, 1, 101).tolist())
+    parted = dataclasses.replace(law, interval_levels=levels, interval_kinds=((0.5, levels),))
+    sure, unsure = coverage_by_kind(parted, torch.zeros(1000).double(), scale, wide * scale * noise)
+    assert (sure["numbers"], unsure["numbers"]) == (200, 800) and sure["scale"] < 0.5 < unsure["scale"]
+    assert sure["coverage"]["0.8"] < 0.3 and unsure["coverage"]["0.8"] == pytest.approx(0.8, abs=0.05)
+    (whole,) = coverage_by_kind(law, torch.zeros(1000).double(), scale, scale * noise)
+    assert whole["numbers"] == 1000
 
 
 # ---- the choice ------------------------------------------------------------------------------------------------------
@@ -270,7 +278,7 @@ def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer,
     shutil.rmtree(tmp_path / "cut")
 
 
-def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, few_updates):
+def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, few_updates, monkeypatch):
     model, rng = graft_tiny("llama", tiny_tokenizer), np.random.default_rng(0)
     rows = [
         {
@@ -280,14 +288,17 @@ def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, few_up
         for i in range(120)
     ]
     examples = encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(rows, 1)], model.processor)
-    metrics = learn(model, examples, examples, tmp_path)
+    said = []
+    monkeypatch.setattr(training_run, "uneven_coverage", lambda tenths: f"{len(tenths)} tenths are uneven")
+    metrics = learn(model, examples, examples, tmp_path, say=said.append)
     short, long = model.predict_number(["The short one is", "The long one is"])
     for found in (short, long):
         each = found.probabilities()
         assert list(each) == [1, 2, 3, 4, 5] and sum(each.values()) == pytest.approx(1)
         assert {found.median, *found.interval(0.9), found.quantile(0.99)} <= set(each)
     assert short.probabilities()[2] > 0.25 > long.probabilities()[2]
-    assert len(metrics["scale_deciles"]) == 10
+    assert len(metrics["scale_deciles"]) == 10 and said[-1] == "10 tenths are uneven"
+    assert sum(kind["numbers"] for kind in metrics["scale_kinds"]) == 120
     plain = graft_tiny("llama", tiny_tokenizer)
     with pytest.raises(ValueError, match="not finitely many"):
         plain.predict_number("It is")[0].probabilities()

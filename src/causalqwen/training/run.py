@@ -16,11 +16,12 @@ from causalqwen.files import move_into, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.card import CARD, is_somebodys
 from causalqwen.modeling.heads import check_made
+from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
 from causalqwen.training.choice import Choice, choosing, hold_out, set_levels
 from causalqwen.training.choice_of_people import ChoiceOfPeople
-from causalqwen.training.scores import coverage_by_scale, score_tokens, uneven_coverage
+from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 from causalqwen.training.trials import EVALUATIONS, Trials, apply
@@ -169,6 +170,8 @@ def _final_scores(run: Run) -> dict[str, Any]:
     known = [scores["values"][name] for name in ("loc", "scale", "value")]
     if len(classes) >= _FEWEST_OF_TENTHS and not model.copies:
         scores["metrics"]["scale_deciles"] = coverage_by_scale(scores["law"], *known)
+        if isinstance(scores["law"], ValueLaw):
+            scores["metrics"]["scale_kinds"] = coverage_by_kind(scores["law"], *known)
     return scores["metrics"]
 
 
