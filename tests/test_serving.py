@@ -765,6 +765,30 @@ def test_settings_and_individuals_are_checked(tmp_path, model):
         load_individuals(tmp_path / "none", 32)
 
 
+@pytest.mark.parametrize(
+    ("options", "address", "local"),
+    [
+        ((), "127.0.0.1", True),
+        (("--host", "0.0.0.0"), "0.0.0.0", False),
+        (("--api-key-file", "keys"), "127.0.0.1", False),
+    ],
+)
+def test_it_listens_on_this_machine_alone_unless_told(options, address, local, tmp_path, monkeypatch):
+    """local: whether it answers to requests for this machine alone, as no page of another site makes them."""
+    from causalqwen import serving as room
+    from causalqwen_cli import serving as commands
+
+    (tmp_path / "keys").write_text("secret\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CAUSALQWEN_API_KEY", raising=False)
+    seen = []
+    monkeypatch.setattr(commands, "_application", lambda model, settings, *_: (seen.append(settings.local), settings))
+    monkeypatch.setattr(room, "run", lambda app, listener, log_requests: seen.append(listener.getsockname()[0]))
+    told = CliRunner().invoke(cli, ["serve", "--model", ".", "--port", "0", *options])
+    assert told.exit_code == 0 and seen == [local, address]
+    assert ("anybody who reaches 0.0.0.0 may use this server" in told.stderr) is (address == "0.0.0.0")
+
+
 def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
     from causalqwen import serving as room
 
