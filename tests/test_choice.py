@@ -19,7 +19,7 @@ from causalqwen.numbers.support import Support
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training import run as training_run
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
-from causalqwen.training.choice import choosing, hold_out
+from causalqwen.training.choice import Choice, choosing, hold_out
 from causalqwen.training.features import COLUMNS
 from causalqwen.training.run import learn
 from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, uneven_coverage
@@ -459,6 +459,34 @@ def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path, few_updates)
     assert not choosing(graft_tiny("llama", tiny_tokenizer, start="documents"), TrainSettings())
     assert choosing(plain, TrainSettings.from_dict({"values": "auto"}))
     assert not choosing(model, TrainSettings())  # its values were learned: their axis stays
+
+
+def test_what_the_graft_was_given_is_not_chosen_though_it_is_the_default(tiny_tokenizer, tmp_path, monkeypatch):
+    """Nothing is fitted: every candidate scores the same."""
+    tried = []
+
+    def fit(self, axis, config, share, folder):
+        tried.append(config)
+        return np.ones(len(self.folds[0][1]))
+
+    monkeypatch.setattr(Choice, "_fit", fit)
+    said = {"value_family": "cauchy", "value_loss": "nll", "value_branch_dropout": 0.3, "value_branch_direct": False}
+    for name, config in (("open", {}), ("said", said | {"copy_numbers": False, "value_branch_layers": 2})):
+        model = graft_tiny("llama", tiny_tokenizer, **config)
+        assert model.config.given == sorted({*model.config.given, *config})
+        model.save_pretrained(tmp_path / f"{name} model")
+        model = CausalQwenForCausalLM.from_pretrained(tmp_path / f"{name} model")
+        model.processor = graft_tiny("llama", tiny_tokenizer).processor
+        rows = [{"text": f"Of {i} there are {i}"} for i in range(60)]
+        examples = encode_rows([Row("text", f"row {i}", row) for i, row in enumerate(rows)], model.processor)
+        brief = {"certain": set(), "numbers": LearnedNumbers.of(examples, model.config.num_token_id, set())}
+        choice = Choice(model, examples, examples, settings=TrainSettings(), work=tmp_path / name, say=print, **brief)
+        tried.clear()
+        choice.made()
+        for field, value in config.items():
+            assert {one.get(field, value) for one in tried} == {value}, field
+        if not config:
+            assert all(len({one.get(field) for one in tried}) > 1 for field in (*said, "copy_numbers"))
 
 
 def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):

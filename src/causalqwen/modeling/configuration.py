@@ -164,6 +164,7 @@ class CausalQwenConfig(PreTrainedConfig):
             copy_size: d of its queries and keys.
         text_temperature: of what is drawn anew at every token, so that texts are as diverse as softmax sampling makes them;
             set by `calibrate`, no part of the law, and used by presets that are asked for by name (`CausalDecoding.fresh_at`).
+        given: names of the settings that were said when the model was grafted, of which `train` chooses none.
         central_mass: the vocabulary reads e1 and e2 uniform on this central mass, where a plan leaves `central_mass` open.
     """
 
@@ -175,6 +176,7 @@ class CausalQwenConfig(PreTrainedConfig):
     free_token_ids: list[int] | None = None
     causal_size: Count | None = None
     start: str = "faithful"
+    given: list[str] | None = None
 
     deep_abduction: bool = False
     abduction_hidden_size: Count = 512

@@ -83,11 +83,10 @@ def from_backbone(
     if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
     check_values(CausalQwenConfig, config)
-    for given in ("num_token_id", "free_token_ids"):
-        if given in config:
-            raise ValueError(
-                f"{given}: the tokens that nothing uses are found when a backbone is grafted; leave it out"
-            )
+    for found in ("num_token_id", "free_token_ids", "given"):
+        if found in config:
+            what = "the settings that are said" if found == "given" else "the tokens that nothing uses"
+            raise ValueError(f"{found}: {what} are found when a backbone is grafted; leave it out")
     if isinstance(name_or_path, PreTrainedModel):
         backbone, name = name_or_path, type(name_or_path).__name__
         _refuse_others(backbone.config, name)
@@ -114,7 +113,7 @@ def from_backbone(
     if not PARTS["score_scale"][(settings | config)["score_scale"]].common:
         settings |= {"score_noise": 0.0, "score_slope": 0.0}
     attention = backbone.config._attn_implementation
-    grafted = CausalQwenConfig(text_config=backbone.config, **(settings | config))
+    grafted = CausalQwenConfig(text_config=backbone.config, given=sorted(config), **(settings | config))
     if grafted.context.writes and "value_digits" not in config:
         grafted.value_digits = 4
     for field, value in config.items():  # what is asked for, and would do nothing

@@ -19,7 +19,6 @@ from causalqwen.core import Chain
 from causalqwen.data import Example
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.numbers import CRPS_LEVELS, symlog
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.class_axes import fits_each_class
@@ -252,17 +251,16 @@ class Choice(Trials):
 
     def _straight(self) -> tuple[bool, ...]:
         """Whether a branch that reads features straight too is tried: unless every one does already."""
-        config = self.model.config
-        return () if config.value_branch_direct or config.value_columns or fits_each_class(self.settings) else (True,)
+        is_open = self.is_open("value_branch_direct") and not self.model.config.value_columns
+        return (True,) if is_open and not fits_each_class(self.settings) else ()
 
     def _longer(self) -> tuple[dict[str, Any], ...]:
         """Whether more passes with less dropout are tried: unless the graft says how much there is."""
-        given = self.model.config.value_branch_dropout != CausalQwenConfig.value_branch_dropout
-        return () if given or fits_each_class(self.settings) else (LESS_DROPOUT,)
+        return (LESS_DROPOUT,) if self.is_open("value_branch_dropout") and not fits_each_class(self.settings) else ()
 
     def _copying(self) -> bool | None:
-        """Whether a number may be the context's: True where the graft says so, False where no value is, None to try."""
-        if self.model.copies or self.model.config.value_columns:
+        """Whether a number may be the context's: as the graft says, False where no value is, None to try."""
+        if not self.is_open("copy_numbers") or self.model.config.value_columns:
             return self.model.copies
         num_id, said = self.model.config.num_token_id, 0
         for example in self._rows[0]:

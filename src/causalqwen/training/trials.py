@@ -155,10 +155,14 @@ class Trials:
         """Of both parts of a fold."""
         raise NotImplementedError
 
+    def is_open(self, field: str) -> bool:
+        """Whether the graft says nothing of a field: it was not given when it was made, and is the default."""
+        config = self.model.config
+        return field not in (config.given or ()) and getattr(config, field) == getattr(CausalQwenConfig, field)
+
     def open(self, field: str, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Those to choose from: all, unless the graft was made with another value than the field's default."""
-        own = getattr(self.model.config, field)
-        return known if own == getattr(CausalQwenConfig, field) else (own,)
+        """Those to choose from: all, where the graft says nothing."""
+        return known if self.is_open(field) else (getattr(self.model.config, field),)
 
     def axes(self, known: tuple[str, ...]) -> tuple[str, ...]:
         """Those to choose from, with symlog in place of log where values may be 0, unless the settings name one."""
@@ -176,11 +180,7 @@ class Trials:
 
     def tried(self, axis: str, config: dict[str, Any], share: float = 1.0) -> Tried:
         """The scores of one way, from an earlier run where it got so far."""
-        own = self.model.config
-        standing = {
-            name: value for name, value in self.branch.items() if getattr(own, name) == getattr(CausalQwenConfig, name)
-        }
-        config = standing | config
+        config = {name: value for name, value in self.branch.items() if self.is_open(name)} | config
         name = "-".join([axis, *(f"{config[key]}" for key in sorted(config)), *([f"{share}"] if share != 1 else [])])
         fits = [self.trial_of(config, rows, share) for rows, _ in self.folds]  # another version's may be others
         key = hashlib.sha256(f"{self.key} {fits}".encode()).hexdigest()[:12]
