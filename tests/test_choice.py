@@ -510,6 +510,10 @@ def test_rows_of_one_group_are_held_out_together(tiny_tokenizer):
     }
     few = [row | {"group": i % 50} for i, row in enumerate(fields)]
     assert len(hold_out(encode_rows(few, model.processor), seed=0)[1]) == 0
+    uneven = encode_rows([row | {"group": "most" if i < 290 else i} for i, row in enumerate(fields)], model.processor)
+    for seed in range(20):
+        rest, held = hold_out(uneven, seed=seed)
+        assert (len(rest), len(held)) == (320, 80) and "most" not in {one.group for one in held}
 
 
 def test_rows_too_few_to_hold_some_out_say_so(tiny_tokenizer, tmp_path):

@@ -242,6 +242,7 @@ def test_what_is_not_there_is_refused_with_the_standard_error(server, fields):
         ("numbers", {"prompts": ["a", 3]}, "prompts.1"),
         ("numbers", {"prompts": ["a"], "classes": [3]}, "classes.0"),
         ("individuals", {"individuals": [{"observations": [{"prompt": "a", "text": 3}]}]}, "individuals.0.observations.0.text"),
+        ("individuals", {"individuals": [{"observations": [3]}]}, "individuals.0.observations.0"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_field_and_the_place_in_it(server, path, fields, param):

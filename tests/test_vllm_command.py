@@ -38,16 +38,21 @@ def started(folder, monkeypatch):
     return start
 
 
-def test_it_listens_on_this_machine_alone_unless_told(started, capsys):
+def test_it_listens_on_this_machine_alone_unless_told(started, capsys, tmp_path):
     given = started("--port", "8000")
     assert given[given.index("--host") + 1] == "127.0.0.1" and given[-2:] == ["--port", "8000"]
     assert capsys.readouterr().err == ""
     given = started("--host", "0.0.0.0")
     assert given.count("--host") == 1 and given[given.index("--host") + 1] == "0.0.0.0"
     assert "anybody who reaches 0.0.0.0 may use this server" in capsys.readouterr().err
-    for key in (("--api-key", "a"), ("--api-key=a",)):
-        started("--host", "0.0.0.0", *key)
-        assert capsys.readouterr().err == ""
+    for key in (("--api-key", "a"), ("--api-key=a",), ("--api_key", "a", "b")):
+        given = started("--host", "0.0.0.0", *key)
+        assert capsys.readouterr().err == "" and "a" in given[given.index("--api-key") :]
+    started("--host", "0.0.0.0", "--api-key", "")
+    assert "no API key is set" in capsys.readouterr().err
+    (tmp_path / "vllm.yaml").write_text("host: 0.0.0.0\napi_key: a\n")
+    given = started("--config", str(tmp_path / "vllm.yaml"))
+    assert given[given.index("--host") + 1] == "0.0.0.0" and "--config" in given and capsys.readouterr().err == ""
 
 
 def test_several_engines_behind_one_server_are_refused():

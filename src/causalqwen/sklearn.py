@@ -448,7 +448,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned", None)
-        super().__setstate__(state)
+        super().__setstate__({"verbose": False} | state)  # those pickled before there was one have none
         if learned is not None:
             self._restore(*learned)
 

@@ -5,6 +5,9 @@ import json
 import os
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
+
+import yaml
 
 from causalqwen.modeling import CausalQwenConfig
 from causalqwen_vllm.asking import PIECEWISE, WORKER
@@ -17,8 +20,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m causalqwen_vllm", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", help="folder of a grafted model")
     parser.add_argument("--individuals", help="folder of individuals who can be asked for by name")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (vLLM's own default is every one)")
+    parser.add_argument("--host", help="address to listen on: 127.0.0.1 (vLLM's own default is every one)")
+    parser.add_argument("--api-key", "--api_key", nargs="*", help="vLLM's: of which a request must hold one")
+    parser.add_argument("--config", help="vLLM's: YAML file of options")
     given, further = parser.parse_known_args()
+    said = {} if given.config is None else yaml.safe_load(Path(given.config).read_text(encoding="utf-8")) or {}
+    said = {name.replace("_", "-"): value for name, value in said.items()}
+    host = given.host or said.get("host") or "127.0.0.1"
+    keys = said.get("api-key") or os.environ.get("VLLM_API_KEY") if given.api_key is None else any(given.api_key)
+    further += [] if given.config is None else ["--config", given.config]
+    further += [] if given.api_key is None else ["--api-key", *given.api_key]
     cached = CausalQwenConfig.from_pretrained(given.model).by_tokens_alone
     # Naming one plug-in leaves out all others: those that vLLM loads unasked are named too.
     unasked = [group for group in entry_points().groups if group.startswith("vllm.") and "endpoint" not in group]
@@ -29,10 +40,9 @@ def main() -> None:
         os.environ[INDIVIDUALS] = given.individuals
     needed = ["--skip-tokenizer-init", "--logits-processors", FOLLOWER, "--worker-extension-cls", WORKER]
     needed += ["--enable-prefix-caching" if cached else "--no-enable-prefix-caching"]
-    needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE), "--host", given.host]
-    keys = [option for option in further if option.split("=")[0] == "--api-key"] or os.environ.get("VLLM_API_KEY")
-    if given.host not in ("127.0.0.1", "::1", "localhost") and not keys:
-        print(f"anybody who reaches {given.host} may use this server: no API key is set", file=sys.stderr)
+    needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE), "--host", host]
+    if host not in ("127.0.0.1", "::1", "localhost") and not keys:
+        print(f"anybody who reaches {host} may use this server: no API key is set", file=sys.stderr)
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     sys.argv = ["vllm", "--model", given.model, *needed, *further]

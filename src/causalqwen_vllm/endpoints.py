@@ -43,7 +43,7 @@ _REFUSED = (
     "/detokenize",
     "/invocations",
     "/generative_scoring",
-    "/inference",
+    "/inference/v1/generate",
     "/cohere",
     "/v1/systemone",
     "/v1/audio",

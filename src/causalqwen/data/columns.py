@@ -213,10 +213,11 @@ def table_of(X: Any) -> Columns:
     and for columns of several lengths.
     """
     if isinstance(X, dict):
-        if len(lengths := {len(cells): str(name) for name, cells in X.items()}) > 1:
+        X = {str(name): list(cells) for name, cells in X.items()}
+        if len(lengths := {len(cells): name for name, cells in X.items()}) > 1:
             told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
             raise ColumnError(f"the columns have different numbers of rows: {told}")
-        return {str(name): _cells(str(name), cells) for name, cells in X.items()}
+        return {name: _cells(name, cells) for name, cells in X.items()}
     if hasattr(X, "columns") and hasattr(X, "dtypes"):
         named = {name: f"x{name}" if isinstance(name, int) else str(name) for name in X.columns}
         return {named[name]: _cells(named[name], X[name].tolist()) for name in X.columns}

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from causalqwen.decoding import Individual, mix
 from causalqwen.individuals import LIKELIHOODS
@@ -58,7 +58,7 @@ class Chosen(Strict):
 
 
 def _kind_of(observation: Any) -> str:
-    if isinstance(observation, str):
+    if not isinstance(observation, dict | BaseModel):
         return "<text>"
     given = observation if isinstance(observation, dict) else vars(observation)
     return "<choice>" if "options" in given else "<said>"

@@ -67,7 +67,7 @@ def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
 
 def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
     """Rows to train on and rows to choose by, drawn from the same ones: rows of one group go together, and of one text those
-    that name none. None are held out of too few."""
+    that name none. A fifth of the rows at most; none are held out of too few, or where groups are too large for that."""
     together: dict[Any, list[int]] = {}
     for index, example in enumerate(examples):
         text = (*example.input_ids, *example.numeric_values[:-1])
@@ -76,10 +76,12 @@ def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example],
     if len(groups) * HELD_SHARE < FEWEST_HELD:
         return examples, []
     order = np.random.default_rng(seed).permutation(len(groups)).tolist()
+    most = math.ceil(HELD_SHARE * len(examples))
     for place in order:
-        if len(held) >= HELD_SHARE * len(examples):
-            break
-        held += groups[place]
+        if len(held) + len(groups[place]) <= most:
+            held += groups[place]
+    if len(held) < FEWEST_HELD:
+        return examples, []
     rest = sorted(set(range(len(examples))) - set(held))
     return Drawn(examples, rest), Drawn(examples, sorted(held))
 
