@@ -77,7 +77,7 @@ STARTS: dict[str, dict[str, Any]] = {
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "settings": {
         "abduction": (
-            "start", "causal_size", "deep_abduction", "abduction_hidden_size", "scale_activation", "max_scale", "domains",
+            "start", "given", "causal_size", "deep_abduction", "abduction_hidden_size", "scale_activation", "max_scale", "domains",
             "domain",
         ),
         "numbers_in": (
