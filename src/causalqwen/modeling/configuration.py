@@ -77,8 +77,8 @@ STARTS: dict[str, dict[str, Any]] = {
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "settings": {
         "abduction": (
-            "start", "given", "causal_size", "deep_abduction", "abduction_hidden_size", "scale_activation", "max_scale", "domains",
-            "domain",
+            "start", "given", "causal_size", "deep_abduction", "abduction_hidden_size", "scale_activation", "max_scale",
+            "domains", "domain",
         ),
         "numbers_in": (
             "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
