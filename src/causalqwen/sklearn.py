@@ -366,11 +366,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             here = {"workers": 0, "cache_dir": None} | ({} if device is None else {"device": device})
             made = cls(**about.pop("params") | here)
-            weights = (folder / STATE).read_bytes()
-            tensors_of(weights)
+            tensors = tensors_of((folder / STATE).read_bytes())
         except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
             raise ValueError(f"the regressor in {folder} is damaged: {error}") from None
-        made._restore(weights, about)
+        made._restore(tensors, about)
         return made
 
     def _state(self) -> tuple[bytes, dict[str, Any]]:
@@ -392,7 +391,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         about["feature_names_in"] = [str(name) for name in getattr(self, "feature_names_in_", ())]
         return bytes_of(tensors), about
 
-    def _restore(self, weights: bytes, about: dict[str, Any]) -> None:
+    def _restore(self, tensors: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
         if about.get("format") not in READ:
             raise ValueError(
                 f"a regressor of format {about.get('format')} cannot be read here; this is format {FORMAT}"
@@ -400,7 +399,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         backbone, tokenizer, fingerprint = _backbone(self.backbone, self.device)
         if fingerprint != about["fingerprint"]:
             raise ValueError(f"the backbone {self.backbone} is not the one that this regressor was fitted on")
-        tensors = tensors_of(weights)
         config = CausalQwenConfig.from_dict(about["config"])
         config._attn_implementation = backbone.config._attn_implementation
         model: Any = CausalQwenForCausalLM(config, backbone=backbone)
@@ -433,24 +431,16 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         state = dict(super().__getstate__())
         if "model_" in state:
             state["learned"] = self._state()
-            for name in (
-                "model_",
-                "reader_",
-                "experts_",
-                "mean_",
-                "metrics_",
-                "choice_",
-                "feature_names_in_",
-                "n_features_in_",
-            ):
-                state.pop(name, None)
+            for name in [name for name in state if name.endswith("_")]:
+                del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned", None)
         super().__setstate__({"verbose": False} | state)  # those pickled before there was one have none
         if learned is not None:
-            self._restore(*learned)
+            weights, about = learned
+            self._restore(tensors_of(weights), about)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
