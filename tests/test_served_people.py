@@ -126,7 +126,7 @@ def test_somebody_is_saved_and_can_be_named(server, model, folder):
         ([{"seed": 1}] * (MOST_PEOPLE + 1), f"at most {MOST_PEOPLE} items"),
         ([{"seed": 1, "observations": ["a"]}], "exactly one of seed, observations and mix"),
         ([{}], "exactly one of seed, observations and mix"),
-        ([{"seed": "x"}], "individuals.0.described.seed: Input should be a valid integer"),
+        ([{"seed": "x"}], "individuals.0.seed: Input should be a valid integer"),
         ([{"observations": []}], "at least 1 item"),
         ([{"observations": ["x"]}], "no token that something comes before"),
         ([{"observations": ["They say so"], "likelihood": "values"}], "hold no number"),
