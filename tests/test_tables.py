@@ -237,6 +237,7 @@ def test_columns_that_do_not_fit_are_named():
     ):
         with pytest.raises(ColumnError, match=told):
             table_of(changed)
+    assert table_of({"a": (row for row in range(3))}) == {"a": [0, 1, 2]}
     for nothing in ({}, pd.DataFrame(index=range(12))):
         with pytest.raises(ValueError, match="there is no column to predict from"):
             NumberRegressor("nowhere").fit(nothing, range(12))
@@ -773,6 +774,9 @@ def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fi
     np.testing.assert_array_equal(other.predict(frame, "quantiles"), before)
     np.testing.assert_array_equal(other.predict(frame), mean)
     assert other.model_.backbone is regressor.model_.backbone
+    older = NumberRegressor.__new__(NumberRegressor)
+    older.__setstate__({name: value for name, value in regressor.__getstate__().items() if name != "verbose"})
+    assert older.get_params() == regressor.get_params()
     about = json.loads((tmp_path / "saved" / "estimator.json").read_text())
     (tmp_path / "saved" / "estimator.json").write_text(json.dumps(about | {"fingerprint": "0"}))
     write_sums(tmp_path / "saved")
