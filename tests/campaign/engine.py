@@ -2,13 +2,22 @@
 some are called off. Each text is that of `generate`. Runs in vLLM's own environment (`make campaign-vllm`)."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from reference import Engines, Lookups, gap_where_they_part, reference, write_tiny
+from reference import (
+    Engines,
+    Lookups,
+    gap_where_they_part,
+    reference,
+    write_copying,
+    write_tiny,
+    write_with_classes,
+)
 
 import causalqwen_vllm
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual
@@ -20,7 +29,12 @@ from . import Bounds, Tally
 
 AT_ONCE = 64
 """Requests of a draw."""
-CONTEXTS = ("digits", "value", "both")
+MODELS: dict[str, Callable[[Path, Any], Path]] = {
+    **{name: partial(write_tiny, family="llama", number_context=name) for name in ("digits", "value", "both")},
+    **{f"copies, {name}": partial(write_copying, context=name) for name in ("digits", "value")},
+    **{f"classes, {name}": partial(write_with_classes, context=name) for name in ("digits", "value")},
+}
+"""What writes each tiny model that is asked: by what the context holds of a number, and what more it does with them."""
 _TIE = 1e-3
 """How far apart two best scores may be, in their spread, where rounding decides between them."""
 _WORDS = [
@@ -44,7 +58,8 @@ _WORDS = [
 
 @dataclass
 class Asked:
-    """A request, and what is known of it: called_off, after so many steps; answer, what vLLM wrote."""
+    """A request, and what is known of it: called_off, after so many steps; number_class, of a model that has classes;
+    answer, what vLLM wrote."""
 
     preset: str
     settings: dict[str, Any]
@@ -53,6 +68,7 @@ class Asked:
     seed: int
     max_tokens: int
     called_off: int | None
+    number_class: str | None = None
     answer: causalqwen_vllm.Answer | None = None
 
     @property
@@ -81,17 +97,27 @@ def _prompt(chance: random.Random) -> str:
     )
 
 
-def draw(chance: random.Random, people: list[Individual]) -> list[Asked]:
-    """The requests of a draw; those of one preset have one plan but for their seeds."""
+def draw(chance: random.Random, people: list[Individual], classes: Sequence[str] = ()) -> list[Asked]:
+    """The requests of a draw; those of one preset have one plan but for their seeds, and one class of numbers."""
     plans = {preset: _settings(preset, chance, people) for preset in PRESETS}
     nuclei = {preset: chance.choice([1.0, 0.9]) if preset == "softmax" else 1.0 for preset in PRESETS}
+    named = {preset: chance.choice(list(classes)) if classes else None for preset in PRESETS}
     asked = []
     for _ in range(AT_ONCE):
         preset = chance.choice(list(PRESETS))
         late = chance.randrange(1, 30) if chance.random() < 0.1 else None
         length = chance.randrange(1, 40)
         asked.append(
-            Asked(preset, plans[preset], nuclei[preset], _prompt(chance), chance.randrange(1 << 40), length, late)
+            Asked(
+                preset,
+                plans[preset],
+                nuclei[preset],
+                _prompt(chance),
+                chance.randrange(1 << 40),
+                length,
+                late,
+                named[preset],
+            )
         )
     return asked
 
@@ -105,7 +131,7 @@ def write(llm: Any, model: CausalQwenForCausalLM, asked: list[Asked], chance: ra
             nucleus = {"top_p": one.top_p} if one.top_p < 1 else {}
             requests[number] = causalqwen_vllm.request(
                 model.processor, one.prompt, preset=one.preset, seed=one.seed, max_tokens=one.max_tokens, key=str(number),
-                params={"ignore_eos": True}, **one.settings, **nucleus,
+                params={"ignore_eos": True}, number_class=one.number_class, **one.settings, **nucleus,
             )  # fmt: skip
             engine.add_request(str(number), *requests[number])
             ages[number] = 0
@@ -135,6 +161,7 @@ def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[As
     written.sort(key=lambda one: one.preset)
     for _, same in groupby(written, key=lambda one: one.preset):
         rows = list(same)
+        model.number_class = rows[0].number_class
         longest = max(row.max_tokens for row in rows)
         seeds, prompts = [row.seed for row in rows], [row.prompt for row in rows]
         wanted = reference(model, prompts, rows[0].plan, seeds, longest, rows[0].top_p)
@@ -153,26 +180,25 @@ def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[As
 
 
 def run(bounds: Bounds, folder: Path, tokenizer: Any) -> Tally:
-    """A third of the draws with each context of numbers, each over an engine that has room for some rows of the batch."""
+    """As many draws of each model, each over an engine that has room for some rows of the batch."""
     tally, engines, opened, model = Tally(), Engines(), None, None
     for number, chance in bounds.draws():
-        context = CONTEXTS[number * len(CONTEXTS) // bounds.count]
-        if context != opened:
-            write_tiny(folder / context, "llama", tokenizer, number_context=context)
-            opened, model = context, load_model(folder / context)
-        llm = engines(folder / context, block_size=32, num_gpu_blocks_override=40)
+        name = list(MODELS)[number * len(MODELS) // bounds.count]
+        if name != opened:
+            opened, model = name, load_model(MODELS[name](folder / name, tokenizer=tokenizer))
+        llm = engines(folder / name, block_size=32, num_gpu_blocks_override=40)
         people = [Individual.from_seed(seed, model.config.causal_size) for seed in range(4)]
-        asked = draw(chance, people)
+        asked = draw(chance, people, list(model.config.class_values or ()))
         with Lookups(llm) as lookups:
             write(llm, model, asked, chance)
-        tally.tried[f"{context}: preempted"] += sum(hit.preempted for hit in lookups)
+        tally.tried[f"{name}: preempted"] += sum(hit.preempted for hit in lookups)
         for one, wrong in check(model, asked):
-            what = f"{context}: {one.preset}"
+            what = f"{name}: {one.preset}"
             if wrong is None:
-                tally.tried[f"{context}: called off"] += 1
+                tally.tried[f"{name}: called off"] += 1
                 continue
             tally.tried[what] += 1
-            tally.tried[f"{context}: ties"] += wrong == "tie"
+            tally.tried[f"{name}: ties"] += wrong == "tie"
             if wrong not in ("", "tie"):
                 tally.find(what, f"draw {number}, {one.prompt!r}, seed {one.seed}: {wrong}")
     engines.close()

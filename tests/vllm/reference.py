@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 
 import causalqwen_vllm
-from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
+from causalqwen import PRESETS, CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
+from causalqwen.modeling.loading import load_model
 from causalqwen.serving.sampling import RowSampler
 from conftest import make_backbone
 
@@ -32,6 +33,11 @@ SETTINGS = {preset: {"temperature": 1.0} for preset in PRESETS} | {
 }
 """Of presets: temperatures at which tiny models write numbers."""
 
+CLASSES = {
+    "men": {"kind": "symlog", "center": 2.0, "width": 0.5},
+    "miles": {"kind": "affine", "center": 500.0, "width": 80.0},
+}
+"""Their axes, by name."""
 WIDE = {  # vLLM's attention on CPU takes heads of 32 and more
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -61,6 +67,27 @@ def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, **
     make_numbers_likely(model)
     model.config.text_temperature = 12.0  # whoever is held is moved by it too
     model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def write_copying(folder: Path, tokenizer: PreTrainedTokenizerBase, context: str) -> Path:
+    """The same of one that copies about half of its numbers."""
+    write_tiny(folder, "llama", tokenizer, number_context=context, value_digits=2, copy_numbers=True)
+    model = load_model(folder)
+    model.copy_head.query.weight.normal_(std=0.3)
+    model.copy_head.bias.fill_(1.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_with_classes(folder: Path, tokenizer: PreTrainedTokenizerBase, context: str) -> Path:
+    """The same of one whose numbers are of the classes `CLASSES`, each with an axis of its own: no bounds, no last place."""
+    write_tiny(folder, "llama", tokenizer, number_context=context, value_digits=2)
+    config = CausalQwenConfig.from_pretrained(folder)
+    nowhere = {"value_range": None, "value_place": None}
+    config.class_values = {name: {"value_transform": axis} | nowhere for name, axis in CLASSES.items()}
+    config.save_pretrained(folder)
     return folder
 
 

@@ -9,11 +9,12 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_texts_under_load_are_those_of_generate(tiny_tokenizer, tmp_path):
-    tally = engine.run(Bounds(3, 300), tmp_path, tiny_tokenizer)
+    tally = engine.run(Bounds(len(engine.MODELS), 600), tmp_path, tiny_tokenizer)
     print(tally.table())
     assert not tally.found, tally.table()
     told = {what.split(": ")[1] for what, count in tally.tried.items() if count}
-    assert {"preempted", "called off", "persona", "softmax"} <= told and sum(tally.tried.values()) >= 3 * engine.AT_ONCE
+    assert {"preempted", "called off", "persona", "softmax"} <= told
+    assert sum(tally.tried.values()) >= len(engine.MODELS) * engine.AT_ONCE
 
 
 def test_a_number_that_another_request_wrote_is_found(tiny_tokenizer, tmp_path, monkeypatch):

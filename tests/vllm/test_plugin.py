@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from reference import (
+    CLASSES,
     PROMPTS,
     RUNNER,
     SETTINGS,
@@ -15,12 +16,14 @@ from reference import (
     compare,
     make_numbers_likely,
     reference,
+    write_copying,
     write_tiny,
+    write_with_classes,
 )
 from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
-from causalqwen import PRESETS, CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM, Individual
+from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
 from causalqwen.modeling.loading import load_model
 from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
 from causalqwen_vllm.model import refuse_settings
@@ -31,8 +34,6 @@ from vllm import LLM
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
 every_runner = pytest.mark.runners
 """Run again on vLLM's other model runners."""
-NOWHERE = {"value_range": None, "value_place": None}
-"""Of a class's axis: neither bounds nor a last place."""
 PERSONA = {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}
 
 
@@ -125,12 +126,7 @@ def test_digits_in_the_context(context, preset, folders, engines):
 def test_a_model_that_copies(context, tiny_tokenizer, tmp_path_factory, engines):
     """Copied numbers come back exactly, those of prompts and those that were generated; laws are those of the same places."""
     folder = tmp_path_factory.getbasetemp() / f"copies-{context}"
-    write_tiny(folder, "llama", tiny_tokenizer, number_context=context, value_digits=2, copy_numbers=True)
-    model = load_model(folder)
-    with torch.no_grad():
-        model.copy_head.query.weight.normal_(std=0.3)
-        model.copy_head.bias.fill_(1.0)
-    model.save_pretrained(folder)
+    model = load_model(write_copying(folder, tiny_tokenizer, context))
     prompts = [prompt.replace("12.5", "12.3456789") for prompt in PROMPTS[: 8 if RUNNER.startswith("second") else 32]]
     llm = engines(folder, max_num_batched_tokens=64) if RUNNER == "first" else engines(folder)
     for preset in ("standard", "persona", "softmax"):
@@ -156,14 +152,8 @@ def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
     context, tiny_tokenizer, tmp_path, engines
 ):
     """As a server does at every token, whether it is a number or not."""
-    folder = write_tiny(
-        tmp_path / "m", "llama", tiny_tokenizer, number_context=context, value_digits=2, copy_numbers=True
-    )
+    folder = write_copying(tmp_path / "m", tiny_tokenizer, context)
     model = load_model(folder)
-    with torch.no_grad():
-        model.copy_head.query.weight.normal_(std=0.3)
-        model.copy_head.bias.fill_(1.0)
-    model.save_pretrained(folder)
     llm, prompts = engines(folder), ["We have 12.3456789 of", "The year 5 or", "It was"]
     wanted = ask(llm, prompts, preset="standard", temperature=1.0, max_tokens=40)
     llm.reset_prefix_cache()
@@ -252,16 +242,10 @@ def test_each_request_names_the_class_of_its_numbers(context, tiny_tokenizer, tm
     """Classes with axes of their own: each text is that of a model whose numbers are of its class; one without is refused."""
     folder = tmp_path_factory.getbasetemp() / f"classes_{context}"
     if not folder.exists():
-        write_tiny(folder, "llama", tiny_tokenizer, number_context=context, value_digits=2)
-        config = CausalQwenConfig.from_pretrained(folder)
-        config.class_values = {
-            "men": {"value_transform": {"kind": "symlog", "center": 2.0, "width": 0.5}} | NOWHERE,
-            "miles": {"value_transform": {"kind": "affine", "center": 500.0, "width": 80.0}} | NOWHERE,
-        }
-        config.save_pretrained(folder)
+        write_with_classes(folder, tiny_tokenizer, context)
     llm, model = engines(folder), load_model(folder)
     written = []
-    for name in ("men", "miles"):
+    for name in CLASSES:
         model.number_class, named = name, {"number_class": name}
         same, numbers = compare(llm, model, "persona", PROMPTS[:16], 32, asked=named, **SETTINGS["persona"])
         assert same >= 15 and numbers > 8
