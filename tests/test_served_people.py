@@ -1,7 +1,10 @@
 """Individuals and worlds over HTTP: what the endpoints say is what the library says."""
 
+import ctypes
 import json
+import os
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -355,3 +358,80 @@ def test_what_the_documents_ask_is_answered(model, name):
         for path, body in asked:
             status, told = plain.send(json.loads(body), path)
             assert status == 200 and json.loads(told)["data"], told
+
+
+QUESTIONS = [{"prompt": "He said", "options": ["yes", "no"], "name": "said"}, {"prompt": "They say that"}]
+WHO = ["Ann", TOLD, ANSWERED, {"mix": ["Ann", "Bob"], "share": 0.5}]
+BY_ANN = {"preset": "persona", "individual": "Ann"}
+REQUESTS = [
+    ("completions", {"prompt": "a", "max_tokens": 1, "stop": ["b"], "user": "c", "causal": BY_ANN}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "causal": BY_ANN}),
+    ("numbers", {"prompts": ["a"], "individual": "Ann"}),
+    ("answers", {"questions": QUESTIONS, "individual": "Ann"}),
+    ("individuals", {"individuals": WHO}),
+    ("individuals", {"individuals": [{"seed": 1}], "save": "b"}),
+    ("worlds", {"text": " 12 men", "prompt": "They", "individual": "Ann", "interventions": [{"prompt": "We"}]}),
+    ("population", {"individuals": {"A": "Ann"}, "questions": QUESTIONS}),
+]
+
+
+def leaves(body, path=()):
+    """The places of all strings in a request, keys among them."""
+    items = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    for key, value in items:
+        if isinstance(key, str):
+            yield (*path, key), True
+        if isinstance(value, str):
+            yield (*path, key), False
+        yield from leaves(value, (*path, key))
+
+
+def with_string(body, path, is_key, said):
+    """A copy of a request that says something else in one place."""
+    body = json.loads(json.dumps(body))
+    inner = body
+    for key in path[:-1]:
+        inner = inner[key]
+    if is_key:
+        inner[said] = inner.pop(path[-1])
+    else:
+        inner[path[-1]] = said
+    return body
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+def test_no_path_of_a_request_is_looked_for_on_a_disk(server, tmp_path, monkeypatch):
+    """Each string of a request is a path once: no file is opened that it names, no folder read, nothing written there."""
+    secret = tmp_path / "secret.safetensors"
+    Individual.from_seed(1, 32).save(secret)
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    libc = ctypes.CDLL(None)
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    assert libc.inotify_add_watch(watch, os.fsencode(tmp_path), 0xFFF) > 0  # whatever happens there
+
+    asked = 0
+    for name, fields in REQUESTS:
+        path, body = f"/v1/{name}", {"model": "tiny", **fields}
+        status, told = server.send(body, path)
+        assert status == 200, told
+        for place, is_key in leaves(body):
+            for said in (
+                str(secret),
+                str(secret.with_suffix("")),
+                f"file://{secret}",
+                "../secret",
+                f"../{secret.name}",
+            ):
+                status, _ = server.send(with_string(body, place, is_key, said), path)
+                assert status in (200, 400, 404), (path, place, said)
+                asked += 1
+    for said in (secret.name, f"..%2f{secret.name}", f"../{secret.name}", f"%2e%2e/{secret.name}", str(secret)):
+        for start in ("/v1/models/", "/docs/", "/"):
+            assert server.send(None, start + said, "GET")[0] in (400, 404)
+    assert asked > 200
+    with pytest.raises(BlockingIOError):
+        os.read(watch, 65536)
+    secret.read_bytes()
+    assert b"secret.safetensors" in os.read(watch, 65536)
+    os.close(watch)
