@@ -13,6 +13,7 @@ that was asked for and rounding does not explain it, or the server did not end w
 import argparse
 import asyncio
 import json
+import math
 import random
 import re
 import statistics
@@ -40,9 +41,7 @@ PROMPTS = [
 CAUSAL = [{}, {}, {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}, {"preset": "standard"}]
 PARTS = 6  # of the time, for latencies and memory
 NUMBER = re.compile(r"-?\d[\d.,]*(e[+-]?\d+)?")  # whose last digit may move
-TIE = (
-    1e-6  # how far a draw may lie from the border of two tokens, or two scores in their spread, where rounding decides
-)
+DRAW, SCORES = 1e-7, 1e-3  # what rounding may move: borders in the unit interval, scores in their spread
 
 
 class Client:
@@ -134,8 +133,8 @@ def without_numbers(text: str) -> str:
 
 
 def nearness(folder: Path, key: tuple[str, int, int], known: str, text: str) -> float:
-    """Where two texts of one request part: how far its draw lay from the border of two tokens; under plans, how far the two
-    best scores lay apart, in their spread. 1 where neither is the text of `generate` up to there."""
+    """Where two texts of one request part: how far its draw lay from the border of two tokens, in `DRAW`; under plans, how far
+    the two best scores lay apart, in `SCORES`. Infinite where neither is the text of `generate` up to there."""
     import torch
     from transformers import LogitsProcessorList
 
@@ -153,11 +152,11 @@ def nearness(folder: Path, key: tuple[str, int, int], known: str, text: str) -> 
     def note(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if plan.decision != "softmax":
             best = scores[0].topk(2).values
-            found.append(((best[0] - best[1]) / scores[0].std()).item())
+            found.append(((best[0] - best[1]) / scores[0].std()).item() / SCORES)
             return scores
         upto = scores[0].double().softmax(-1).cumsum(-1)
         draw = uniform_draws(torch.tensor([seed]), NOISE_STREAM, torch.tensor([ids.shape[1] - 1]), 1).item() * upto[-1]
-        found.append((upto - draw).abs().min().item())
+        found.append((upto - draw).abs().min().item() / DRAW)
         return torch.full_like(scores, -torch.inf).index_fill_(-1, torch.searchsorted(upto, draw), 0.0)
 
     choice = {"do_sample": False} if plan.decision == "softmax" else {"causal_decoding": plan}
@@ -172,8 +171,8 @@ def nearness(folder: Path, key: tuple[str, int, int], known: str, text: str) -> 
         ids, values = whole.sequences[0, : start + count], whole.numeric_values[0, : start + count]
         told = without_numbers(model.processor.decode(ids, values, skip_special_tokens=True))
         if not (known.startswith(told) and text.startswith(told)):
-            return found[count - 1] if known.startswith(told) or text.startswith(told) else 1.0
-    return 1.0
+            return found[count - 1] if known.startswith(told) or text.startswith(told) else math.inf
+    return math.inf
 
 
 def metric(url: str, name: str) -> float:
@@ -258,9 +257,9 @@ def main() -> int:
     near = [nearness(model, *one) for one in others]
     for gap, ((prompt, seed, causal), known, text) in zip(near, others, strict=True):
         print(
-            f"{prompt!r}, seed {seed}, {CAUSAL[causal]}: told {known!r}, and then {text!r}; {gap:.1g} from another choice"
+            f"{prompt!r}, seed {seed}, {CAUSAL[causal]}: told {known!r}, and then {text!r}; {gap:.1g} of what rounding moves"
         )
-    wrong = sum(gap > TIE for gap in near)
+    wrong = sum(gap > 1 for gap in near)
     print(
         f"texts that went on otherwise: {len(others)}, by more than rounding: {wrong}; "
         f"lines of the log {len(logged):,}, of failures {failed}"
