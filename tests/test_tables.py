@@ -806,6 +806,12 @@ def test_a_damaged_regressor_is_told_so(fitted, tmp_path):
     (saved / "estimator.safetensors").write_bytes(weights[:-1])
     with pytest.raises(ValueError, match="is damaged"):
         NumberRegressor.load(saved)
+    (saved / "estimator.safetensors").write_bytes(weights)
+    about = json.loads((saved / "estimator.json").read_text())
+    for name in about.keys() - {"format", "choice"}:
+        (saved / "estimator.json").write_text(json.dumps({one: about[one] for one in about if one != name}))
+        with pytest.raises(ValueError, match=f"saved is damaged: .*{name}"):
+            NumberRegressor.load(saved)
 
 
 def test_what_is_chosen_is_told_and_kept(brief, monkeypatch, capsys, tmp_path):

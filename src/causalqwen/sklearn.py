@@ -369,7 +369,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             tensors = tensors_of((folder / STATE).read_bytes())
         except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
             raise ValueError(f"the regressor in {folder} is damaged: {error}") from None
-        made._restore(tensors, about)
+        try:
+            made._restore(tensors, about)
+        except (TypeError, KeyError, AttributeError) as error:  # of one without checksums
+            raise ValueError(f"the regressor in {folder} is damaged: {ABOUT} lacks or mistakes {error}") from None
         return made
 
     def _state(self) -> tuple[bytes, dict[str, Any]]:
