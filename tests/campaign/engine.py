@@ -35,6 +35,8 @@ MODELS: dict[str, Callable[[Path, Any], Path]] = {
     **{f"classes, {name}": partial(write_with_classes, context=name) for name in ("digits", "value")},
 }
 """What writes each tiny model that is asked: by what the context holds of a number, and what more it does with them."""
+_MOVED = 1e-3
+"""How far float32 may move a value: `generate` itself writes some that lie 2e-4 apart, alone and in a batch of seven."""
 _WORDS = [
     "We",
     "have",
@@ -150,8 +152,8 @@ def write(llm: Any, model: CausalQwenForCausalLM, asked: list[Asked], chance: ra
 
 
 def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[Asked, str | None]]:
-    """Each request that was not called off: "" for the text of `generate`, "tie" where rounding chose another token or another
-    last digit of a number, and what is wrong otherwise; None for one that was called off."""
+    """Each request that was not called off: "" for the text of `generate`, "tie" where rounding chose another token or moved a
+    value or its last digit, and what is wrong otherwise; None for one that was called off."""
     written = [one for one in asked if one.answer is not None]
     for one in asked:
         if one.answer is None:
@@ -169,8 +171,8 @@ def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[As
             if found == known:
                 apart = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(row.answer.values, values, strict=False)]
                 far = max(apart[:count], default=0.0)
-                cut = far <= 1.001 * 10 ** (1 - model.config.value_digits)
-                yield row, "" if far < 1e-4 else "tie" if cut else f"values {far:.2g} apart"
+                moved = max(1.001 * 10 ** (1 - model.config.value_digits), _MOVED)
+                yield row, "" if far < 1e-4 else "tie" if far <= moved else f"values {far:.2g} apart"
                 continue
             columns = found, known, row.answer.values[:count], values[:count]
             gap = gap_where_they_part(model, row.prompt, *columns, replace(row.plan, seed=row.seed), row.top_p)
