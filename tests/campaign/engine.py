@@ -13,6 +13,7 @@ from reference import (
     Engines,
     Lookups,
     gap_where_they_part,
+    moved,
     reference,
     write_copying,
     write_tiny,
@@ -35,8 +36,6 @@ MODELS: dict[str, Callable[[Path, Any], Path]] = {
     **{f"classes, {name}": partial(write_with_classes, context=name) for name in ("digits", "value")},
 }
 """What writes each tiny model that is asked: by what the context holds of a number, and what more it does with them."""
-_MOVED = 1e-3
-"""How far float32 may move a value: `generate` itself writes some that lie 2e-4 apart, alone and in a batch of seven."""
 _WORDS = [
     "We",
     "have",
@@ -169,10 +168,10 @@ def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[As
             count = row.max_tokens
             found, known = row.answer.token_ids[:count], tokens[:count]
             if found == known:
-                apart = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(row.answer.values, values, strict=False)]
-                far = max(apart[:count], default=0.0)
-                moved = max(1.001 * 10 ** (1 - model.config.value_digits), _MOVED)
-                yield row, "" if far < 1e-4 else "tie" if far <= moved else f"values {far:.2g} apart"
+                pairs = list(zip(row.answer.values[:count], values[:count], strict=False))
+                far = max((abs(a - b) / max(abs(b), 1.0) for a, b in pairs), default=0.0)
+                tie = all(moved(model, *pair) for pair in pairs)
+                yield row, "" if far < 1e-4 else "tie" if tie else f"values {far:.2g} apart"
                 continue
             columns = found, known, row.answer.values[:count], values[:count]
             gap = gap_where_they_part(model, row.prompt, *columns, replace(row.plan, seed=row.seed), row.top_p)
@@ -180,7 +179,7 @@ def check(model: CausalQwenForCausalLM, asked: list[Asked]) -> Iterator[tuple[As
 
 
 def run(bounds: Bounds, folder: Path, tokenizer: Any) -> Tally:
-    """As many draws of each model, each over an engine that has room for some rows of the batch."""
+    """About as many draws of each model, each over an engine that has room for some rows of the batch."""
     tally, engines, opened, model = Tally(), Engines(), None, None
     for number, chance in bounds.draws():
         name = list(MODELS)[number * len(MODELS) // bounds.count]

@@ -16,6 +16,7 @@ import causalqwen_vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.distributions import NOISE_STREAM, uniform_draws
 from causalqwen.modeling.loading import load_model
+from causalqwen.numbers import format_number
 from causalqwen.serving.sampling import RowSampler
 from conftest import make_backbone
 
@@ -34,8 +35,10 @@ SETTINGS = {preset: {"temperature": 1.0} for preset in PRESETS} | {
 }
 """Of presets: temperatures at which tiny models write numbers."""
 
-SCORES, DRAW = 1e-3, 1e-6
-"""What rounding may move: two scores, in the spread of all; the borders of tokens in the unit interval."""
+SCORES, DRAW, VALUES = 1e-3, 1e-5, 1e-3
+"""What rounding may move: two scores, in the spread of all; borders of tokens in the unit interval (float32 and float64 have
+them 1e-6 apart on these models, and values before them move them further); a value (`generate` itself writes some that lie 2e-4
+apart, alone and in a batch of seven)."""
 CLASSES = {
     "men": {"kind": "symlog", "center": 2.0, "width": 0.5},
     "miles": {"kind": "affine", "center": 500.0, "width": 80.0},
@@ -222,6 +225,17 @@ def reference(
     return Reference(found.sequences[:, start:].tolist(), found.numeric_values[:, start:].tolist())
 
 
+def moved(model: CausalQwenForCausalLM, found: float, wanted: float) -> bool:
+    """Whether float32 may have made one value of the other: `VALUES` apart, or neighbours at their last digit, both rounded as
+    new numbers are. A copied number is exact."""
+    digits = model.config.value_digits
+    if found == wanted or not all(abs(float(f"{v:.{digits - 1}e}") - v) <= 1e-12 * abs(v) for v in (found, wanted)):
+        return found == wanted
+    least = min(abs(found), abs(wanted)) or max(abs(found), abs(wanted))
+    place = 10.0 ** (math.floor(math.log10(least)) + 1 - digits)
+    return abs(found - wanted) <= max(1.001 * place, VALUES * max(abs(wanted), 1.0))
+
+
 @torch.no_grad()
 def gap_where_they_part(
     model: CausalQwenForCausalLM,
@@ -234,28 +248,36 @@ def gap_where_they_part(
     top_p: float = 1.0,
 ) -> float:
     """How far apart the two tokens were that vLLM and `generate` chose first differently, in what rounding moves: `SCORES`, of
-    their scores, in the spread of all; under `softmax` `DRAW`, of the draw and the borders between them. 0 where the number
-    before them was rounded to another last digit."""
+    their scores, in the spread of all; under `softmax` `DRAW`, of the draw and the borders between them. By the values that
+    either had till then, whichever is less. 0 where they are digits of a number that was rounded otherwise; infinite where a
+    value before them is another one."""
     at = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
-    last = max((i for i in range(at) if wanted[i] == model.config.num_token_id), default=0)
-    apart, size = abs(found_values[last] - values[last]), max(abs(values[last]), 1.0)
-    place = 10.0 ** (math.floor(math.log10(abs(values[last]) or 1.0)) + 1 - model.config.value_digits)
-    if 0.999 * place <= apart <= 1.001 * max(10 ** (1 - model.config.value_digits), 1e-4) * size:
-        return 0.0
+    if not all(moved(model, *pair) for pair in zip(found_values[:at], values[:at], strict=True)):
+        return math.inf
+    last = max((i for i in range(at) if wanted[i] == model.config.num_token_id), default=None)
+    if model.config.context.writes and last is not None and found_values[last] != values[last]:
+        longest = max(len(format_number(value)) for value in (found_values[last], values[last]))
+        if at <= last + longest + 1:
+            return 0.0
     encoded = model.processor(prompt, prompt=True)
     ids = torch.tensor([encoded["input_ids"] + wanted[:at]])
-    numbers = torch.tensor([list(encoded["numeric_values"]) + values[:at]], dtype=torch.float64)
-    causal = None if plan.decision == "softmax" else plan
-    scores = model(ids, numeric_values=numbers, causal_decoding=causal, scores_only=True).logits[0, -1].float()
-    if causal is not None:
-        return ((scores[found[at]] - scores[wanted[at]]).abs() / scores.std()).item() / SCORES
-    probs = (scores.double() / plan.temperature).softmax(-1)
-    ordered, order = probs.sort(descending=True)
-    probs[order[(ordered.cumsum(-1) - ordered >= top_p)]] = 0.0
-    borders = probs.cumsum(-1) / probs.sum()
-    draw = uniform_draws(torch.tensor([plan.seed]), NOISE_STREAM, torch.tensor([ids.shape[1] - 1]), 1).item()
-    first, second = sorted((found[at], wanted[at]))
-    return (borders[first:second] - draw).abs().max().item() / DRAW
+    gaps = []
+    for known in (values, found_values):
+        numbers = torch.tensor([list(encoded["numeric_values"]) + known[:at]], dtype=torch.float64)
+        causal = None if plan.decision == "softmax" else plan
+        scores = model(ids, numeric_values=numbers, causal_decoding=causal, scores_only=True).logits[0, -1].float()
+        if causal is not None:
+            spread = scores[scores.isfinite()].std()
+            gaps.append(((scores[found[at]] - scores[wanted[at]]).abs() / spread).item() / SCORES)
+            continue
+        probs = (scores.double() / plan.temperature).softmax(-1)
+        ordered, order = probs.sort(descending=True)
+        probs[order[ordered.cumsum(-1) - ordered >= top_p]] = 0.0
+        borders = probs.cumsum(-1) / probs.sum()
+        draw = uniform_draws(torch.tensor([plan.seed]), NOISE_STREAM, torch.tensor([ids.shape[1] - 1]), 1).item()
+        first, second = sorted((found[at], wanted[at]))
+        gaps.append((borders[first:second] - draw).abs().max().item() / DRAW)
+    return min(gaps)
 
 
 def compare(

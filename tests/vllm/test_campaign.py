@@ -17,8 +17,10 @@ def test_texts_under_load_are_those_of_generate(tiny_tokenizer, tmp_path):
     assert sum(tally.tried.values()) >= len(engine.MODELS) * engine.AT_ONCE
 
 
-def test_a_number_that_another_request_wrote_is_found(tiny_tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["digits", "copies, value", "classes, digits"])
+def test_a_number_that_another_request_wrote_is_found(name, tiny_tokenizer, tmp_path, monkeypatch):
     """Values that lie 1% off are another text."""
     write = Request.write
     monkeypatch.setattr(Request, "write", lambda self, value: write(self, value * 1.01))
-    assert engine.run(Bounds(1, 300), tmp_path, tiny_tokenizer).found
+    draw = list(engine.MODELS).index(name)
+    assert engine.run(Bounds(len(engine.MODELS), 300, only=draw), tmp_path, tiny_tokenizer).found
