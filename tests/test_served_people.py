@@ -400,38 +400,42 @@ def with_string(body, path, is_key, said):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
-def test_no_path_of_a_request_is_looked_for_on_a_disk(server, tmp_path, monkeypatch):
-    """Each string of a request is a path once: no file is opened that it names, no folder read, nothing written there."""
-    secret = tmp_path / "secret.safetensors"
+def test_no_path_of_a_request_is_looked_for_on_a_disk(model, tmp_path, monkeypatch):
+    """Each string of a request is a path once: nothing is asked about it, no file is opened that it names, no folder read,
+    nothing written there."""
+    secret, kept = tmp_path / "secret" / "it.safetensors", tmp_path / "kept"
+    secret.parent.mkdir()
+    kept.mkdir()
     Individual.from_seed(1, 32).save(secret)
-    (tmp_path / "a").mkdir()
-    monkeypatch.chdir(tmp_path / "a")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     libc = ctypes.CDLL(None)
     watch = libc.inotify_init1(os.O_NONBLOCK)
-    assert libc.inotify_add_watch(watch, os.fsencode(tmp_path), 0xFFF) > 0  # whatever happens there
+    assert libc.inotify_add_watch(watch, os.fsencode(secret.parent), 0xFFF) > 0  # whatever happens there
+    asked_about, stat = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **given: (asked_about.append(str(path)), stat(path, **given))[1])
 
+    paths = [str(secret), str(secret.with_suffix("")), str(secret.parent), f"file://{secret}"]
+    paths += ["../secret/it", "../secret/it.safetensors", "../secret"]  # from here, and from where people are kept
     asked = 0
-    for name, fields in REQUESTS:
-        path, body = f"/v1/{name}", {"model": "tiny", **fields}
-        status, told = server.send(body, path)
-        assert status == 200, told
-        for place, is_key in leaves(body):
-            for said in (
-                str(secret),
-                str(secret.with_suffix("")),
-                f"file://{secret}",
-                "../secret",
-                f"../{secret.name}",
-            ):
-                status, _ = server.send(with_string(body, place, is_key, said), path)
-                assert status in (200, 400, 404), (path, place, said)
-                asked += 1
-    for said in (secret.name, f"..%2f{secret.name}", f"../{secret.name}", f"%2e%2e/{secret.name}", str(secret)):
-        for start in ("/v1/models/", "/docs/", "/"):
-            assert server.send(None, start + said, "GET")[0] in (400, 404)
-    assert asked > 200
+    with serving(model, individuals=dict(PEOPLE), keep=kept) as server:
+        for name, fields in REQUESTS:
+            path, body = f"/v1/{name}", {"model": "tiny", **fields}
+            status, told = server.send(body, path)
+            assert status == 200, told
+            for place, is_key in leaves(body):
+                for said in paths:
+                    status, _ = server.send(with_string(body, place, is_key, said), path)
+                    assert status in (200, 400, 404), (path, place, said)
+                    asked += 1
+        for said in ("secret/it", "..%2fsecret", "../secret/it.safetensors", "%2e%2e/secret", str(secret)):
+            for start in ("/v1/models/", "/docs/", "/"):
+                assert server.send(None, start + said, "GET")[0] in (400, 404)
+    assert asked > 300 and [path.name for path in kept.iterdir()] == ["b.safetensors"]
+    assert not [path for path in asked_about if "secret" in path]
     with pytest.raises(BlockingIOError):
         os.read(watch, 65536)
+    assert secret.exists() and any("secret" in path for path in asked_about)
     secret.read_bytes()
-    assert b"secret.safetensors" in os.read(watch, 65536)
+    assert b"it.safetensors" in os.read(watch, 65536)
     os.close(watch)
