@@ -54,7 +54,7 @@ def same(folder: Path, presets: list[str], tokens: int) -> None:
 
 
 def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, rounds: int, prefix: int) -> None:
-    """Prints the median tokens per second of the bare backbone and of each preset, the median of their ratios, and the numbers.
+    """Prints the median tokens per second of the bare backbone and of each preset, and the median of their ratios.
 
     Of the core's time, which other programs on the machine do not take, and of the clock's.
     """
@@ -73,7 +73,7 @@ def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, 
             ratio = statistics.median(one / other for one, other in zip(rates, bare, strict=True))
             spread = f"{min(rates):.0f} to {max(rates):.0f}"
             told.append(f"{statistics.median(rates):.1f} tokens/s of the {of_what} ({spread}), {ratio:.3f} x bare")
-        print(f"{name:18} {'; '.join(told)}; {workers[name].numbers} numbers")
+        print(f"{name:18} {'; '.join(told)}")
 
 
 class _Worker:
@@ -84,7 +84,6 @@ class _Worker:
         command += ["--tokens", str(tokens), "--rows", str(rows), "--dtype", dtype, "--prefix", str(prefix)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | ONE_CORE)
-        self.numbers = 0
         self.ask()  # warm
 
     def ask(self) -> tuple[float, float]:
@@ -92,9 +91,7 @@ class _Worker:
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
-                told = json.loads(line)
-                self.numbers = told["numbers"]
-                return tuple(told["rates"])
+                return tuple(json.loads(line)["rates"])
         raise RuntimeError("the engine's process ended")
 
 
@@ -138,8 +135,7 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: 
             outputs += llm.generate([prompt for prompt, _ in part], [params for _, params in part], use_tqdm=False)
         done = sum(len(output.outputs[0].token_ids) for output in outputs)
         rates = done / (time.process_time() - busy), done / (time.perf_counter() - start)
-        numbers = sum(list(output.outputs[0].token_ids).count(processor.num_token_id) for output in outputs)
-        print(json.dumps({"rates": rates, "numbers": numbers}), flush=True)
+        print(json.dumps({"rates": rates}), flush=True)
 
 
 def main() -> None:
