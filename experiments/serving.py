@@ -164,7 +164,7 @@ def nearness(model: Any, key: tuple[str, int, int], known: str, text: str) -> fl
         draw = (
             uniform_draws(torch.tensor([seed]), NOISE_STREAM, torch.tensor([ids.shape[1] - 1]), 1).item() * borders[-1]
         )
-        chosen, border = int(torch.searchsorted(borders, draw)), int((borders - draw).abs().argmin())
+        chosen, border = int(torch.searchsorted(borders, draw)), int((borders[:-1] - draw).abs().argmin())
         near.append(((borders[border] - draw).abs().item() / DRAW, border if border < chosen else chosen + 1))
         return torch.full_like(scores, -torch.inf).index_fill_(-1, torch.tensor(chosen), 0.0)
 
