@@ -26,7 +26,7 @@ from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import NumberRules
 from causalqwen.serving import ServerSettings, create_app, listening, load_individuals, memory
 from causalqwen.serving.listening import Listener
-from causalqwen.serving.sampling import RowSampler
+from causalqwen.serving.sampling import RowSampler, _fall
 from causalqwen.serving.text import GrowingText
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny, make_backbone
@@ -417,22 +417,50 @@ def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16]
 )  # of which the second has many tokens as likely as others
-@pytest.mark.parametrize("top_ps", [[0.9, 0.5, 0.99, 0.01, 1.0, 0.3], [0.9, 0.5, 0.6, 0.01, 0.7, 0.3], [1.0] * 6])
+@pytest.mark.parametrize("top_ps", [[0.9, 0.5, 0.99, 0.01, 1.0, 0.3], [0.9, 0.5, 0.6, 0.0, 0.7, 0.3], [1.0] * 6])
 def test_the_nucleus_of_a_large_vocabulary_is_that_of_its_order(top_ps, dtype):
     """Whether it ends among the likeliest tokens or not."""
     spread = torch.tensor([0.02, 1.0, 4.0, 4.0, 2.0, 8.0]).unsqueeze(-1)
-    scores = (torch.randn(6, 3000, generator=torch.Generator().manual_seed(0)) * spread).to(dtype)
+    scores = (torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)) * spread).to(dtype)
     scores[:, 1500] = -torch.inf
-    found = RowSampler(range(6), [1.0] * 6, top_ps, [3] * 6, 1, torch.device("cpu"))(torch.zeros(6, 1), scores)
+
+    def drawn(rows: range) -> torch.Tensor:
+        columns = [1.0] * len(rows), top_ps[rows.start : rows.stop], [3] * len(rows)
+        return RowSampler(rows, *columns, 1, torch.device("cpu"))(torch.zeros(len(rows), 1), scores[rows]).argmax(-1)
+
+    found = drawn(range(6))
+    assert torch.equal(found, torch.cat([drawn(range(row, row + 1)) for row in range(6)]))
     probs = torch.softmax(scores.double(), dim=-1)
     ordered = probs.sort(descending=True).values
     size = (ordered.cumsum(-1) - ordered < torch.tensor(top_ps, dtype=torch.float64).unsqueeze(-1)).sum(
         -1, keepdim=True
     )
-    upto = probs.masked_fill(probs < ordered.gather(-1, size - 1), 0.0).cumsum(-1)
+    least = ordered.gather(-1, size.clamp(min=1) - 1)
+    upto = probs.masked_fill(probs < least, 0.0).cumsum(-1)
     draws = uniform_draws(torch.arange(6), NOISE_STREAM, torch.full((6,), 2), 1)
     wanted = torch.searchsorted(upto, draws * upto[:, -1:])
-    assert torch.equal(found.argmax(-1, keepdim=True), wanted)
+    assert torch.equal(found.unsqueeze(-1), wanted)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.05, 1.0])
+def test_draws_at_every_border_fall_into_shares_beside_it(temperature):
+    """Against float64, at draws within 1e-9 of a border: the token above or below, never one without a share."""
+    rows = 400
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(rows, 333, generator=generator) * 3
+    scores[torch.rand(rows, 333, generator=generator) < 0.6] = -torch.inf
+    scores[:, 7] = 9.0
+    probs = torch.softmax(scores.double() / temperature, dim=-1)
+    upto = probs.cumsum(-1)
+    borders = upto[:, ::37].T.reshape(-1, rows, 1)
+    cells = (scores - scores.amax(-1, keepdim=True)).div(temperature).exp()
+    cells = torch.nn.functional.pad(cells, (0, 51)).unflatten(-1, (6, 64))
+    for ends in (*borders - 1e-9, *borders + 1e-9, torch.full((rows, 1), 1e-12), torch.full((rows, 1), 1 - 1e-12)):
+        token = _fall(cells, ends.clamp(1e-12, 1 - 1e-12))
+        share = cells.flatten(1).gather(-1, token)
+        assert (share > 0).all()
+        end = upto.gather(-1, token)
+        assert (ends <= end + 1e-6).all() and (ends >= end - probs.gather(-1, token) - 1e-6).all()
 
 
 @pytest.mark.parametrize(

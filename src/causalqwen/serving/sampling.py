@@ -9,14 +9,16 @@ from transformers import LogitsProcessor
 from causalqwen.distributions import NOISE_STREAM, uniform_draws
 
 _GREEDY = 1e-4  # a lower temperature takes the best token
-_LIKELY = 1024  # tokens among which a nucleus mostly ends
+_CELL = 64  # tokens of neighbouring ids that are added up, or passed over, as one
+_LIKELY = 64, 1024  # tokens among which most nuclei end, and nearly all
 
 
 class RowSampler(LogitsProcessor):
     """Chooses the token itself: the one whose share of the unit interval e falls into, e from (seed, position).
 
     With p = softmax(scores / T), tokens in the order of their ids take intervals of length p_k, those outside the nucleus
-    none; the nucleus is the smallest set of likeliest tokens that weighs top_p. T, top_p and seed are per row.
+    none; the nucleus is the smallest set of likeliest tokens that weighs top_p. T, top_p and seed are per row. The shares are
+    float32's, each within 1e-6 of itself, and are added up in float64.
 
     Args:
         seeds, temperatures, top_ps: one per row. lengths: tokens of each prompt. width: that of the padded batch.
@@ -38,30 +40,47 @@ class RowSampler(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         positions = self.lengths + (input_ids.shape[1] - self.width - 1)
-        probs = torch.softmax(scores.double() / self.temperatures.clamp(min=_GREEDY), dim=-1)
-        shares, ids = self._nucleus(probs)
-        upto = shares.cumsum(-1)
-        draws = uniform_draws(self.seeds, NOISE_STREAM, positions, 1)
-        drawn = torch.searchsorted(upto, draws * upto[:, -1:])
-        if ids is not None:
-            drawn = ids.gather(-1, drawn)
-        if (self.temperatures < _GREEDY).any():
-            drawn = torch.where(self.temperatures < _GREEDY, scores.argmax(-1, keepdim=True), drawn)
+        shares = scores.new_full((len(scores), -(-scores.shape[-1] // _CELL) * _CELL), -torch.inf, dtype=torch.float32)
+        shares[:, : scores.shape[-1]] = scores
+        shares.sub_(scores.amax(-1, keepdim=True)).div_(self.temperatures.clamp(min=_GREEDY).float()).exp_()
+        cells = shares.unflatten(-1, (-1, _CELL))
+        drawn = self._draw(cells, uniform_draws(self.seeds, NOISE_STREAM, positions, 1))
+        greedy = (self.temperatures < _GREEDY).squeeze(-1)
+        drawn[greedy] = scores[greedy].argmax(-1, keepdim=True)
         return torch.full_like(scores, -torch.inf).scatter_(-1, drawn, 0.0)
 
-    def _nucleus(self, probs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The shares [B, n] of tokens with 0 for those outside the nucleus, and these tokens' ids, ascending; None for all.
+    def _draw(self, cells: Tensor, draws: Tensor) -> Tensor:
+        """Tokens [B, 1] by shares [B, n, _CELL] and draws [B, 1]; a nucleus is looked for among ever more tokens."""
+        drawn, rows = _fall(cells, draws), (self.top_ps < 1).squeeze(-1).nonzero()
+        if not len(rows):
+            return drawn
+        masses, tops = self.top_ps * cells.sum(-1).sum(-1, keepdim=True, dtype=torch.float64), cells.amax(-1)
+        for count in (*_LIKELY, tops.shape[1] * _CELL):
+            chosen = rows.squeeze(-1)
+            highest = tops[chosen].topk(min(count, tops.shape[1])).indices  # these hold the likeliest tokens
+            places = highest.sort(-1).values
+            fallen, ended = _fall_in_nucleus(cells[rows, places], masses[chosen], count, draws[chosen])
+            drawn[chosen] = places.gather(-1, fallen // _CELL) * _CELL + fallen % _CELL
+            rows = rows[~ended]
+        return drawn
 
-        A nucleus that ends among the likeliest few is found without an order of the whole vocabulary.
-        """
-        if (self.top_ps >= 1).all():
-            return probs, None
-        for count in (min(_LIKELY, probs.shape[-1]), probs.shape[-1]):
-            ordered, ids = probs.topk(count)
-            size = (ordered.cumsum(-1) - ordered < self.top_ps).sum(-1, keepdim=True).clamp(min=1)
-            least = ordered.gather(-1, size - 1)
-            if (ordered[:, -1:] < least).all():  # whatever is as likely as the last one inside is among them
-                ids, order = ids.sort(-1)
-                shares = ordered.gather(-1, order)
-                return shares.masked_fill(shares < least, 0.0), ids
-        return probs.masked_fill(probs < least, 0.0), None
+
+def _fall(cells: Tensor, draws: Tensor) -> Tensor:
+    """The index [B, 1] of the share that a draw [B, 1] falls into, of shares [B, n, _CELL] side by side."""
+    upto = cells.sum(-1).cumsum(-1, dtype=torch.float64)
+    ends = draws * upto[:, -1:]
+    cell = torch.searchsorted(upto, ends)
+    shares = cells[torch.arange(len(cells), device=cells.device), cell.squeeze(-1)].cumsum(-1, dtype=torch.float64)
+    whole = shares[:, -1:]
+    within = ends - (upto.gather(-1, cell) - whole)
+    within = within.clamp(min=torch.finfo(torch.float64).tiny).minimum(whole)  # never a token without a share
+    return cell * _CELL + torch.searchsorted(shares, within)
+
+
+def _fall_in_nucleus(cells: Tensor, masses: Tensor, count: int, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """`_fall` among the likeliest tokens that weigh `masses` [B, 1] together, and whether [B] they are fewer than `count`."""
+    ordered = cells.flatten(1).topk(min(count, cells.shape[1] * _CELL)).values
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    least = ordered.gather(-1, (before < masses).sum(-1, keepdim=True).clamp(min=1) - 1)
+    ended = (ordered[:, -1:] < least).squeeze(-1)  # whatever is as likely as the last one inside is among them
+    return _fall(cells.masked_fill(cells < least.unsqueeze(-1), 0.0), draws), ended
