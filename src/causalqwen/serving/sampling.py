@@ -42,7 +42,7 @@ class RowSampler(LogitsProcessor):
         positions = self.lengths + (input_ids.shape[1] - self.width - 1)
         shares = scores.new_full((len(scores), -(-scores.shape[-1] // _CELL) * _CELL), -torch.inf, dtype=torch.float32)
         shares[:, : scores.shape[-1]] = scores
-        shares.sub_(scores.amax(-1, keepdim=True)).div_(self.temperatures.clamp(min=_GREEDY).float()).exp_()
+        shares.sub_(shares.amax(-1, keepdim=True)).div_(self.temperatures.clamp(min=_GREEDY).float()).exp_()
         cells = shares.unflatten(-1, (-1, _CELL))
         drawn = self._draw(cells, uniform_draws(self.seeds, NOISE_STREAM, positions, 1))
         greedy = (self.temperatures < _GREEDY).squeeze(-1)
