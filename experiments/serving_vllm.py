@@ -55,7 +55,7 @@ def same(folder: Path, presets: list[str], tokens: int) -> None:
 
 
 def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, rounds: int, prefix: int) -> None:
-    """Prints the median tokens per second of the bare backbone and of each preset, and the median of their ratios.
+    """Prints the median tokens per second of the bare backbone and of each preset, the median of their ratios, and the numbers.
 
     The bare backbone takes the best token; beside `softmax` it stands once more, sampled by vLLM with the same settings.
     Of the core's time, which other programs on the machine do not take, and of the clock's.
@@ -75,7 +75,7 @@ def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, 
             ratio = statistics.median(one / other for one, other in zip(rates, bare, strict=True))
             spread = f"{min(rates):.0f} to {max(rates):.0f}"
             told.append(f"{statistics.median(rates):.1f} tokens/s of the {of_what} ({spread}), {ratio:.3f} x bare")
-        print(f"{name:18} {'; '.join(told)}")
+        print(f"{name:18} {'; '.join(told)}; {workers[name].numbers} numbers")
 
 
 class _Worker:
@@ -86,6 +86,7 @@ class _Worker:
         command += ["--tokens", str(tokens), "--rows", str(rows), "--dtype", dtype, "--prefix", str(prefix)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | ONE_CORE)
+        self.numbers = 0
         self.ask()  # warm
 
     def ask(self) -> tuple[float, float]:
@@ -93,7 +94,9 @@ class _Worker:
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
-                return tuple(json.loads(line)["rates"])
+                told = json.loads(line)
+                self.numbers = told["numbers"]
+                return tuple(told["rates"])
         raise RuntimeError("the engine's process ended")
 
 
@@ -119,11 +122,19 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: 
         llm = causalqwen_vllm.load(str(folder), **engine)
     asked = []
     shared = processor.tokenizer.decode(processor.tokenizer(SHARED * prefix)["input_ids"][:prefix]) if prefix else ""
+    keys = [f"row {row}" for row in range(rows)]
     for row, prompt in enumerate(shared + prompt for prompt in PROMPTS[:rows]):
         name = "standard" if bare else preset
         settings = SETTINGS.get(name, {})
         prompt_of, params = causalqwen_vllm.request(
-            processor, prompt, preset=name, seed=row, max_tokens=tokens, params={"ignore_eos": True}, **settings
+            processor,
+            prompt,
+            preset=name,
+            seed=row,
+            max_tokens=tokens,
+            key=keys[row],
+            params={"ignore_eos": True},
+            **settings,
         )
         if bare:
             ids = [min(token, processor.num_token_id - 1) for token in prompt_of["prompt_token_ids"]]
@@ -137,9 +148,10 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: 
         outputs = []
         for part in together:
             outputs += llm.generate([prompt for prompt, _ in part], [params for _, params in part], use_tqdm=False)
+        taken = [] if bare else llm.collective_rpc("take_numbers", args=(keys,))[-1]
         done = sum(len(output.outputs[0].token_ids) for output in outputs)
         rates = done / (time.process_time() - busy), done / (time.perf_counter() - start)
-        print(json.dumps({"rates": rates}), flush=True)
+        print(json.dumps({"rates": rates, "numbers": sum(map(len, taken))}), flush=True)
 
 
 def main() -> None:
