@@ -562,7 +562,7 @@ def _is_strings(X: Any) -> bool:
 
 
 def _narrowing(far: np.ndarray, far_by_fewer: np.ndarray, weight: np.ndarray, counts: Sequence[float]) -> float:
-    """What the scale of new rows is multiplied by: r^(ln(n_0/n_1) / ln(n_1/n_2)) (docs/tables.md).
+    """What the scale of new rows is multiplied by: r^(ln(n_0/n_1) / ln(n_1/n_2)).
 
     Rows that were held out, on which intervals are recalibrated, were answered by experts of n_1 rows; new ones are answered by
     experts of all, n_0. Errors that fall as a power of the rows say from n_2 to n_1 what they do from n_1 to n_0.
