@@ -29,9 +29,9 @@ from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
-from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor, _narrowing
+from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
 from causalqwen.training import FactStore, experts, features, kept_rows, stages
-from causalqwen.training.experts import Experts, answers_by_fewer, fit_experts
+from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FittedMean
@@ -548,48 +548,6 @@ def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch, row):
     np.testing.assert_allclose(again[same_fold], others[same_fold, 11:], atol=1e-4)
 
 
-def test_experts_of_fewer_rows_answer_two_folds_without_having_seen_either():
-    rows, values = expert_rows()
-    fold = np.arange(50) % 5
-    whole, _ = fit_experts(rows, values, fold)
-    before = answers_by_fewer(whole, rows, values, fold)
-    assert before.shape == (20, whole.width)
-    moved = values + 1000.0 * (fold < 2)
-    np.testing.assert_array_equal(answers_by_fewer(whole, rows, moved, fold), before)
-    moved = values + 1000.0 * (fold == 2)
-    assert not np.allclose(answers_by_fewer(whole, rows, moved, fold), before, atol=0.1)
-    far, _ = fit_experts(rows, values + 1000.0 * (fold < 2), fold)
-    said = answers_by_fewer(far, rows, values, fold)[:, 0] * far.arrays["width"][0] + far.arrays["center"][0]
-    assert abs(np.median(said) - np.median(values)) < 10 < far.arrays["center"][0] - 300  # in units of the other
-    weighted = answers_by_fewer(whole, rows, values, fold, weight=np.where(np.arange(50) < 25, 2.0, 1.0))
-    assert not np.allclose(weighted, before)
-
-
-@pytest.mark.parametrize(("fall", "bend"), [(0.0, 1.0), (0.3, 1.0), (0.3, 40.0)])
-def test_intervals_of_new_rows_are_as_much_narrower_as_a_power_of_the_rows_says(fall, bend):
-    """bend: of the tenth that lies farthest, which says nothing."""
-    random = np.random.default_rng(0)
-    counts = [1000.0, 800.0, 600.0]
-    by_fewer = np.abs(random.normal(size=4000))
-    by_fewer[by_fewer > np.quantile(by_fewer, 0.91)] *= bend
-    far = by_fewer * (800 / 600) ** -fall
-    once = np.ones(4000)
-    found = _narrowing(far, by_fewer, once, counts)
-    assert found == pytest.approx((1000 / 800) ** -fall, abs=0.005) and found <= 1
-    noisy = far * random.uniform(0.5, 1.5, 4000)
-    inner = noisy + by_fewer <= np.quantile(noisy + by_fewer, 0.9)
-    near, wide = noisy[inner], by_fewer[inner]
-    ratio = near.sum() / wide.sum()
-    ratio += np.sqrt(np.square(near - ratio * wide).sum()) / wide.sum()
-    power = np.log(1000 / 800) / np.log(800 / 600)
-    assert _narrowing(noisy, by_fewer, once, counts) == pytest.approx(min(1.0, ratio) ** power)
-    assert _narrowing(2 * by_fewer, by_fewer, once, counts) == 1
-    assert _narrowing(0 * by_fewer, 0 * by_fewer, once, counts) == 1
-    half = np.repeat([1.0, 0.0], 2000)
-    of_half = _narrowing(np.where(half > 0, far, 9.0), by_fewer, half, counts)
-    assert of_half == pytest.approx((1000 / 800) ** -fall, abs=0.005)
-
-
 def test_new_rows_are_told_by_the_folds_lengths_on_average(monkeypatch):
     """Nearness, and how far the rows near by are off, is measured by lengths: those of all rows may not be others."""
     rows, values = expert_rows()
@@ -710,46 +668,6 @@ def test_a_mean_is_the_mixtures_moved_to_the_laws_as_far_as_held_out_rows_ask():
     for unit in (1e-200, 1e200):
         far = FittedMean.fit(law[:200] * unit, mixed[:200] * unit, values[:200] * unit)
         assert far.weights[3] == pytest.approx(1 - found)
-
-
-def test_a_regressor_narrows_what_it_tells_of_new_rows_and_keeps_by_how_much(fitted, monkeypatch, tmp_path):
-    regressor, frame, _ = fitted
-    assert 0.5 < regressor.narrowing_ <= 1
-    _, loc, scale, columns = regressor._laws(frame)
-    table = table_of(frame)
-    examples = regressor._examples(table, columns, np.zeros(len(columns)))
-    _, same, wide = regressor._laws_of(examples, columns)
-    assert torch.equal(same, loc) and torch.equal(wide * regressor.narrowing_, scale)
-    monkeypatch.setattr(regressor, "narrowing_", 0.5)
-    assert torch.equal(regressor._laws(frame)[2], wide * 0.5)
-    regressor.save(tmp_path / "saved")
-    assert NumberRegressor.load(tmp_path / "saved").narrowing_ == 0.5
-    about = json.loads((tmp_path / "saved" / "estimator.json").read_text())
-    del about["narrowing"]  # of one that was saved before
-    (tmp_path / "saved" / "estimator.json").write_text(json.dumps(about))
-    write_sums(tmp_path / "saved")
-    assert NumberRegressor.load(tmp_path / "saved").narrowing_ == 1
-
-
-def test_intervals_narrow_by_what_more_rows_were_worth(brief, monkeypatch):
-    import causalqwen.sklearn as module
-
-    frame, price = products()
-    seen, fewer, narrowing = [], module.answers_by_fewer, module._narrowing
-
-    def worse(whole, *given, **named):
-        return fewer(whole, *given, **named) + 5.0
-
-    def spy(far, far_by_fewer, weight, counts):
-        seen.append((far, far_by_fewer, weight, counts))
-        return narrowing(far, far_by_fewer, weight, counts)
-
-    monkeypatch.setattr(module, "_narrowing", spy)
-    monkeypatch.setattr(module, "answers_by_fewer", worse)
-    made = brief().fit(frame, price)
-    ((far, far_by_fewer, weight, counts),) = seen
-    assert len(far) == len(far_by_fewer) == len(weight) and far_by_fewer.mean() > 1.5 * far.mean()
-    assert counts == [60, 48, 36] and made.narrowing_ < 1
 
 
 def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
@@ -890,7 +808,7 @@ def test_a_damaged_regressor_is_told_so(fitted, tmp_path):
         NumberRegressor.load(saved)
     (saved / "estimator.safetensors").write_bytes(weights)
     about = json.loads((saved / "estimator.json").read_text())
-    for name in about.keys() - {"format", "choice", "narrowing"}:  # the last two are younger
+    for name in about.keys() - {"format", "choice"}:
         (saved / "estimator.json").write_text(json.dumps({one: about[one] for one in about if one != name}))
         with pytest.raises(ValueError, match=f"saved is damaged: .*{name}"):
             NumberRegressor.load(saved)

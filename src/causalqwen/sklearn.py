@@ -29,8 +29,8 @@ from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQ
 from causalqwen.modeling.backbones import resolve_backbone
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.numbers import CRPS_LEVELS
-from causalqwen.training import LEVELS, TrainSettings
-from causalqwen.training.experts import FOLDS, Experts, answers_by_fewer, fit_experts
+from causalqwen.training import TrainSettings
+from causalqwen.training.experts import FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
 from causalqwen.training.run import learn
@@ -159,8 +159,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.experts:
             used = np.flatnonzero(times)
             weight = None if (times == 1).all() else times[used].astype(float)
-            told = rows.taken(used), values[used], fold[used]
-            self.experts_, said = fit_experts(*told, weight=weight, seed=seed)
+            self.experts_, said = fit_experts(rows.taken(used), values[used], fold[used], weight=weight, seed=seed)
             answers = np.zeros((len(values), self.experts_.width), dtype=np.float32)
             answers[used] = said
         columns = np.concatenate([rows.numbers, answers], axis=1)
@@ -186,25 +185,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             chosen = output / CHOICE
             self.choice_ = json.loads(chosen.read_text(encoding="utf-8")) if chosen.exists() else None
         asked = np.flatnonzero((fold == 0) & (times > 0))
-        self.mean_, self.narrowing_ = None, 1.0
+        self.mean_ = None
         if self.experts and len(asked) >= FEWEST:
             law = self._laws_of([examples[row] for row in asked], columns[asked])
             known = _mean_and_median(*law)[:, 0], self._answers(columns[asked])[:, 0]
             self.mean_ = FittedMean.fit(*known, values[asked], times[asked].astype(float))
-            twice = used[fold[used] < 2]
-            fewer = answers_by_fewer(self.experts_, *told, weight=weight, seed=seed)
-            fewer = np.concatenate([rows.numbers[twice], fewer], axis=1)
-            asked_twice = [examples[row] for row in twice]
-            far, far_by_fewer = (self._far(values[twice], asked_twice, said) for said in (columns[twice], fewer))
-            counts = [float((times * (fold >= least)).sum()) for least in range(3)]
-            self.narrowing_ = _narrowing(far, far_by_fewer, times[twice].astype(float), counts)
         return self
-
-    def _far(self, values: np.ndarray, examples: list[Example], columns: np.ndarray) -> np.ndarray:
-        """How many scales the values of rows with these columns lie from their loc [n], on the law's axis."""
-        law, loc, scale = self._laws_of(examples, columns)
-        far: np.ndarray = ((law.transform.forward(torch.from_numpy(values)) - loc[:, 0]) / scale[:, 0]).abs().numpy()
-        return far
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
         """What the experts say of the values (`Experts.in_units`), of all of the rows' columns."""
@@ -316,14 +302,13 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return held
 
     def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """`_laws_of` the rows X, as narrow as experts of all rows allow, and their columns [n, K]."""
+        """`_laws_of` the rows X, and their columns [n, K]."""
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
         rows = self.reader_.rows(table)
         answers = [] if self.experts_ is None else [self.experts_.answers(rows)]
         columns = np.concatenate([rows.numbers, *answers], axis=1)
-        law, loc, scale = self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns)
-        return law, loc, scale * self.narrowing_, columns
+        return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns), columns
 
     @torch.no_grad()
     def _laws_of(self, examples: list[Example], columns: np.ndarray) -> tuple[Any, torch.Tensor, torch.Tensor]:
@@ -404,7 +389,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             "config": json.loads(self.model_.config.to_json_string()),
             "metrics": self.metrics_,
             "choice": self.choice_,
-            "narrowing": self.narrowing_,
         }
         about |= {"fingerprint": _backbone(self.backbone, self.device)[2], "n_features_in": self.n_features_in_}
         about["feature_names_in"] = [str(name) for name in getattr(self, "feature_names_in_", ())]
@@ -440,7 +424,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
         of_mean = {name.removeprefix("mean."): tensors[name].numpy() for name in tensors if name.startswith("mean.")}
         self.mean_ = FittedMean(**of_mean) if of_mean else None  # regressors saved before it was fitted have none
-        self.narrowing_ = float(about.get("narrowing", 1.0))  # regressors saved before it was measured have none
         self.choice_ = about.get("choice")  # regressors saved before it was kept have none
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:
@@ -559,28 +542,6 @@ def _is_strings(X: Any) -> bool:
         X = np.asarray(X)
         return X.ndim == 1 and X.dtype.kind in "UO" and all(isinstance(x, str | None) for x in X.tolist())
     return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) for x in X)
-
-
-def _narrowing(far: np.ndarray, far_by_fewer: np.ndarray, weight: np.ndarray, counts: Sequence[float]) -> float:
-    """What the scale of new rows is multiplied by: r^(ln(n_0/n_1) / ln(n_1/n_2)).
-
-    Rows that were held out, on which intervals are recalibrated, were answered by experts of n_1 rows; new ones are answered by
-    experts of all, n_0. Errors that fall as a power of the rows say from n_2 to n_1 what they do from n_1 to n_0.
-
-        r = sum x / sum y, and its standard error, at most 1
-
-    x is how many scales a value lies off by experts of n_1 rows (`far` [m]), y by experts of n_2 (`far_by_fewer` [m]), of all
-    but the tenth of the rows with the largest x + y. weight [m]: how often a row counts. counts: n_0, n_1, n_2.
-    """
-    both = far + far_by_fewer
-    often = weight * (both <= np.quantile(both, LEVELS[-1]))
-    whole = float(often @ far_by_fewer)
-    if whole == 0:
-        return 1.0
-    ratio = float(often @ far) / whole
-    ratio += float(np.sqrt(often @ np.square(far - ratio * far_by_fewer))) / whole
-    of_all, of_most, of_fewer = np.log(counts)
-    return float(min(ratio, 1.0) ** ((of_all - of_most) / (of_most - of_fewer)))
 
 
 def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
