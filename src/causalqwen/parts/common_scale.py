@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 16  # positions: for fewer, two products at once cost hardly more than one, as they do for any on a GPU
 _SHARE = 1 / 64  # of the vocabulary: more tokens than that cost as much as all
+_FAR = 1e30  # below C: a score of no token, which is -inf, never wins
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
 """Of a product with the matrix, relative to the longest row."""
 
@@ -170,14 +171,14 @@ class Decisions:
         of_all = self.words.action.number.put(
             self.words.action, by_matrix, lambda: moved @ upcast(self.words.number_row())
         )
-        slack = (_ROUNDING[weight.dtype] * self.most_moved[rows]).unsqueeze(-1)
+        slack = _ROUNDING[weight.dtype] * self.most_moved[rows].unsqueeze(-1)
         best, whole, most_drawn = (one[rows].unsqueeze(-1) for one in (self.best, self.whole, self.most_drawn))
-        excess = self.columns[rows] - self.threshold[rows].unsqueeze(-1)
-        fallen = torch.where(best < 0, of_all + slack, of_all - slack).sub_(excess).clamp_(min=0)
+        excess = self.columns[rows].sub_(self.threshold[rows].unsqueeze(-1))
+        fallen = of_all.add_(torch.where(best < 0, slack, -slack)).sub_(excess).clamp_(0, _FAR)
         known = torch.where(best < 0, whole, whole * (1 - 1e-5) - most_drawn)
-        left = (known + self.slope * fallen).clamp_(min=SCALE_FLOOR**2)
-        reached, least = excess.sign() * excess**2, best.sign() * best**2 * left
-        may_win = (reached >= least - 1e-4 * least.abs()) & (excess > -torch.inf)
-        may_win |= excess == excess.amax(-1, keepdim=True)
+        left = fallen.mul_(self.slope).add_(known).clamp_(min=SCALE_FLOOR**2)
+        least = left.mul_(best.abs() * best - 1e-4 * best**2)
+        highest = excess.amax(-1, keepdim=True)
+        may_win = (excess * excess.abs() >= least).logical_or_(excess == highest)
         found, tokens = may_win.nonzero(as_tuple=True)
         return rows[found], tokens
