@@ -31,11 +31,10 @@ from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor
 from causalqwen.training import FactStore, experts, features, kept_rows, stages
-from causalqwen.training.experts import Experts, answers_by_fewer, fit_experts
+from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FittedMean
-from causalqwen.training.narrowing import narrow, narrowing
 from conftest import graft_tiny, make_backbone
 from test_docs import ROOT, python_blocks
 
@@ -549,90 +548,6 @@ def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch, row):
     np.testing.assert_allclose(again[same_fold], others[same_fold, 11:], atol=1e-4)
 
 
-def test_experts_of_fewer_rows_answer_a_fold_without_having_seen_it_and_the_next():
-    rows, values = expert_rows()
-    fold = np.arange(50) % 5
-    whole, _ = fit_experts(rows, values, fold)
-    before = answers_by_fewer(whole, rows, values, fold)
-    assert before.shape == (10, whole.width)
-    moved = values + 1000.0 * (fold < 2)
-    np.testing.assert_array_equal(answers_by_fewer(whole, rows, moved, fold), before)
-    moved = values + 1000.0 * (fold == 2)
-    assert not np.allclose(answers_by_fewer(whole, rows, moved, fold), before, atol=0.1)
-    far, _ = fit_experts(rows, values + 1000.0 * (fold < 2), fold)
-    said = answers_by_fewer(far, rows, values, fold)[:, 0] * far.arrays["width"][0] + far.arrays["center"][0]
-    assert abs(np.median(said) - np.median(values)) < 10 < far.arrays["center"][0] - 300  # in units of the other
-    weighted = answers_by_fewer(whole, rows, values, fold, weight=np.where(np.arange(50) < 25, 2.0, 1.0))
-    assert not np.allclose(weighted, before)
-
-
-@pytest.mark.parametrize(("fall", "bend"), [(0.0, 1.0), (0.3, 1.0), (0.3, 40.0)])
-def test_intervals_of_new_rows_are_as_much_narrower_as_a_power_of_the_rows_says(fall, bend):
-    """bend: of the tenth that lies farthest, which says nothing."""
-    random = np.random.default_rng(0)
-    by_fewer = np.abs(random.normal(size=4000))
-    by_fewer[by_fewer > np.quantile(by_fewer, 0.91)] *= bend
-    far = by_fewer * (4 / 3) ** -fall
-    once = np.ones(4000)
-    assert narrowing(far, by_fewer, once) == pytest.approx((5 / 4) ** -fall)
-    noisy = far * random.uniform(0.5, 1.5, 4000)
-    inner = noisy + by_fewer <= np.quantile(noisy + by_fewer, 0.9)
-    near, wide = noisy[inner], by_fewer[inner]
-    ratio = near.sum() / wide.sum()
-    ratio += 2 * np.sqrt(np.square(near - ratio * wide).sum()) / wide.sum()
-    power = np.log(5 / 4) / np.log(4 / 3)
-    assert narrowing(noisy, by_fewer, once) == pytest.approx(min(1.0, ratio) ** power)
-    few = narrowing(noisy[:40], by_fewer[:40], once[:40])
-    assert narrowing(np.tile(noisy[:40], 9), np.tile(by_fewer[:40], 9), np.ones(360)) < 0.995 * few or fall == 0
-    assert narrowing(noisy[:40], by_fewer[:40], once[:40] * 9) == pytest.approx(
-        few
-    )  # rows that count often are not many
-    half = np.repeat([1.0, 0.0], 2000)
-    assert narrowing(np.where(half > 0, far, 0.1), by_fewer, half) == pytest.approx((5 / 4) ** -fall)
-
-
-def test_nothing_is_narrowed_where_nothing_is_clear():
-    random = np.random.default_rng(0)
-    y = np.abs(random.normal(size=(200, 12)))
-    x = y * random.uniform(0.6, 1.4, size=(200, 12))  # no better, and of few rows
-    found = np.array([narrowing(*one, np.ones(12)) for one in zip(x, y, strict=True)])
-    assert (found == 1).mean() > 0.85 and found.min() > 0.8
-    ones, zeros = np.ones(20), np.zeros(20)
-    for far, by_fewer in (
-        (2 * ones, ones),
-        (zeros, zeros),
-        (zeros, ones),
-        (ones, zeros),
-        (ones * np.inf, ones * np.inf),
-    ):
-        assert narrowing(far, by_fewer, ones) == 1
-    assert narrowing(np.r_[0.5 * ones, np.inf], np.r_[ones, 1.0], np.ones(21)) == pytest.approx(
-        0.5 ** (np.log(5 / 4) / np.log(4 / 3))
-    )
-
-
-@pytest.mark.parametrize("family", ["cauchy", "gaussian"])
-def test_narrowed_intervals_are_as_much_narrower_on_the_axis(tiny_qwen, family):
-    model = tiny_qwen
-    model.config.value_family, model.config.value_transform = family, {"kind": "affine", "center": 3.0, "width": 2.0}
-    wanted = [place / 100 for place in range(101)]
-    model.config.interval_levels = [level**1.3 for level in wanted]
-    model.config.interval_kinds = [(1.5, [level**0.7 for level in wanted])]
-    loc, scale = torch.tensor([[0.3], [1.0], [-2.0]]), torch.tensor([[0.4], [1.6], [1.5]])
-    before = [torch.cat(model.value_law.interval(loc, scale, level), dim=1) for level in (0.3, 0.5, 0.8, 0.97)]
-    middle = model.value_law.quantile(loc, scale, 0.5)
-    narrow(model, 1.0)
-    assert model.config.interval_levels == [level**1.3 for level in wanted]
-    narrow(model, 0.8)
-    for level, ends in zip((0.3, 0.5, 0.8, 0.97), before, strict=True):
-        found = torch.cat(model.value_law.interval(loc, scale, level), dim=1)
-        torch.testing.assert_close(found - middle, 0.8 * (ends - middle), rtol=2e-2, atol=1e-6)  # levels lie 1% apart
-    assert model.config.interval_levels[0] == 0 and model.config.interval_levels[-1] == 1
-    model.config.interval_levels, model.config.interval_kinds = None, None
-    narrow(model, 0.8)
-    assert model.config.interval_levels is None
-
-
 def test_new_rows_are_told_by_the_folds_lengths_on_average(monkeypatch):
     """Nearness, and how far the rows near by are off, is measured by lengths: those of all rows may not be others."""
     rows, values = expert_rows()
@@ -753,35 +668,6 @@ def test_a_mean_is_the_mixtures_moved_to_the_laws_as_far_as_held_out_rows_ask():
     for unit in (1e-200, 1e200):
         far = FittedMean.fit(law[:200] * unit, mixed[:200] * unit, values[:200] * unit)
         assert far.weights[3] == pytest.approx(1 - found)
-
-
-def test_a_fit_narrows_by_what_more_rows_were_worth_to_rows_that_nothing_learned_from(brief, monkeypatch):
-    import causalqwen.sklearn as module
-
-    frame, price = products()
-    seen, fewer, learn = [], module.answers_by_fewer, module.learn
-    levels = []
-
-    def worse(whole, *given, **named):
-        return fewer(whole, *given, **named) + 5.0
-
-    def spy(far, far_by_fewer, weight):
-        seen.append((far, far_by_fewer, weight))
-        return 0.5
-
-    def learned(model, *given, **named):
-        found = learn(model, *given, **named)
-        levels.append(list(model.config.interval_levels))
-        return found
-
-    monkeypatch.setattr(module, "narrowing", spy)
-    monkeypatch.setattr(module, "answers_by_fewer", worse)
-    monkeypatch.setattr(module, "learn", learned)
-    made = brief().fit(frame, price)
-    ((far, far_by_fewer, weight),) = seen
-    assert len(far) == len(far_by_fewer) == len(weight) == 12 and far_by_fewer.mean() > 1.5 * far.mean()
-    now = made.model_.config.interval_levels
-    assert all(one < before for one, before in zip(now[1:-1], levels[0][1:-1], strict=True))
 
 
 def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):

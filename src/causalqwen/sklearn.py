@@ -30,10 +30,9 @@ from causalqwen.modeling.backbones import resolve_backbone
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings
-from causalqwen.training.experts import FOLDS, Experts, answers_by_fewer, fit_experts
+from causalqwen.training.experts import FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
-from causalqwen.training.narrowing import narrow, narrowing
 from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
 from causalqwen.training.trials import CHOICE
@@ -160,8 +159,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.experts:
             used = np.flatnonzero(times)
             weight = None if (times == 1).all() else times[used].astype(float)
-            told = rows.taken(used), values[used], fold[used]
-            self.experts_, said = fit_experts(*told, weight=weight, seed=seed)
+            self.experts_, said = fit_experts(rows.taken(used), values[used], fold[used], weight=weight, seed=seed)
             answers = np.zeros((len(values), self.experts_.width), dtype=np.float32)
             answers[used] = said
         columns = np.concatenate([rows.numbers, answers], axis=1)
@@ -189,14 +187,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         asked = np.flatnonzero((fold == 0) & (times > 0))
         self.mean_ = None
         if self.experts and len(asked) >= FEWEST:
-            of_asked = [examples[row] for row in asked]
-            law = self._laws_of(of_asked, columns[asked])
+            law = self._laws_of([examples[row] for row in asked], columns[asked])
             known = _mean_and_median(*law)[:, 0], self._answers(columns[asked])[:, 0]
             self.mean_ = FittedMean.fit(*known, values[asked], times[asked].astype(float))
-            fewer = answers_by_fewer(self.experts_, *told, weight=weight, seed=seed)
-            laws = law, self._laws_of(of_asked, np.concatenate([rows.numbers[asked], fewer], axis=1))
-            far, far_by_fewer = (_far(*one, torch.from_numpy(values[asked])) for one in laws)
-            narrow(self.model_, narrowing(far, far_by_fewer, times[asked]))
         return self
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
@@ -549,12 +542,6 @@ def _is_strings(X: Any) -> bool:
         X = np.asarray(X)
         return X.ndim == 1 and X.dtype.kind in "UO" and all(isinstance(x, str | None) for x in X.tolist())
     return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) for x in X)
-
-
-def _far(law: Any, loc: torch.Tensor, scale: torch.Tensor, values: torch.Tensor) -> np.ndarray:
-    """How many scales values [n] lie from loc [n, 1] on the law's axis, [n]."""
-    far: np.ndarray = ((law.transform.forward(values) - loc[:, 0]) / scale[:, 0]).abs().numpy()
-    return far
 
 
 def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:

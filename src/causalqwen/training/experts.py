@@ -299,24 +299,6 @@ def fit_experts(
     return whole, np.concatenate([by_row, whole.mix(by_row, values, fold, weight)], axis=1).astype(np.float32)
 
 
-def answers_by_fewer(
-    whole: Experts,
-    rows: TableRows,
-    values: np.ndarray,
-    fold: np.ndarray,
-    *,
-    weight: np.ndarray | None = None,
-    seed: int = 0,
-) -> np.ndarray:
-    """Answers [m, width] to the m rows of fold 0, in order, by experts that were fitted without folds 0 and 1, in the place of
-    `whole`. Beside those that `fit_experts` returns they tell what more rows to learn from are worth."""
-    asked, rest = np.flatnonzero(fold == 0), np.flatnonzero(fold >= 2)
-    theirs = None if weight is None else weight[rest]
-    made = Experts.fit(rows.taken(rest), values[rest], weight=theirs, like=whole, seed=seed)
-    found = made.restated(made.answers(rows.taken(asked)), whole).clip(*whole.arrays["bounds"])
-    return np.concatenate([found, whole._mixed(found, whole.arrays["mixture"])], axis=1).astype(np.float32)
-
-
 def _axes(values: np.ndarray) -> np.ndarray:
     return np.stack([values, _symlog(values)], axis=1)
 
