@@ -74,9 +74,10 @@ def tables(page: str) -> Figure:
     """CRPS and RMSE of a table with text, of the library and of those that one would use instead."""
     rows = rows_of(page, "15.7")
     names = [row["babies_r_us, dollars"] for row in rows]
-    figure = Figure(figsize=(9, 2.8), layout="tight")
+    figure = Figure(figsize=(9, 1 + 0.4 * len(rows)), layout="tight")
+    colours = [COLOURS[0], *[COLOURS[-1]] * (len(rows) - 1)]
     for axes, column in zip(figure.subplots(1, 2, sharey=True), ("CRPS", "RMSE"), strict=True):
-        drawn = axes.barh(names, [figure_of(row[column]) for row in rows], color=[COLOURS[0], *[COLOURS[-1]] * 3])
+        drawn = axes.barh(names, [figure_of(row[column]) for row in rows], color=colours)
         axes.bar_label(drawn, [row[column] for row in rows], fontsize=8, padding=3)
         axes.set(xlabel=f"{column}, dollars")
         axes.margins(x=0.15)
