@@ -262,9 +262,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         own = scores[:, number].clone()
         scores[:, number] = -torch.inf
         best = scores.amax(-1)  # a tenth of argmax's time on a CPU
-        is_chosen = own > best
-        if (own == best).any():
-            is_chosen |= (own == best) & (number < scores.argmax(-1))
+        is_chosen, tied = own > best, own == best  # as bfloat16 often is
+        if tied.any():
+            is_chosen[tied] = number < scores[tied].argmax(-1)
         chosen = is_chosen.tolist()
         announced = [
             (request, place)

@@ -40,14 +40,15 @@ class RowSampler(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         positions = self.lengths + (input_ids.shape[1] - self.width - 1)
-        shares = scores.new_full((len(scores), -(-scores.shape[-1] // _CELL) * _CELL), -torch.inf, dtype=torch.float32)
-        shares[:, : scores.shape[-1]] = scores
+        size = scores.shape[-1]
+        shares = scores.new_empty((len(scores), -(-size // _CELL) * _CELL), dtype=torch.float32)
+        shares[:, :size], shares[:, size:] = scores, -torch.inf
         shares.sub_(shares.amax(-1, keepdim=True)).div_(self.temperatures.clamp(min=_GREEDY).float()).exp_()
         cells = shares.unflatten(-1, (-1, _CELL))
         drawn = self._draw(cells, uniform_draws(self.seeds, NOISE_STREAM, positions, 1))
         greedy = (self.temperatures < _GREEDY).squeeze(-1)
         drawn[greedy] = scores[greedy].argmax(-1, keepdim=True)
-        return torch.full_like(scores, -torch.inf).scatter_(-1, drawn, 0.0)
+        return shares.fill_(-torch.inf).scatter_(-1, drawn, 0.0)[:, :size]  # no second piece of memory of this size
 
     def _draw(self, cells: Tensor, draws: Tensor) -> Tensor:
         """Tokens [B, 1] by shares [B, n, _CELL] and draws [B, 1]; a nucleus is looked for among ever more tokens."""
