@@ -18,7 +18,7 @@ class RowSampler(LogitsProcessor):
 
     With p = softmax(scores / T), tokens in the order of their ids take intervals of length p_k, those outside the nucleus
     none; the nucleus is the smallest set of likeliest tokens that weighs top_p, and those as likely as its last one. T, top_p
-    and seed are per row. Shares are float32's, to 1e-7 |x| of themselves, x = (score - highest)/T; sums are float64's.
+    and seed are per row. Shares are float32's, to 1e-7 |x| of themselves, x = (score - highest)/T; cells add up in float64.
 
     Args:
         seeds, temperatures, top_ps: one per row. lengths: tokens of each prompt. width: that of the padded batch.
