@@ -585,3 +585,17 @@ def test_of_two_best_tokens_the_first_is_decided():
 def test_numbers_are_given_once(folders, engines):
     with pytest.raises(ValueError, match="no numbers are kept under the key 'nobody'"):
         engines(folders["llama"]).collective_rpc("take_numbers", args=(["nobody"],))
+
+
+def test_of_a_number_and_words_that_are_as_likely_the_first_id_is_written():
+    """As argmax does; in bfloat16 some row of many has equals at most steps."""
+    scores = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 2, 1], [0, 1, 0, 1], [0, 0, 1, 1]], dtype=torch.bfloat16)
+    wanted = (scores[:4].argmax(-1) == 2).nonzero().flatten().tolist()
+    said: list[tuple[int, int]] = []
+    requests = [SimpleNamespace(digits={}, say=lambda at, row=row: said.append((row, at))) for row in range(5)]
+    served = SimpleNamespace(
+        config=SimpleNamespace(num_token_id=2), _write=lambda chosen: None, _write_digits=lambda *given: None
+    )
+    InVLLM._announce(served, requests, [7] * 5, [True] * 4 + [False], scores)
+    assert said == [(row, 7) for row in wanted] and wanted == [1, 2]
+    assert (scores[:, 2] == -torch.inf).all()
