@@ -90,7 +90,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     from causalqwen.data.columns import numbers_of, read_table
     from causalqwen.data.rows import arrow_for
     from causalqwen.files import write_text, writing
-    from causalqwen.modeling.prediction import describe
+    from causalqwen.modeling.prediction import describe_all
     from causalqwen.sklearn import NumberRegressor
 
     made = NumberRegressor.load(model, device)
@@ -98,10 +98,11 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     target = made.reader_.target
     known = numbers_of(table, target) if target in table else [None] * len(next(iter(table.values())))
     full = made.predict(table, "full")
+    described = describe_all(full["predictions"], known, raw=raw)
     rows: list[dict[str, Any]] = []
     for row, (value, mean) in enumerate(zip(known, full["mean"].tolist(), strict=True)):
         said = {name: cells[row] for name, cells in table.items()} | ({} if value is None else {target: value})
-        rows.append(said | {"mean": mean} | describe(full["predictions"][row], value, raw=raw))
+        rows.append(said | {"mean": mean} | described[row])
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".parquet":
         arrow = arrow_for(output)

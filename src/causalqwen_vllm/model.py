@@ -1,7 +1,7 @@
 """A grafted model among vLLM's models: its own decoder below, our heads above."""
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.modeling import heads
-from causalqwen.modeling.prediction import NumberPrediction, describe, generated_values, predict_values, said_values
+from causalqwen.modeling.prediction import NumberPrediction, generated_values, predict_values, said_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
@@ -36,11 +36,6 @@ from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """transformers' model types and vLLM's classes for them."""
-
-
-def described(law: NumberPrediction, value: float) -> dict[str, Any]:
-    """A law as an `Answer` tells it: `loc`, `scale` on the value axis, `median`, `intervals`, `num_prob`."""
-    return {"loc": law.loc, "scale": law.scale} | describe(law, None)
 
 
 class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, SupportsPP):
@@ -206,35 +201,28 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
                     chosen[row].write(value)
 
     @torch.inference_mode()
-    def numbers_of(
-        self,
-        request: Request,
-        since: int = 0,
-        tell: Callable[[NumberPrediction, float], dict[str, Any]] = described,
-    ) -> dict[str, dict[str, Any]]:
-        """By place, from place `since` on: `value`, and what `tell` says of the law that it came from with every draw
-        integrated out, and of this value. Whether the last place holds a number is for the caller to know."""
-        if not request.hides and request.pending is not None and request.lacks(request.pending[0]):
-            self._write([request])
-        at_end = {} if request.hides or request.pending is None else dict([request.pending])
-        followed = {place: features for place, features in (at_end | request.followed).items() if place >= since}
-        if not followed:
-            return {}
-        self.number_class = request.wish.number_class
-        numbers = offered([(request, place) for place in followed])
-        laws = predict_values(self, torch.stack(list(followed.values())), request.wish.individual, numbers)
-        return {
-            str(place): {"value": request.values[place]} | tell(law, request.values[place])
-            for place, law in zip(followed, laws, strict=True)
-        }
+    def numbers_of(self, asked: Sequence[tuple[Request, int]]) -> list[dict[int, tuple[float, NumberPrediction]]]:
+        """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
+        integrated out. Whether the last place holds a number is for the caller to know."""
+        found = [(request, request.may_be_numbers(since)) for request, since in asked]
+        self._write([request for request, followed in found if any(map(request.lacks, followed))])
+        laws = iter(self.laws_of([(one, place, features) for one, of in found for place, features in of.items()]))
+        return [{place: (one.values[place], next(laws)) for place in of} for one, of in found]
 
     @torch.inference_mode()
-    def law_of(self, request: Request) -> NumberPrediction:
-        """Of the number that stands where the request's last token was decided, if one did."""
-        assert request.pending is not None, "a token was decided"
-        features, names = request.pending[1].unsqueeze(0), [request.wish.number_class]
-        numbers = offered([(request, request.pending[0])])
-        return predict_values(self, features, request.wish.individual, numbers, names)[0]
+    def laws_of(self, places: Sequence[tuple[Request, int, Tensor]]) -> list[NumberPrediction]:
+        """Of a number at each place of a request, from the features [H] that it follows from: of one individual and class at
+        once."""
+        alike: dict[tuple[int, str | None], list[int]] = {}
+        for row, (request, _, _) in enumerate(places):
+            alike.setdefault((id(request.wish.individual), request.wish.number_class), []).append(row)
+        laws: dict[int, NumberPrediction] = {}
+        for (_, self.number_class), rows in alike.items():
+            requests, at, features = zip(*map(places.__getitem__, rows), strict=True)
+            numbers = offered(list(zip(requests, at, strict=True)))
+            found = predict_values(self, torch.stack(features), requests[0].wish.individual, numbers)
+            laws |= zip(rows, found, strict=True)
+        return [laws[row] for row in range(len(places))]
 
     # ---- decisions out -----------------------------------------------------------------------------------------------
 

@@ -110,6 +110,11 @@ class Request:
         """Whether the number at `place` is the token that was decided last, and has no value yet."""
         return place not in self.values and self.pending is not None and self.pending[0] == place
 
+    def may_be_numbers(self, since: int) -> dict[int, Tensor]:
+        """Place -> the features [H] that each number from a place on follows from, and those that the last token does."""
+        at_end = {} if self.hides or self.pending is None else dict([self.pending])
+        return {place: features for place, features in (at_end | self.followed).items() if place >= since}
+
     def write(self, value: float) -> None:
         """If the token that was decided last is a number, it is `value`."""
         assert self.pending is not None, "a number follows from something"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.likelihoods import likelihoods
-from causalqwen.modeling.prediction import NumberPrediction, told
+from causalqwen.modeling.prediction import describe_all, told
 from causalqwen_vllm.requests import offered
 
 
@@ -18,7 +18,8 @@ class NumberWorker:
     answers."""
 
     def take_numbers(self, keys: list[str]) -> list[dict[str, dict[str, Any]]]:
-        """Per request, by the place of each number that was generated: see `CausalQwenForCausalLM.numbers_of`. Given once.
+        """Per request, by the place of each number that was generated: its `value`, and of its law (`numbers_of`) `loc` and
+        `scale` on the value axis, `median`, `intervals` and `num_prob`. Given once.
 
         Raises:
             ValueError: a key that no request came with, or whose numbers were taken before.
@@ -27,23 +28,30 @@ class NumberWorker:
         known = model.table.by_key
         if missing := [key for key in keys if key not in known]:
             raise ValueError(f"no numbers are kept under the key {missing[0]!r}; they are given once")
-        numbers = [model.numbers_of(known[key]) for key in keys]
+        numbers = model.numbers_of([(known[key], 0) for key in keys])
         self.forget_numbers(keys)
-        return numbers
+        described = iter(describe_all([law for of_one in numbers for _, law in of_one.values()]))
+        return [
+            {
+                str(place): {"value": value, "loc": law.loc, "scale": law.scale} | next(described)
+                for place, (value, law) in of_one.items()
+            }
+            for of_one in numbers
+        ]
 
     def see_numbers(self, asked: Sequence[tuple[str, int, int | None]]) -> list[dict[str, dict[str, Any]]]:
         """As `take_numbers`, of requests that may go on: those of a key from a place on, as a server tells them, with so many
         points of their curves. They stay; where a key is unknown there are none."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        seen = []
-        for key, since, points in asked:
-
-            def tell(law: NumberPrediction, value: float, points: int | None = points) -> dict[str, Any]:
-                return told(law, points=points, beside=value)
-
-            request = model.table.by_key.get(key)
-            seen.append({} if request is None else model.numbers_of(request, since, tell))
-        return seen
+        known = model.table.by_key
+        numbers = iter(model.numbers_of([(known[key], since) for key, since, _ in asked if key in known]))
+        return [
+            {
+                str(place): {"value": value} | told(law, points=points, beside=value)
+                for place, (value, law) in (next(numbers) if key in known else {}).items()
+            }
+            for key, _, points in asked
+        ]
 
     def see_likelihoods(self, asked: Sequence[tuple[str, int, list[int], int]]) -> list[list[list[tuple]]]:
         """Of each key's tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
@@ -102,7 +110,8 @@ class NumberWorker:
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         if not model.decides:
             return []
-        laws = [model.law_of(model.table.by_key[key]) for key, _ in asked]
+        requests = [model.table.by_key[key] for key, _ in asked]
+        laws = model.laws_of([(request, *request.pending) for request in requests])
         self.forget_numbers([key for key, _ in asked])
         return [told(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]
 

@@ -12,7 +12,7 @@ from causalqwen.evaluation.kept import Answers, write_kept
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays, casting_once
-from causalqwen.modeling.prediction import describe
+from causalqwen.modeling.prediction import describe_all
 from causalqwen.modeling.survey import batches
 
 
@@ -55,16 +55,13 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     prompts = [place for place, row in enumerate(rows) if row.asks_number]
     texts = [place for place, row in enumerate(rows) if not row.asks_number]
     asked = [rows[place].text(model.processor) for place in prompts]
-    of_prompts = iter(model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts]))
+    predicted = model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts])
+    of_prompts = iter(describe_all(predicted, [rows[place].value for place in prompts], raw=raw))
     of_texts: Iterator[list[dict[str, Any]]] = iter(())
     if texts:
         read = [examples[place] for place in texts]
         of_texts = iter(_predict_texts(model, read, [classes[place] for place in texts], raw))
-    return [
-        row.fields
-        | (describe(next(of_prompts), row.value, raw=raw) if row.asks_number else {"numbers": next(of_texts)})
-        for row in rows
-    ]
+    return [row.fields | (next(of_prompts) if row.asks_number else {"numbers": next(of_texts)}) for row in rows]
 
 
 @torch.no_grad()
@@ -80,18 +77,14 @@ def _predict_texts(
     rows = []
     for row, example in enumerate(examples):
         places = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]
-        before = torch.tensor([place - 1 for place in places if place > 0], dtype=torch.long)
+        values = [example.numeric_values[place] for place in places]
+        first = [{"median": None}] * (places[:1] == [0])  # which nothing is before
+        before = torch.tensor(places[len(first) :], dtype=torch.long) - 1
         offered = None if candidates is None else candidates[row, before]
         of_row = [classes[row]] * len(before)
-        predictions = iter(model.predict_values(features[row, before], candidates=offered, classes=of_row))
-        entries = []
-        for place in places:
-            value = example.numeric_values[place]
-            described: dict[str, Any] = {"median": None}
-            if place > 0:
-                described = describe(next(predictions), value, raw=raw)
-            entries.append({"value": value} | described)
-        rows.append(entries)
+        predictions = model.predict_values(features[row, before], candidates=offered, classes=of_row)
+        entries = first + describe_all(predictions, values[len(first) :], raw=raw)
+        rows.append([{"value": value} | entry for value, entry in zip(values, entries, strict=True)])
     return rows
 
 

@@ -64,7 +64,11 @@ class NumberPrediction:
 
     def cdf(self, value: float) -> float:
         """P(Y <= value) under the model's own law."""
-        return self.law.cdf(*self._parameters(), torch.tensor(value, dtype=torch.float64)).item()
+        return self._cdf(torch.tensor(value, dtype=torch.float64)).item()
+
+    def _cdf(self, values: Tensor) -> Tensor:
+        """P(Y <= y) [...] of values y, float64 [...]."""
+        return self.law.cdf(*self._parameters(), values)
 
     def probabilities(self) -> dict[float, float]:
         """P(Y = v) of every possible value v under the model's own law, where there are finitely many; they sum to 1.
@@ -98,17 +102,18 @@ class NumberPrediction:
         support = self.law.transform.support
         ends = [self.quantile(p) for p in (0.02, 0.98)] + ([] if value is None else [value])
         margin = 0.05 * (max(ends) - min(ends) or abs(ends[0]) or 1.0)
-        places = torch.linspace(min(ends) - margin, max(ends) + margin, points, dtype=torch.float64).tolist()
+        places = torch.linspace(min(ends) - margin, max(ends) + margin, points, dtype=torch.float64)
         low, high = (math.inf * sign if end is None else end for sign, end in ((-1, support.low), (1, support.high)))
+        inside = (low < places) & (places < high)
+        if support.step is not None:
+            inside |= (places == low) | (places == high)
+        density = torch.zeros_like(places)
+        density[inside] = self._log_density(places[inside]).exp()
+        return list(zip(places.tolist(), density.tolist(), self._cdf(places).tolist(), strict=True))
 
-        def density(at: float) -> float:
-            inside = low < at < high or (support.step is not None and low <= at <= high)
-            return math.exp(self._log_density(at)) if inside else 0.0
-
-        return [(at, density(at), self.cdf(at)) for at in places]
-
-    def _log_density(self, value: float) -> float:
-        return self.log_prob(value)
+    def _log_density(self, values: Tensor) -> Tensor:
+        """Of what a curve shows at values, float64 [n]."""
+        return self.law.log_prob(*self._parameters(), values)
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
@@ -179,15 +184,15 @@ class MixedNumberPrediction(NumberPrediction):
         low, high = ends_of_interval(level)
         return self.quantile(low), self.quantile(high)
 
-    def cdf(self, value: float) -> float:
-        return self.law.cdf(self.locs, *self._each(value)).mean().item()
+    def _cdf(self, values: Tensor) -> Tensor:
+        return self.law.cdf(self.locs, self._parameters()[1], values.unsqueeze(-1)).mean(-1)
 
     def log_prob(self, value: float) -> float:
-        return (self.law.log_prob(self.locs, *self._each(value)).logsumexp(-1) - math.log(len(self.locs))).item()
+        return self._log_density(_observed(value)).item()
 
-    def _each(self, value: float) -> tuple[Tensor, Tensor]:
-        """Scale and value, once for every individual."""
-        return torch.full_like(self.locs, self.scale), torch.full_like(self.locs, value)
+    def _log_density(self, values: Tensor) -> Tensor:
+        of_each = self.law.log_prob(self.locs, self._parameters()[1], values.unsqueeze(-1))
+        return of_each.logsumexp(-1) - math.log(len(self.locs))
 
     def crps(self, value: float) -> float:
         """From 199 quantiles, clipped as `ValueLaw.crps` does."""
@@ -219,10 +224,10 @@ class CopiedNumberPrediction(NumberPrediction):
             each[same] = each.get(same, 0.0) + p
         return dict(sorted(each.items()))
 
-    def _log_density(self, value: float) -> float:
+    def _log_density(self, values: Tensor) -> Tensor:
         """Of a new number alone, times pi_0: a copy has a probability, and no density."""
-        of_new = self.law.of_new.log_prob(*self._parameters(), _observed(value))
-        return (self.law.log_weights[0] + of_new).item()
+        of_new: Tensor = self.law.of_new.log_prob(*self._parameters(), values)
+        return self.law.log_weights[0] + of_new
 
     @property
     def candidates(self) -> list[tuple[float, float]]:
@@ -256,6 +261,40 @@ def describe(
     if value is not None:
         described |= {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
     return described
+
+
+def describe_all(
+    predictions: Sequence[NumberPrediction],
+    values: Sequence[float | None] | None = None,
+    *,
+    raw: bool = False,
+    levels: Sequence[float] = LEVELS,
+) -> list[dict[str, Any]]:
+    """`describe` of each, up to last bits; numbers of one law at once. values: one per prediction, None for none."""
+    values = [None] * len(predictions) if values is None else values
+    of_law: dict[int, list[int]] = {}
+    entries: list[dict[str, Any]] = [{} for _ in predictions]
+    for row, (one, value) in enumerate(zip(predictions, values, strict=True)):
+        if type(one) is NumberPrediction:
+            of_law.setdefault(id(one.law), []).append(row)
+        else:  # a mixture: each has its own
+            entries[row] = describe(one, value, raw=raw, levels=levels)
+    for rows in of_law.values():
+        law = predictions[rows[0]].law
+        parameters = [(predictions[row].loc, predictions[row].scale) for row in rows]
+        loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
+        ends = [torch.stack(law.interval(loc, scale, level, raw=raw), -1).tolist() for level in levels]
+        for row, median, *of_levels in zip(rows, law.quantile(loc, scale, 0.5).tolist(), *ends, strict=True):
+            entries[row] = {"median": median, "intervals": dict(zip(map(str, levels), of_levels, strict=True))}
+            if predictions[row].num_prob is not None:
+                entries[row]["num_prob"] = predictions[row].num_prob
+        known = [place for place, row in enumerate(rows) if values[row] is not None]
+        observed = torch.stack([_observed(values[rows[place]]) for place in known]) if known else loc[:0]
+        scored = (loc[known], scale[known], observed)
+        scores = zip(known, law.crps(*scored).tolist(), law.log_prob(*scored).tolist(), strict=True)
+        for place, crps, log_prob in scores:
+            entries[rows[place]] |= {"crps": crps, "log_prob": log_prob}
+    return entries
 
 
 def told(
