@@ -599,3 +599,42 @@ def test_of_a_number_and_words_that_are_as_likely_the_first_id_is_written():
     InVLLM._announce(served, requests, [7] * 5, [True] * 4 + [False], scores)
     assert said == [(row, 7) for row in wanted] and wanted == [1, 2]
     assert (scores[:, 2] == -torch.inf).all()
+
+
+@every_runner
+@pytest.mark.parametrize("write", [write_with_classes, write_copying])
+def test_numbers_of_many_requests_are_those_of_each(write, tiny_tokenizer, tmp_path, engines):
+    """Taken at once, of people and classes of their own, or request by request."""
+    write(tmp_path / "m", tiny_tokenizer, "value")
+    llm, model = engines(tmp_path / "m"), load_model(tmp_path / "m")
+    people = [None, *(Individual.from_seed(seed, model.config.causal_size) for seed in (5, 6))]
+    named = [{"number_class": name} for name in CLASSES] if write is write_with_classes else [{}]
+    told = []
+    for alone in (False, True):
+        keys = [f"{alone} {row}" for row in range(16)]
+        asked = [
+            causalqwen_vllm.request(
+                model.processor,
+                prompt,
+                seed=row,
+                key=keys[row],
+                max_tokens=64,
+                params={"ignore_eos": True},
+                individual=people[row % 3],
+                **PERSONA,
+                **named[row % len(named)],
+            )
+            for row, prompt in enumerate(PROMPTS[:16])
+        ]
+        llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+        parts = [[key] for key in keys] if alone else [keys]
+        told.append([of for part in parts for of in llm.collective_rpc("take_numbers", args=(part,))[-1]])
+    for together, each in zip(*told, strict=True):
+        assert together.keys() == each.keys()
+        for place, number in each.items():
+            assert together[place].keys() == number.keys()
+            for name in ("value", "loc", "scale", "median", "num_prob"):
+                assert together[place][name] == pytest.approx(number[name], rel=1e-4, abs=1e-5)
+            for level, ends in number["intervals"].items():
+                assert together[place]["intervals"][level] == pytest.approx(ends, rel=1e-3, abs=1e-4)
+    assert len({round(number["loc"], 3) for of_one in told[1] for number in of_one.values()}) > 32
