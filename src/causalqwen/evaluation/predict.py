@@ -55,12 +55,13 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     prompts = [place for place, row in enumerate(rows) if row.asks_number]
     texts = [place for place, row in enumerate(rows) if not row.asks_number]
     asked = [rows[place].text(model.processor) for place in prompts]
-    predicted = model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts])
-    of_prompts = iter(describe_all(predicted, [rows[place].value for place in prompts], raw=raw))
     of_texts: Iterator[list[dict[str, Any]]] = iter(())
-    if texts:
-        read = [examples[place] for place in texts]
-        of_texts = iter(_predict_texts(model, read, [classes[place] for place in texts], raw))
+    with model.standing():
+        predicted = model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts])
+        if texts:
+            read = [examples[place] for place in texts]
+            of_texts = iter(_predict_texts(model, read, [classes[place] for place in texts], raw))
+    of_prompts = iter(describe_all(predicted, [rows[place].value for place in prompts], raw=raw))
     return [row.fields | (next(of_prompts) if row.asks_number else {"numbers": next(of_texts)}) for row in rows]
 
 
@@ -74,17 +75,26 @@ def _predict_texts(
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     features = model.features(**batch).last_hidden_state
     candidates = model.candidates(features, **batch)
-    rows = []
-    for row, example in enumerate(examples):
-        places = [i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id]
-        values = [example.numeric_values[place] for place in places]
-        first = [{"median": None}] * (places[:1] == [0])  # which nothing is before
-        before = torch.tensor(places[len(first) :], dtype=torch.long) - 1
-        offered = None if candidates is None else candidates[row, before]
-        of_row = [classes[row]] * len(before)
-        predictions = model.predict_values(features[row, before], candidates=offered, classes=of_row)
-        entries = first + describe_all(predictions, values[len(first) :], raw=raw)
-        rows.append([{"value": value} | entry for value, entry in zip(values, entries, strict=True)])
+    number = model.config.num_token_id
+    places = [
+        (row, place)
+        for row, example in enumerate(examples)
+        for place, token in enumerate(example.input_ids)
+        if token == number
+    ]
+    behind_words = [(row, place) for row, place in places if place > 0]
+    at = tuple(torch.tensor([(row, place - 1) for row, place in behind_words], dtype=torch.long).view(-1, 2).T)
+    predictions = model.predict_values(
+        features[at],
+        candidates=None if candidates is None else candidates[at],
+        classes=[classes[row] for row, _ in behind_words],
+    )
+    values = {(row, place): examples[row].numeric_values[place] for row, place in places}
+    described = describe_all(predictions, [values[place] for place in behind_words], raw=raw)
+    told = dict(zip(behind_words, described, strict=True))
+    rows: list[list[dict[str, Any]]] = [[] for _ in examples]
+    for row, place in places:
+        rows[row].append({"value": values[row, place]} | told.get((row, place), {"median": None}))
     return rows
 
 
@@ -124,7 +134,7 @@ def predict_file(
         total=total,
         doing="predicting",
     )
-    with casting_once(model):
+    with casting_once(model), model.standing():
         return write_kept(output, answers, resume=resume)
 
 
@@ -151,6 +161,6 @@ class TablePredictor:
         import pyarrow as pa
 
         rows = (check_row(fields, f"row {number}") for number, fields in enumerate(table.to_pylist(), start=1))
-        with casting_once(self.model):
+        with casting_once(self.model), self.model.standing():
             predicted = list(predict_rows(self.model, rows, batch_size=self.batch_size, raw=self.raw))
         return pa.Table.from_struct_array(pa.array(predicted))
