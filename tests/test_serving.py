@@ -689,6 +689,18 @@ def test_a_client_that_vanishes_frees_its_place_in_queue_and_batch(server, model
     assert running.result().choices[0].text
 
 
+def test_a_client_that_vanishes_before_its_body_was_there_is_no_error(server, caplog):
+    gone = server.metric('causalqwen_requests_total{path="/v1/completions",status="499"}')
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(raw({})[:-9])
+        time.sleep(0.2)  # the head has arrived, and the server waits for the rest
+    until(lambda: server.metric('causalqwen_requests_total{path="/v1/completions",status="499"}') == gone + 1)
+    assert (
+        "failed" not in caplog.text
+        and server.metric('causalqwen_requests_total{path="/v1/completions",status="500"}') == 0
+    )
+
+
 def test_a_vanished_neighbour_does_not_disturb_its_batch(server, model):
     alone = server.complete(max_tokens=60).choices[0]
     with ThreadPoolExecutor(2) as pool, held(model) as gate:

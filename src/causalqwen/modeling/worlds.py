@@ -18,6 +18,7 @@ from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Hindsight, Individual, SaidNumber
 from causalqwen.individuals.hindsight import STEPS
 from causalqwen.modeling.encoded import NumberText
+from causalqwen.modeling.heads import standing
 from causalqwen.modeling.individuals import abduct, abduct_noise
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
@@ -143,14 +144,15 @@ def counterfactual_samples(
     samples: list[list[World]] = [[] for _ in worlds]
     temperatures = _temperatures(model, temperature, noise_temperature)
     search = {"steps": steps} | ({"pause": streamer.pause} if hasattr(streamer, "pause") else {})
-    for sample in range(num_samples):
-        plan = CausalDecoding(individual=individual, noise="token", seed=seed + sample, **temperatures)
-        if noise == "abduct":
-            kept = abduct_noise(model, observed, individual, seed=seed + sample, **search, **temperatures)
-            plan = replace(plan, noise=kept)
-        for place, world in enumerate(worlds):
-            prompt, speaker = world.prompt_from(observed.prompt), world.model or model
-            samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world, streamer)
+    with standing(model):
+        for sample in range(num_samples):
+            plan = CausalDecoding(individual=individual, noise="token", seed=seed + sample, **temperatures)
+            if noise == "abduct":
+                kept = abduct_noise(model, observed, individual, seed=seed + sample, **search, **temperatures)
+                plan = replace(plan, noise=kept)
+            for place, world in enumerate(worlds):
+                prompt, speaker = world.prompt_from(observed.prompt), world.model or model
+                samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world, streamer)
     return samples
 
 

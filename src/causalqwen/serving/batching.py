@@ -241,22 +241,25 @@ class Batcher:
                 self._waiting.remove(job)
 
     def _work(self) -> None:
-        while (batch := self._next()) is not None:
-            self.step_aside()
-            if not batch:
-                continue
-            try:
-                if isinstance(batch[0], Task):
-                    batch[0].run(self.step_aside)
-                else:
-                    self.observe(sum(len(job.rows) for job in batch))
-                    self._generate(batch)
-            except Exception:  # the next batch may fare better
-                logging.getLogger(__name__).exception("a batch failed")
-                for job in batch:
-                    job.deliver(ApiError(500, "the model failed on this batch"))
-            with self._changed:
-                self._running = []
+        with self.model.standing():  # nobody trains what is served
+            while (batch := self._next()) is not None:
+                self.step_aside()
+                if batch:
+                    self._run(batch)
+
+    def _run(self, batch: list[Any]) -> None:
+        try:
+            if isinstance(batch[0], Task):
+                batch[0].run(self.step_aside)
+            else:
+                self.observe(sum(len(job.rows) for job in batch))
+                self._generate(batch)
+        except Exception:  # the next batch may fare better
+            logging.getLogger(__name__).exception("a batch failed")
+            for job in batch:
+                job.deliver(ApiError(500, "the model failed on this batch"))
+        with self._changed:
+            self._running = []
 
     def _next(self) -> list[Any] | None:
         """The oldest job and those that fit it, when its window is over or the batch is full; an empty list where short work

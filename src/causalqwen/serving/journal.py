@@ -12,11 +12,10 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 
 from causalqwen.serving.metrics import Metrics
-from causalqwen.serving.settings import ApiError
+from causalqwen.serving.settings import GONE, ApiError
 
 _LOGGER = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_GONE = 499  # the client left before its answer did
 _LONGEST = 200  # characters of a path
 
 
@@ -34,7 +33,7 @@ class Journal:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.monotonic(), _GONE
+        start, status = time.monotonic(), GONE
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         known = scope.setdefault("state", {})["journal"] = {"request_id": request_id}
@@ -50,7 +49,7 @@ class Journal:
             await self.app(scope, receive, noting)
         except Exception:
             _LOGGER.exception("request %s failed", request_id)
-            if status != _GONE:  # half an answer is there: the connection has to end
+            if status != GONE:  # half an answer is there: the connection has to end
                 raise
             error = ApiError(500, "something went wrong inside the server")
             await JSONResponse(error.body(), error.status)(scope, receive, noting)

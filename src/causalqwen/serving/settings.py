@@ -9,6 +9,8 @@ from causalqwen.decoding import PRESETS, Individual
 
 PATIENCE = 30.0
 """Seconds for the head of a request, for its body, for an answer to be taken, and for what is held when a server ends."""
+GONE = 499
+"""A status for the log: the client left before its answer was there."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.serving.answers import EventStream, Inbox, disconnected, event
@@ -18,7 +19,7 @@ from causalqwen.serving.logprobs import chat_logprobs, completion_logprobs, ovr_
 from causalqwen.serving.memory import leaving_nothing
 from causalqwen.serving.openapi import asks
 from causalqwen.serving.requests import ChatRequest, CompletionRequest, TextRequest, parse
-from causalqwen.serving.settings import PATIENCE, ApiError, ServerSettings
+from causalqwen.serving.settings import GONE, PATIENCE, ApiError, ServerSettings
 from causalqwen.serving.tasks import TaskCall
 
 _LONG_BODY = 1 << 16  # bytes of a request that take Python a while to read
@@ -191,6 +192,8 @@ class TextService:
                         raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
         except TimeoutError:
             raise ApiError(408, "the body did not come") from None
+        except ClientDisconnect:
+            raise ApiError(GONE, "the client left before its body was there") from None
         return body
 
     def check_name(self, name: str) -> None:
