@@ -28,6 +28,7 @@ from causalqwen import (
     Observation,
 )
 from causalqwen.distributions import get_family
+from causalqwen.modeling import vocabulary
 from causalqwen.modeling.abduction import softplus_inverse
 from causalqwen.modeling.configuration import SECTIONS
 from causalqwen.modeling.loading import load_model
@@ -582,6 +583,21 @@ def test_a_plan_given_to_forward_situates_scores_and_values(tiny_llama):
     assert torch.equal(drawn[0].logits, drawn[1].logits) and torch.equal(drawn[0].loc_Y, drawn[1].loc_Y)
     assert not torch.equal(drawn[0].logits, drawn[2].logits) and not torch.equal(drawn[0].logits, plain.logits)
     assert torch.equal(drawn[0].loc_U, plain.loc_U)
+
+
+@pytest.mark.parametrize("block", [1, 1000, 1 << 20])
+def test_what_follows_from_the_vocabulary_is_that_of_its_rows(block, tiny_tokenizer, monkeypatch):
+    """In blocks of rows, of which the last may be shorter; rows that no token uses are 0, whatever stands there."""
+    monkeypatch.setattr(vocabulary, "_BLOCK", block)
+    model = graft_tiny("llama", tiny_tokenizer)
+    weight, used = model.get_output_embeddings().weight, model.action.vocabulary_mask[: model.action.rows]
+    used[[3, -1]] = False
+    with torch.no_grad():
+        weight[~used] = 1e6
+    words = model.vocabulary()
+    torch.testing.assert_close(words.largest, weight[used].abs().amax(0))
+    torch.testing.assert_close(words.norms[used], torch.linalg.vector_norm(weight[used], 2, dim=1))
+    assert not words.norms[~used].any()
 
 
 def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):
