@@ -18,6 +18,7 @@ Told = tuple[int, int, tuple[Likelihood, ...] | None]
 _LEAST = -9999.0  # OpenAI's, in place of an infinite one
 _UNFINISHED = "\ufffd"
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+_KEPT = 1 << 13  # spellings of tokens: those of a whole vocabulary would take tens of megabytes
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -62,7 +63,7 @@ def _spelled(processor: CausalQwenProcessor, token: int) -> tuple[str, list[int]
     return (NUM_TOKEN, None) if token == processor.num_token_id else _spelled_word(processor.tokenizer, token)
 
 
-@functools.lru_cache(maxsize=1 << 18)
+@functools.lru_cache(maxsize=_KEPT)
 def _spelled_word(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, list[int] | None]:
     text = _behind_a_word(tokenizer, [token])
     name = str(tokenizer.convert_ids_to_tokens(token))
