@@ -3,7 +3,6 @@
 import json
 import math
 
-import pandas as pd
 import pytest
 import torch
 
@@ -187,18 +186,6 @@ def test_bad_files_are_named(tmp_path):
     assert read_rows(tmp_path / "prompt.jsonl")[0].value is None
     with pytest.raises(RowError, match="row 1, field value: a prompt needs the value"):
         read_rows(tmp_path / "prompt.jsonl", values_required=True)
-
-
-def test_names_that_are_numbers_are_the_same_in_every_file(tmp_path):
-    """A table has whole numbers of which one is missing as floats."""
-    frame = pd.DataFrame({"prompt": ["a", "b"], "value": [1.0, 2.0], "group": [7, None], "individual": [None, -3]})
-    frame.to_parquet(tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text(
-        '{"prompt": "a", "value": 1.0, "group": 7}\n{"prompt": "b", "value": 2.0, "individual": -3}\n'
-    )
-    for name in ("rows.parquet", "rows.jsonl"):
-        rows = read_rows(tmp_path / name)
-        assert [(row.group, row.individual) for row in rows] == [("7", None), (None, "-3")]
 
 
 def test_bad_tables_are_named(tmp_path):

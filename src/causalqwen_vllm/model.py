@@ -36,6 +36,8 @@ from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """transformers' model types and vLLM's classes for them."""
+LAWS_AT_ONCE = 64
+"""Each has the features of all numbers before it beside it, where the model copies."""
 
 
 class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, SupportsPP):
@@ -211,17 +213,19 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     @torch.inference_mode()
     def laws_of(self, places: Sequence[tuple[Request, int, Tensor]]) -> list[NumberPrediction]:
-        """Of a number at each place of a request, from the features [H] that it follows from: of one individual and class at
-        once."""
+        """Of a number at each place of a request, from the features [H] that it follows from: of one individual and class so
+        many at once."""
         alike: dict[tuple[int, str | None], list[int]] = {}
         for row, (request, _, _) in enumerate(places):
             alike.setdefault((id(request.wish.individual), request.wish.number_class), []).append(row)
         laws: dict[int, NumberPrediction] = {}
-        for (_, self.number_class), rows in alike.items():
-            requests, at, features = zip(*map(places.__getitem__, rows), strict=True)
-            numbers = offered(list(zip(requests, at, strict=True)))
-            found = predict_values(self, torch.stack(features), requests[0].wish.individual, numbers)
-            laws |= zip(rows, found, strict=True)
+        for (_, self.number_class), of_one in alike.items():
+            for start in range(0, len(of_one), LAWS_AT_ONCE):
+                rows = of_one[start : start + LAWS_AT_ONCE]
+                requests, at, features = zip(*map(places.__getitem__, rows), strict=True)
+                numbers = offered(list(zip(requests, at, strict=True)))
+                found = predict_values(self, torch.stack(features), requests[0].wish.individual, numbers)
+                laws |= zip(rows, found, strict=True)
         return [laws[row] for row in range(len(places))]
 
     # ---- decisions out -----------------------------------------------------------------------------------------------

@@ -603,8 +603,9 @@ def test_of_a_number_and_words_that_are_as_likely_the_first_id_is_written():
 
 @every_runner
 @pytest.mark.parametrize("write", [write_with_classes, write_copying])
-def test_numbers_of_many_requests_are_those_of_each(write, tiny_tokenizer, tmp_path, engines):
+def test_numbers_of_many_requests_are_those_of_each(write, tiny_tokenizer, tmp_path, engines, monkeypatch):
     """Taken at once, of people and classes of their own, or request by request."""
+    monkeypatch.setattr("causalqwen_vllm.model.LAWS_AT_ONCE", 7)
     write(tmp_path / "m", tiny_tokenizer, "value")
     llm, model = engines(tmp_path / "m"), load_model(tmp_path / "m")
     people = [None, *(Individual.from_seed(seed, model.config.causal_size) for seed in (5, 6))]

@@ -72,7 +72,7 @@ class Row:
 
     def _name(self, field: str) -> str | None:
         name = self.fields.get(field)
-        return None if name is None else str(int(name) if isinstance(name, float) else name)
+        return None if name is None else str(name)
 
     def text(self, processor: Any) -> str:
         """The text of the row without the value that follows it."""
@@ -247,8 +247,7 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     _check_value(fields.get("value"), place, "value")
     for name in ("individual", "class", "group"):
         given = fields.get(name)
-        whole = isinstance(given, float) and given.is_integer()  # so a table has whole numbers of which one is missing
-        if not (whole or isinstance(given, str | int | None)) or isinstance(given, bool) or given == "":
+        if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
             raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")
     if kind == "prompt" and values_required and fields.get("value") is None:
         raise RowError(

@@ -75,27 +75,22 @@ def _predict_texts(
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     features = model.features(**batch).last_hidden_state
     candidates = model.candidates(features, **batch)
-    number = model.config.num_token_id
-    places = [
-        (row, place)
-        for row, example in enumerate(examples)
-        for place, token in enumerate(example.input_ids)
-        if token == number
+    places, predictions, values = [], [], []
+    for row, example in enumerate(examples):  # each offers its own numbers again, and they are many
+        places.append([i for i, token in enumerate(example.input_ids) if token == model.config.num_token_id])
+        behind_words = [place for place in places[-1] if place > 0]
+        before = torch.tensor(behind_words, dtype=torch.long) - 1
+        offered = None if candidates is None else candidates[row, before]
+        predictions += model.predict_values(features[row, before], None, offered, [classes[row]] * len(before))
+        values += [example.numeric_values[place] for place in behind_words]
+    described = iter(describe_all(predictions, values, raw=raw))
+    return [
+        [
+            {"value": example.numeric_values[place]} | (next(described) if place > 0 else {"median": None})
+            for place in of_row
+        ]
+        for example, of_row in zip(examples, places, strict=True)
     ]
-    behind_words = [(row, place) for row, place in places if place > 0]
-    at = tuple(torch.tensor([(row, place - 1) for row, place in behind_words], dtype=torch.long).view(-1, 2).T)
-    predictions = model.predict_values(
-        features[at],
-        candidates=None if candidates is None else candidates[at],
-        classes=[classes[row] for row, _ in behind_words],
-    )
-    values = {(row, place): examples[row].numeric_values[place] for row, place in places}
-    described = describe_all(predictions, [values[place] for place in behind_words], raw=raw)
-    told = dict(zip(behind_words, described, strict=True))
-    rows: list[list[dict[str, Any]]] = [[] for _ in examples]
-    for row, place in places:
-        rows[row].append({"value": values[row, place]} | told.get((row, place), {"median": None}))
-    return rows
 
 
 def predict_file(

@@ -241,11 +241,19 @@ class Batcher:
                 self._waiting.remove(job)
 
     def _work(self) -> None:
-        with self.model.standing():  # nobody trains what is served
-            while (batch := self._next()) is not None:
-                self.step_aside()
-                if batch:
-                    self._run(batch)
+        batch = self._next()
+        while batch is not None:
+            weights = self._weights()
+            with self.model.standing():
+                while batch is not None and self._weights() == weights:
+                    self.step_aside()
+                    if batch:
+                        self._run(batch)
+                    batch = self._next()
+
+    def _weights(self) -> list[tuple[int, int]]:
+        """Other than before where somebody has changed the model that is served."""
+        return [(id(one), 0 if one.is_inference() else one._version) for one in self.model.parameters()]
 
     def _run(self, batch: list[Any]) -> None:
         try:
