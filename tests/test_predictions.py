@@ -1,6 +1,7 @@
 """A number's distribution as an object: what is told of many at once, or at many places, is what each tells alone."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -52,11 +53,12 @@ def flat(entry):
     return {key: one for key, one in entry.items() if key != "intervals"} | ends
 
 
-@given(st.lists(st.tuples(PREDICTIONS, VALUES), max_size=12), st.booleans())
-def test_many_are_described_as_each_alone(asked, raw):
+@given(st.lists(st.tuples(PREDICTIONS, VALUES), max_size=12), st.booleans(), st.sampled_from([2, 1024]))
+def test_many_are_described_as_each_alone(asked, raw, at_once):
     predictions, values = [one for one, _ in asked], [value for _, value in asked]
     levels = (0.3, 0.9)
-    found = describe_all(predictions, values, raw=raw, levels=levels)
+    with patch("causalqwen.modeling.prediction._AT_ONCE", at_once):
+        found = describe_all(predictions, values, raw=raw, levels=levels)
     for entry, prediction, value in zip(found, predictions, values, strict=True):
         alone = describe(prediction, value, raw=raw, levels=levels)
         assert list(entry) == list(alone)

@@ -28,6 +28,7 @@ from causalqwen.parts.copying import Candidates
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
+_AT_ONCE = 1024  # predictions, each of which may be scored by 199 quantiles
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
 
@@ -279,7 +280,8 @@ def describe_all(
             of_law.setdefault(id(one.law), []).append(row)
         else:  # a mixture: each has its own
             entries[row] = describe(one, value, raw=raw, levels=levels)
-    for rows in of_law.values():
+    parts = (rows[start : start + _AT_ONCE] for rows in of_law.values() for start in range(0, len(rows), _AT_ONCE))
+    for rows in parts:
         law = predictions[rows[0]].law
         parameters = [(predictions[row].loc, predictions[row].scale) for row in rows]
         loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
