@@ -22,6 +22,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
+from causalqwen.files import batches
 from causalqwen.modeling import heads
 from causalqwen.modeling.prediction import NumberPrediction, generated_values, predict_values, said_values
 from causalqwen.modeling.vocabulary import Vocabulary
@@ -207,7 +208,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
         integrated out. Whether the last place holds a number is for the caller to know."""
         found = [(request, request.may_be_numbers(since)) for request, since in asked]
-        self._write([request for request, followed in found if any(map(request.lacks, followed))])
+        for part in batches((one for one, followed in found if any(map(one.lacks, followed))), LAWS_AT_ONCE):
+            self._write(part)
         laws = iter(self.laws_of([(one, place, features) for one, of in found for place, features in of.items()]))
         return [{place: (one.values[place], next(laws)) for place in of} for one, of in found]
 
@@ -220,8 +222,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             alike.setdefault((id(request.wish.individual), request.wish.number_class), []).append(row)
         laws: dict[int, NumberPrediction] = {}
         for (_, self.number_class), of_one in alike.items():
-            for start in range(0, len(of_one), LAWS_AT_ONCE):
-                rows = of_one[start : start + LAWS_AT_ONCE]
+            for rows in batches(of_one, LAWS_AT_ONCE):
                 requests, at, features = zip(*map(places.__getitem__, rows), strict=True)
                 numbers = offered(list(zip(requests, at, strict=True)))
                 found = predict_values(self, torch.stack(features), requests[0].wish.individual, numbers)

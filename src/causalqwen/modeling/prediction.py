@@ -1,5 +1,6 @@
 """The distribution of a value, as an object."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import StableFamily, get_value_family
+from causalqwen.files import batches
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.heads import number_candidates
 from causalqwen.numbers import (
@@ -280,8 +282,7 @@ def describe_all(
             of_law.setdefault(id(one.law), []).append(row)
         else:  # a mixture: each has its own
             entries[row] = describe(one, value, raw=raw, levels=levels)
-    parts = (rows[start : start + _AT_ONCE] for rows in of_law.values() for start in range(0, len(rows), _AT_ONCE))
-    for rows in parts:
+    for rows in itertools.chain.from_iterable(batches(rows, _AT_ONCE) for rows in of_law.values()):
         law = predictions[rows[0]].law
         parameters = [(predictions[row].loc, predictions[row].scale) for row in rows]
         loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
