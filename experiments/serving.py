@@ -177,11 +177,14 @@ def nearness(model: Any, key: tuple[str, int, int], known: str, text: str) -> fl
         values = [*whole.numeric_values[0, : start + count].tolist(), *(1.0 for _ in ids)]
         return without_numbers(model.processor.decode(row, values, skip_special_tokens=True), prompt)
 
-    for count, (gap, other) in enumerate(near):
-        agree = [goes_on(told(count + 1), one) for one in (known, text)]
+    ends = [told(count) for count in range(len(near) + 1)]
+    for count in range(len(near)):
+        agree = [goes_on(ends[count + 1], one) for one in (known, text)]
         if not all(agree):
             apart = known if agree[1] else text
-            return gap if any(agree) and goes_on(told(count, other), apart) else math.inf
+            first = ends.index(ends[count])  # tokens that cut a character add nothing to see
+            beyond = [near[at][0] for at in range(first, count + 1) if goes_on(told(at, near[at][1]), apart)]
+            return min(beyond, default=math.inf) if any(agree) else math.inf
     return math.inf
 
 
