@@ -1,11 +1,13 @@
 """Tables on the command line: fit, predict, and the benchmark on a table of one's own."""
 
 import json
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 
-from causalqwen.data.columns import ColumnError, read_table
-from causalqwen.data.tables import records_of
+from causalqwen.data.columns import ColumnError, read_table, table_of
+from causalqwen.data.tables import records_of, split_records
 from causalqwen.evaluation.numbers_benchmark import regressor
 from causalqwen.sklearn import NumberRegressor
 from test_cli import run
@@ -78,13 +80,63 @@ def test_a_column_that_does_not_fit_gets_one_error_with_its_name(model, table, t
     assert "column 'weight', row 5: expected a number, as it was when the model was fitted, found 'heavy'" in told(
         frame.assign(weight=heavy)
     )
-    assert "column 'price', row 2: expected a number to learn, found nothing" in told(
-        frame.assign(price=price.where(price.index != 1))
+    assert "column 'price', row 2: expected a number, found '1,50'" in told(
+        frame.assign(price=price.astype(object).where(price.index != 1, "1,50"))
     )
     assert (
         "there is no column 'cost'" in run("fit", table, "--target", "cost", "--output", tmp_path / "x", code=1).stderr
     )
     assert "exists already" in run("fit", table, "--target", "price", "--output", model, code=1).stderr
+
+
+def test_columns_called_as_a_prediction_are_kept_and_rows_without_a_target_predicted(model, tmp_path):
+    """In Parquet too, whose first row does not say what others hold; whole numbers as they stand."""
+    frame, price = products(4)
+    made = NumberRegressor.load(model)
+    renamed = {"name": "name", "kind": "crps", "weight": "input_crps", "sold": "mean"}
+    columns = [replace(column, name=renamed[column.name]) for column in made.reader_.columns]
+    made.reader_ = replace(made.reader_, columns=tuple(columns))
+    made.save(tmp_path / "renamed")
+    frame = frame.rename(columns=renamed).assign(price=price.where(price.index != 0))
+    frame.input_crps = 10**16 + frame.index
+    frame.to_csv(tmp_path / "rows.csv", index=False, na_rep="NA")
+    base = ("predict", "--model", tmp_path / "renamed", "--input", tmp_path / "rows.csv", "--output")
+    run(*base, tmp_path / "out.jsonl")
+    run(*base, tmp_path / "out.parquet")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["input_crps"] for line in lines] == [10**16 + row for row in range(4)]
+    assert [line["input_input_crps"] for line in lines] == frame.crps.tolist()
+    assert [line["input_mean"] for line in lines] == frame["mean"].dt.strftime("%Y-%m-%d").tolist()
+    assert lines[0]["price"] is None and "crps" not in lines[0] and lines[1]["crps"] > 0
+    table = read_table(tmp_path / "out.parquet")
+    assert table["crps"] == [None, *pytest.approx([line["crps"] for line in lines[1:]]).expected]
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("".join(json.dumps(line | {"name": row or "x"}) + "\n" for row, line in enumerate([{}, {}])))
+    base = ("predict", "--model", tmp_path / "renamed", "--input", mixed, "--output", tmp_path / "mixed.parquet")
+    assert "column 'name' holds several types, which Parquet does not" in run(*base, code=1).stderr
+
+
+def test_what_a_file_holds_is_said_before_anything_is_fitted(tmp_path, monkeypatch):
+    """A target that is no number by its own row; a row without a group; words among numbers."""
+    monkeypatch.setattr(NumberRegressor, "fit", lambda self, columns, values, groups: 1 / 0)
+    rows = [f"thing {row},{row}.5,{row},g{row}" for row in range(40)]
+    base = ("fit", tmp_path / "t.csv", "--target", "price", "--output", tmp_path / "x")
+
+    def told(row: str, *words: str) -> str:
+        (tmp_path / "t.csv").write_text("\n".join(["name,weight,price,shop", *rows, row]) + "\n")
+        return run(*base, *words, code=1).stderr
+
+    assert "column 'price', row 41: expected a number to learn, found 'about 7'" in told("a,1,about 7,g")
+    assert "column 'price', row 41: expected a number to learn, found nothing" in told("a,1,NA,g")
+    assert "column 'shop', row 41: expected a name, found nothing" in told("a,1,7,", "--groups", "shop")
+    lines = []
+    monkeypatch.setattr("causalqwen_cli.tables.say", lines.append)
+    for row, text, found in (("a,1 kg,7,g", None, True), ("a,1 kg,7,g", "weight", False), ("a,NA,7,g", None, False)):
+        with pytest.raises(ZeroDivisionError):
+            told(row, *(("--text", text) if text else ()))
+        said = "column 'weight' is read as words: 40 of 41 cells are numbers, but row 41 says '1 kg'"
+        assert (said in lines) == found
+        lines.clear()
 
 
 def test_precision_and_workers_of_the_command_are_those_of_the_class(table, tmp_path, monkeypatch):
@@ -113,6 +165,43 @@ def test_files_that_are_no_tables_are_told(tmp_path):
             read_table(tmp_path / name)
     (tmp_path / "g.csv").write_text("code,n\n01234,1.5\n,2\n")
     assert read_table(tmp_path / "g.csv") == {"code": ["01234", None], "n": [1.5, 2.0]}
+
+
+def test_a_file_holds_what_pandas_reads_of_it(tmp_path):
+    """Whole numbers to the last digit, what is true, and what stands for nothing; by names of files in any case."""
+    text = "id,on,some,word,text\n1234567890123456789,True,NA,x,1.50\n7,False,1.5,null,2\n"
+    (tmp_path / "a.csv").write_text(text)
+    found = read_table(tmp_path / "a.csv", {"text": "text"})
+    frame = pd.read_csv(tmp_path / "a.csv", dtype={"text": str})
+    assert found == table_of(frame)
+    assert found == {
+        "id": [1234567890123456789, 7],
+        "on": [True, False],
+        "some": [None, 1.5],
+        "word": ["x", None],
+        "text": ["1.50", "2"],
+    }
+    assert read_table(tmp_path / "a.csv", {"on": "number", "id": "category"})["on"] == [True, False]
+    assert read_table(tmp_path / "a.csv", {"on": "category"})["on"] == ["True", "False"]
+    shuffled = frame[["id", "some"]].iloc[[1, 0]]
+    for name in ("B.PARQUET", "b.parq"):
+        shuffled.to_parquet(tmp_path / name)
+        assert read_table(tmp_path / name) == {"id": [7, 1234567890123456789], "some": [1.5, None]}
+    for name in ("c.JSONL", "c.ndjson", "c.json"):
+        (tmp_path / name).write_text('\ufeff{"id": 7}\n', encoding="utf-8")
+        assert read_table(tmp_path / name) == {"id": [7]}
+    for mark, told in ((";", "semicolons"), ("\t", "tabs")):
+        (tmp_path / "d.csv").write_text(f"name{mark}price\na{mark}1,5\nb{mark}2\n")
+        with pytest.raises(ColumnError, match=f"d.csv: its cells are parted by {told}; write it with commas"):
+            read_table(tmp_path / "d.csv")
+    (tmp_path / "e.csv").write_text("a;b\n1\n")
+    assert read_table(tmp_path / "e.csv") == {"a;b": [1]}
+
+
+def test_too_few_groups_for_three_parts_are_told(tmp_path):
+    (tmp_path / "t.csv").write_text("a,price,shop\n" + "".join(f"x{row},{row},{row % 2}\n" for row in range(60)))
+    with pytest.raises(ValueError, match="table t: its groups are too few or too large to part it; no row is left for"):
+        split_records("t", records_of(tmp_path / "t.csv", "price", groups="shop"), (30, 10, 20))
 
 
 def test_the_benchmark_runs_on_a_table_of_ones_own(folder, table, tmp_path, monkeypatch):  # noqa: F811

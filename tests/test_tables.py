@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ import torch
 from scipy.optimize import nnls
 from sklearn.base import clone
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+from sklearn.exceptions import DataConversionWarning
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -149,7 +152,7 @@ def test_odd_numbers_in_texts():
         return reader, reader.rows({"told": asked}).numbers
 
     texts = [f"from {place - 9} to {place + 3 * (place % 4)} m" for place in range(20)]
-    reader, numbers = read(texts, [*texts, "from -30 to -40 m", "4006381333931 from 1 to 2 m", "1e308 m", "9" * 400])
+    reader, numbers = read(texts, [*texts, "from -30 to -40 m", "4006381333931 from 1 to 2 m", "1e308 m", "none"])
     first, second, greatest = reader.inside
     assert first.ends == (-9, 10) and second.ends == (0, 28) and greatest.ends == second.ends
     unit = (np.array([-9, 10]) - first.center) / first.width
@@ -164,6 +167,11 @@ def test_odd_numbers_in_texts():
     for known, asked in (([0.1, 0.2, 0.3], 1e308), ([1e-320, 2e-320, 3e-320], 5.0)):
         plain = TableReader.fit({"size": known}, "y").rows({"size": [asked, -1e308]}).numbers
         assert np.isfinite(plain).all()
+    for place, given in enumerate((([*texts, "9" * 400], []), (texts, ["1 m", "9" * 400]))):
+        with pytest.raises(
+            ColumnError, match=f"column 'told', row {(21, 2)[place]}: the number 9.* is too large for float64"
+        ):
+            read(*given)
     # Ten numbers, of which six and the greatest are taken; half of the rows are enough, and fewer are not.
     many = [" ".join(str((row * place) % 11) for place in range(1, 11)) for row in range(20)]
     assert [one.place for one in read(many, many)[0].inside] == [0, 1, 2, 3, 4, 5, -1]
@@ -241,6 +249,43 @@ def test_columns_that_do_not_fit_are_named():
     for nothing in ({}, pd.DataFrame(index=range(12))):
         with pytest.raises(ValueError, match="there is no column to predict from"):
             NumberRegressor("nowhere").fit(nothing, range(12))
+
+
+class Polars:
+    """As much of a polars DataFrame as is asked: its columns have no `tolist`."""
+
+    columns, dtypes = ("a", "b"), ("Int64", "String")
+
+    def __getitem__(self, name):
+        return iter({"a": [1, None], "b": ["x", "y"]}[name])
+
+
+def test_values_are_what_they_are_whoever_holds_them():
+    days = np.array(["2020-01-02", "NaT"], dtype="datetime64[ns]")
+    day = datetime.datetime(2020, 1, 2)
+    assert table_of({"d": days, "n": [Decimal("1.5"), Decimal("NaN")]}) == {"d": [day, None], "n": [1.5, None]}
+    assert table_of(days.reshape(2, 1)) == {"x0": [day, None]} and table_of(pd.DataFrame({"d": days})) == {
+        "d": [day, None]
+    }
+    assert table_of(Polars()) == {"a": [1, None], "b": ["x", "y"]}
+    with pytest.raises(ColumnError, match="column 'd', row 1: expected text, a number or a date, found timedelta"):
+        TableReader.fit(table_of({"d": np.array([5], dtype="timedelta64[ns]")}), "y")
+    for wrong, told in (
+        ({1: [0], "1": [1]}, "column '1' is there twice"),
+        (pd.DataFrame([[0, 1]], columns=[0, "x0"]), "column 'x0' is there twice"),
+        ({"n": [1, 10**400]}, "column 'n', row 2: a number is too large for float64"),
+        ({"t": ["a", "b\ud800"]}, "column 't', row 2: half of a surrogate pair is no character"),
+    ):
+        with pytest.raises(ColumnError, match=told):
+            table_of(wrong)
+
+
+def test_a_column_without_values_may_hold_anything_later():
+    reader = TableReader.fit({"a": [1, 2], "rare": [None, None]}, "y")
+    assert reader.kinds == {"a": "number", "rare": "text"}
+    for later in ("word", 3.5, datetime.date(2020, 1, 2)):
+        reader.check({"a": [1], "rare": [later]})
+        assert reader.texts({"a": [1], "rare": [later]})[0].startswith("a: 1; rare: ")
 
 
 def test_dates_are_told_from_texts_and_long_rows_are_cut():
@@ -409,8 +454,8 @@ def test_cells_of_a_category_that_look_like_numbers_stay_as_they_are(tmp_path, o
     """Whatever else the file holds: a reader knows its columns."""
     reader = TableReader.fit({"size": ["S", "10.50", "12.0", "07"] * 10, "w": [0.5, 1.5] * 20}, "price")
     (tmp_path / "rows.csv").write_text("\n".join(["size,w", "10.50,0.1", "12.0,0.2", *others]))
-    assert read_table(tmp_path / "rows.csv", reader)["size"][:2] == ["10.50", "12.0"]
-    assert read_table(tmp_path / "rows.csv", reader)["w"][:2] == [0.1, 0.2]
+    assert read_table(tmp_path / "rows.csv", reader.kinds)["size"][:2] == ["10.50", "12.0"]
+    assert read_table(tmp_path / "rows.csv", reader.kinds)["w"][:2] == [0.1, 0.2]
 
 
 def test_a_narrow_regressor_on_a_backbone_in_bfloat16_predicts_after_loading(tiny_tokenizer, tmp_path):
@@ -756,6 +801,73 @@ def test_texts_alone_may_be_a_list(brief):
     regressor = brief().fit(texts, price)
     assert regressor.reader_.target is None and regressor.reader_.texts({"text": ["a chair is"]}) == ["a chair is"]
     assert regressor.predict(texts[:3]).shape == (3,)
+
+
+def test_texts_of_which_some_are_missing_are_texts(brief, tmp_path):
+    """In a list, an array or a Series; and none of them moves what is kept of the others."""
+    texts, values = ["a lamp", *(f"thing {row}" for row in range(38)), "the last"], np.arange(40.0)
+    for of_none in (None, "", " ", float("nan"), pd.NA):
+        given = [*texts, of_none]
+        made = brief(cache_dir=str(tmp_path / repr(of_none))).fit(given, [*values, 40.0])
+        alone = brief(cache_dir=str(tmp_path / repr(of_none))).fit(given, [*values, 40.0])
+        asked = [of_none, "a lamp", "never seen", "the very last", "a lamp, almost new"]
+        medians = made.predict(asked, "median")
+        assert np.isfinite(medians).all()
+        assert alone.predict(asked[1:], "median") == pytest.approx(medians[1:], rel=1e-4)
+        for held in (np.array(asked, dtype=object), pd.Series(asked), pd.Series(asked, dtype="string")):
+            assert made.predict(held, "median") == pytest.approx(medians)
+
+
+def test_a_row_without_anything_to_predict_from_is_not_kept(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    nothing = encode_rows([Row("prompt", "row 2", {"prompt": "", "value": 1.0})], model.processor)[0]
+    first, last = prompts(model, 2)
+    examples = [first, replace(nothing, learned=[True]), last]
+    kept = KeptRows(tmp_path, model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a row's text holds nothing to predict a number from"):
+            kept.features(examples)
+    assert len(kept.features([examples[0], examples[2]])) == 2
+
+
+def test_what_cannot_be_read_is_told_by_its_row(brief, tmp_path):
+    """Columns called as methods are columns; lists of unlike values are what they hold."""
+    frame = pd.DataFrame({"column_names": np.arange(40.0), "to_pydict": np.arange(40.0) % 7})
+    made = brief().fit(frame, frame.column_names)
+    assert made.reader_.kinds == {"column_names": "number", "to_pydict": "number"}
+    assert made.reader_.columns[0].center == 19.5
+    rows = [["chair" if row % 3 else "lamp", 1.5 + row, None if row % 5 else float("nan")] for row in range(40)]
+    assert brief().fit(rows, frame.column_names).reader_.kinds == {"x0": "category", "x1": "number", "x2": "text"}
+    texts = [f"thing {row}" for row in range(40)]
+    with pytest.raises(ValueError, match=r"y, row 3: values are learned to 1e\+150; scale them"):
+        brief().fit(texts, [0.0, 1.0, -1e151] + [2.0] * 37)
+    with pytest.raises(ValueError, match="characters=0: a row's text has one at least"):
+        brief(characters=0).fit(texts, range(40))
+    for groups in (
+        [*"ab" * 19, None, "c"],
+        [*range(38), float("nan"), 1.0],
+        pd.Series([*"ab" * 19, None, "c"], dtype="str"),
+    ):
+        with pytest.raises(ValueError, match="groups, row 39: expected a name, found nothing"):
+            brief().fit(texts, range(40), groups=groups)
+    names = [row % 8 if row % 2 else f"g{row % 8}" for row in range(40)]
+    with pytest.warns(DataConversionWarning):
+        brief().fit(texts, pd.DataFrame({"name": range(40)}), groups=names)
+    with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\)"):
+        made.predict({"column_names": [], "to_pydict": []})
+    with pytest.raises(
+        ValueError, match="row 2: the number 9.* is too large for float64|column 'text', row 2: the number 9"
+    ):
+        brief().fit(texts, range(40)).predict(["a", "9" * 400])
+
+
+def test_a_backbone_by_a_relative_path_is_found_from_elsewhere(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(folder).parent)
+    texts = [f"thing {row}" for row in range(40)]
+    made = NumberRegressor(f"./{Path(folder).name}", settings=BRIEF, config=SMALL, random_state=0).fit(texts, range(40))
+    made.save(tmp_path / "made")
+    monkeypatch.chdir(tmp_path)
+    assert NumberRegressor.load("made").predict(texts) == pytest.approx(made.predict(texts))
 
 
 def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fitted, tmp_path):

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from causalqwen.core import Chain
 from causalqwen.data import Example, Row, encode_rows
-from causalqwen.data.columns import Columns, TableReader, table_of
+from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_missing, table_of
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
@@ -142,6 +142,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             raise ValueError("workers need cache_dir, a folder that all machines see")
         if isinstance(self.text_columns, str):
             raise ValueError(f"text_columns is a list of names: [{self.text_columns!r}]")
+        if self.characters < 1:
+            raise ValueError(f"characters={self.characters}: a row's text has one at least")
         self._written_params()
         X = _as_columns(X)
         table, values = self._table(X, y)
@@ -151,7 +153,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         times = _times(sample_weight, values, random)
         if len(np.unique(fold[times > 0])) < FOLDS:
             raise ValueError(f"sample_weight: {(times > 0).sum()} rows count, too few to part them in {FOLDS}")
-        target = None if _is_strings(X) else str(self.target or getattr(y, "name", None) or "value")
+        named = getattr(y, "name", None)
+        own = named if isinstance(named, str | int) else None  # a DataFrame's may be a column
+        target = None if _is_strings(X) else str(self.target or own or "value")
         learned = np.where(times > 0, values, np.nan).tolist()
         self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters, learned)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
@@ -204,10 +208,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         reset = y is not None
         if reset:
             y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
+            if np.abs(y).max(initial=0.0) > FAR:
+                raise ValueError(f"y, row {1 + int(np.abs(y).argmax())}: values are learned to {FAR:.0e}; scale them")
         if not (_is_columns(X) or _is_strings(X)):
-            frame = hasattr(X, "columns") and hasattr(X, "dtypes")
-            if frame and len(X) == 0:
-                raise ValueError("Found array with 0 sample(s) (0 rows) while a minimum of 1 is required.")
+            frame = is_frame(X)
+            if isinstance(X, list | tuple):
+                X = np.array(X, dtype=object)  # which would make texts of the numbers beside texts
             how: dict[str, Any] = (
                 {"skip_check_array": True} if frame else {"dtype": None, "ensure_all_finite": "allow-nan"}
             )
@@ -215,6 +221,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         table = table_of(X)
         if not table:
             raise ValueError("there is no column to predict from")
+        if not next(iter(table.values())):
+            raise ValueError("Found array with 0 sample(s) (0 rows) while a minimum of 1 is required.")
         if reset:
             if _is_columns(X) or _is_strings(X):
                 self.n_features_in_ = len(table)
@@ -229,19 +237,25 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         texts, limit = self.reader_.texts(table), model.config.context_length or math.inf
         for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
             told = text.removesuffix(self.reader_.asked("..")[2:])
-            while (
-                2 * len(text) >= limit and (tokens := len(model.processor(text, prompt=True)["input_ids"]) + 1) > limit
-            ):
+            while 2 * len(text) >= limit and (tokens := self._tokens(text, row)) > limit:
                 told = told[: min(len(told) - 1, int(len(told) * limit / tokens))]
                 text = texts[row] = self.reader_.asked(told)
         pairs = zip(texts, values.tolist(), strict=True)
         rows = [
-            Row("prompt", f"row {row}", {"prompt": text, "value": value}) for row, (text, value) in enumerate(pairs)
+            Row("prompt", f"row {row}", {"prompt": text, "value": value})
+            for row, (text, value) in enumerate(pairs, start=1)
         ]
         for row, example in enumerate(encode_rows(rows, model.processor, model.config.context_length)):
             learned = [False] * (len(example) - 1) + [True]
             examples.append(replace(example, learned=learned, columns=tuple(columns[row].tolist())))
         return examples
+
+    def _tokens(self, text: str, row: int) -> int:
+        """Of a row's text, with those of its number. ValueError for a text that cannot be read, by row."""
+        try:
+            return len(self.model_.processor(text, prompt=True)["input_ids"]) + 1
+        except ValueError as error:
+            raise ValueError(f"row {row + 1}: {error}") from None
 
     def _kept(self) -> KeptRows:
         if not self.workers:
@@ -338,6 +352,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         with writing_folder(Path(folder)) as part:
             (part / STATE).write_bytes(weights)
             params = self._written_params()
+            if Path(str(self.backbone)).is_dir():
+                params["backbone"] = str(Path(self.backbone).resolve())  # whoever loads it may stand elsewhere
             (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
             write_sums(part)
 
@@ -499,6 +515,10 @@ def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
         groups = column_or_1d(groups)
         if len(groups) != rows:
             raise ValueError(f"expected one group per row, got {len(groups)} for {rows}")
+        for row, name in enumerate(groups, start=1):
+            if is_missing(name):
+                raise ValueError(f"groups, row {row}: expected a name, found nothing")
+        groups = groups.astype(str) if groups.dtype == object else groups  # of several types none is less than another
         of_group = np.unique(groups, return_inverse=True)[1]
     count = int(of_group.max()) + 1
     if rows < _FEWEST or count < FOLDS:
@@ -520,7 +540,7 @@ def _times(weight: Any, values: np.ndarray, random: np.random.RandomState) -> np
 
 def _as_columns(X: Any) -> Any:
     """A `datasets.Dataset` or an Arrow table as a dict of columns; anything else as it is."""
-    if not hasattr(X, "column_names"):
+    if is_frame(X) or not hasattr(X, "column_names"):  # whose column may be called so
         return X
     told = getattr(X, "to_pydict", None) or getattr(X, "to_dict", None)
     if told is None:
@@ -535,13 +555,16 @@ def _is_columns(X: Any) -> bool:
 
 
 def _is_strings(X: Any) -> bool:
-    """Whether X is a flat list or array of texts."""
-    if hasattr(X, "dtypes") or _is_columns(X):
+    """Whether X is a flat list, array or Series of texts, of which some may be missing."""
+    if is_frame(X) or _is_columns(X):
         return False
     if isinstance(X, np.ndarray) or (hasattr(X, "tolist") and hasattr(X, "ndim")):
         X = np.asarray(X)
-        return X.ndim == 1 and X.dtype.kind in "UO" and all(isinstance(x, str | None) for x in X.tolist())
-    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) for x in X)
+        if X.ndim != 1 or X.dtype.kind not in "UOT":
+            return False
+        X = X.tolist()
+    is_text = [isinstance(x, str) for x in X] if isinstance(X, list | tuple) else []
+    return any(is_text) and all(known or is_missing(x) for known, x in zip(is_text, X, strict=True))
 
 
 def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:

@@ -44,15 +44,16 @@ def fit(
     """Learn the distribution of a number from the rows of a table."""
     import yaml
 
-    from causalqwen.data.columns import numbers_of, read_table, taken_from
+    from causalqwen.data.columns import mostly_numbers, names_of, numbers_of, read_table
     from causalqwen.sklearn import NumberRegressor
     from causalqwen.training import TrainSettings
     from causalqwen_cli.making import refuse_existing
 
     refuse_existing(output)
-    columns = read_table(table)
+    known = dict.fromkeys(named(text), "text")
+    columns = read_table(table, known)
     values = numbers_of(columns, target)
-    of_group = [str(name) for name in taken_from(columns, groups)] if groups else None
+    of_group = names_of(columns, groups) if groups else None
     if config is not None:
         TrainSettings.from_yaml(config)  # a wrong key stops the run here
     made = NumberRegressor(
@@ -69,6 +70,8 @@ def fit(
         random_state=seed,
     )
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
+    for line in mostly_numbers(columns, known):
+        say(line)
     made.fit(columns, values, groups=of_group)
     made.save(output)
     kinds = {column.name: column.kind for column in made.reader_.columns}
@@ -80,34 +83,57 @@ def fit(
     show(about, line, as_json)
 
 
+PREDICTED = ("mean", "median", "intervals", "num_prob", "crps", "log_prob")
+"""What a row of a prediction holds (`describe`)."""
+
+
 def named(columns: str | None) -> list[str]:
     """Names with commas."""
     return [name.strip() for name in columns.split(",")] if columns else []
 
 
 def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device: str) -> int:
-    """Each row of a table with its prediction, as `predict` gives one, and its mean. Returns the rows."""
-    from causalqwen.data.columns import numbers_of, read_table
+    """Each row of a table with its prediction, as `predict` gives one, and its mean. Returns the rows.
+
+    A column that is called as something of the prediction is written as `input_NAME`. ColumnError for one of several types
+    where a Parquet file is asked for, which has none.
+    """
+    from causalqwen.data.columns import ColumnError, known_numbers_of, read_table
     from causalqwen.data.rows import arrow_for
     from causalqwen.files import write_text, writing
     from causalqwen.modeling.prediction import describe_all
     from causalqwen.sklearn import NumberRegressor
 
     made = NumberRegressor.load(model, device)
-    table = read_table(source, made.reader_)
-    target = made.reader_.target
-    known = numbers_of(table, target) if target in table else [None] * len(next(iter(table.values())))
+    table = read_table(source, made.reader_.kinds)
+    target = made.reader_.target or "value"
+    has_target = target in table
+    known = known_numbers_of(table, target)
+    to_parquet = output.suffix == ".parquet"
+    if to_parquet:
+        arrow = arrow_for(output)
+        for name, cells in table.items():
+            try:
+                arrow.array(cells)
+            except (arrow.ArrowException, OverflowError):
+                raise ColumnError(
+                    f"column {name!r} holds several types, which Parquet does not: name {output} .jsonl"
+                ) from None
     full = made.predict(table, "full")
     described = describe_all(full["predictions"], known, raw=raw)
+    kept = table | ({target: known} if has_target else {})
+    names = {name: name for name in kept}
+    for name in names:
+        while names[name] in PREDICTED or (names[name] != name and names[name] in kept):
+            names[name] = f"input_{names[name]}"
     rows: list[dict[str, Any]] = []
-    for row, (value, mean) in enumerate(zip(known, full["mean"].tolist(), strict=True)):
-        said = {name: cells[row] for name, cells in table.items()} | ({} if value is None else {target: value})
-        rows.append(said | {"mean": mean} | described[row])
+    for row, mean in enumerate(full["mean"].tolist()):
+        rows.append({names[name]: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row])
     output.parent.mkdir(parents=True, exist_ok=True)
-    if output.suffix == ".parquet":
-        arrow = arrow_for(output)
+    if to_parquet:
+        every = dict.fromkeys(name for row in rows for name in row)  # the first row may lack what others have
         with writing(output) as part:
-            arrow.parquet.write_table(arrow.Table.from_pylist(rows), part)
+            arrow.parquet.write_table(arrow.Table.from_pylist([{n: row.get(n) for n in every} for row in rows]), part)
     else:
         write_text(output, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
     return len(rows)

@@ -11,10 +11,12 @@ import json
 import math
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,22 @@ FEWEST_SAID, SAID_SHARE = 8, 0.5
 """A number that fewer rows have is one too where it is the very value that is learned: in so many rows, and in this share of
 those that have it, at least."""
 _GREATEST = -1
+_HALF = re.compile("[\ud800-\udfff]")
 _SAME = 1e-6
 """Relative: a value that was float32 is still what its text says."""
-_FAR = 1e150
+FAR = 1e150
 """No number is read as further from 0: its distance from others stays one that float64 holds."""
 _DISTINCT = 0.2
 """Strings of a column that are fewer than this share of its rows are a category."""
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?")
+_TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+_MISSING = re.compile(r"#N/A( N/A)?|#NA|-?1\.#(IND|QNAN)|-?(nan|NaN)|<NA>|N/A|n/a|NA|NULL|null|None|")
+"""Cells of a CSV that stand for nothing, as pandas reads them."""
+_PARQUET, _LINES = (".parquet", ".parq", ".pq"), (".jsonl", ".ndjson", ".json")
+_INDEX = re.compile(r"__index_level_\d+__")
+"""What pandas calls an index without a name in Parquet."""
+_MOSTLY = 0.8
+"""Cells of a text or category column that are numbers, to speak of it."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
 
 Columns = dict[str, list[Any]]
@@ -169,7 +180,7 @@ class TableReader:
         named = [column for column in self.columns if not words or column.kind in ("text", "category")]
         if self.target is None:
             (column,) = self.columns
-            return [written(cell)[: self.characters] if cell is not None else "" for cell in table[column.name]]
+            return [written(cell)[: self.characters] if cell is not None else "?" for cell in table[column.name]]
         texts = []
         for row in range(len(next(iter(table.values()), []))):
             cells = ((column.name, table[column.name][row]) for column in named)
@@ -180,6 +191,11 @@ class TableReader:
     def asked(self, told: str) -> str:
         """What is told of a row, with the question for its number."""
         return told if self.target is None else f"{told}; {self.target}:" if told else f"{self.target}:"
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Of each column, by its name."""
+        return {column.name: column.kind for column in self.columns}
 
     @property
     def has_words(self) -> bool:
@@ -201,35 +217,53 @@ class TableReader:
     def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
         """Of each column, and of the numbers that stand in texts."""
         yield from ((column, table[column.name]) for column in self.columns)
-        standing = {name: _numbers_in(table[name], self.characters) for name in {one.name for one in self.inside}}
+        standing = {name: _numbers_in(name, table[name], self.characters) for name in {one.name for one in self.inside}}
         yield from ((column, _at_place(standing[column.name], column.place)) for column in self.inside)
 
 
 def table_of(X: Any) -> Columns:
-    """The columns of a list of strings ("text"), a dict of lists, a pandas DataFrame, or a 2-D array ("x0", "x1", ...; so are
-    those of a DataFrame that are called 0, 1, ...).
+    """The columns of a list of strings ("text"), a dict of lists, a DataFrame of pandas or polars, or a 2-D array ("x0", "x1",
+    ...; so are those of a DataFrame that are called 0, 1, ...).
 
-    NaN, NaT, None, pandas' NA and empty strings are missing. ColumnError for a number that is infinite, by row, counted from 1,
-    and for columns of several lengths.
+    NaN, NaT, None, pandas' NA and empty strings are missing. ColumnError for a number that is infinite or too large for
+    float64, and for a text that is none, by row, counted from 1; for columns of several lengths, and two of one name.
     """
     if isinstance(X, dict):
-        X = {str(name): list(cells) for name, cells in X.items()}
-        if len(lengths := {len(cells): name for name, cells in X.items()}) > 1:
-            told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
-            raise ColumnError(f"the columns have different numbers of rows: {told}")
-        return {name: _cells(name, cells) for name, cells in X.items()}
-    if hasattr(X, "columns") and hasattr(X, "dtypes"):
-        named = {name: f"x{name}" if isinstance(name, int) else str(name) for name in X.columns}
-        return {named[name]: _cells(named[name], X[name].tolist()) for name in X.columns}
-    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
-    if array.ndim == 1:
-        return {"text": _cells("text", array.tolist())}
-    return {f"x{place}": _cells(f"x{place}", array[:, place].tolist()) for place in range(array.shape[1])}
+        pairs = [(str(name), list(cells)) for name, cells in X.items()]
+    elif is_frame(X):
+        named = ((name, f"x{name}" if isinstance(name, int) else str(name)) for name in X.columns)
+        pairs = [(told, list(X[name].tolist() if hasattr(X[name], "tolist") else X[name])) for name, told in named]
+    else:
+        array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+        pairs = (
+            [("text", list(array))]
+            if array.ndim == 1
+            else [(f"x{j}", list(array[:, j])) for j in range(array.shape[1])]
+        )
+    if len(lengths := {len(cells): name for name, cells in pairs}) > 1:
+        told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
+        raise ColumnError(f"the columns have different numbers of rows: {told}")
+    _once([name for name, _ in pairs])
+    return {name: _cells(name, cells) for name, cells in pairs}
 
 
-def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Columns:
-    """The columns of a CSV, Parquet (`.parquet`) or JSON lines (`.jsonl`) file. An empty cell of a CSV is missing; its column
-    is one of numbers where all cells are; a column that `reader` knows, where it knows it as one, whatever else the file holds.
+def is_frame(X: Any) -> bool:
+    """Whether X is a DataFrame."""
+    return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def is_missing(cell: Any) -> bool:
+    """Whether a value stands for nothing."""
+    return _cell(cell) is None
+
+
+def read_table(path: str | os.PathLike, kinds: Mapping[str, str] | None = None) -> Columns:
+    """The columns of a CSV, Parquet (`.parquet`) or JSON lines (`.jsonl`) file.
+
+    Cells of a CSV are missing where pandas has it so: empty, NA, NaN, null, and what it reads likewise. A column is one of
+    numbers where all others are, and of truth where all are True or False.
+
+    kinds: of columns that are known; these are read as such, whatever else the file holds.
 
     Raises:
         FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column;
@@ -239,16 +273,18 @@ def read_table(path: str | os.PathLike, reader: TableReader | None = None) -> Co
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    if path.suffix == ".parquet":
+    if path.suffix.lower() in _PARQUET:
         arrow = arrow_for(path)
         try:
-            table = arrow.parquet.read_table(path).to_pydict()
+            columns = arrow.parquet.read_table(path)
+            _once(columns.column_names, path.name)
+            table = {name: cells for name, cells in columns.to_pydict().items() if not _INDEX.fullmatch(name)}
         except (arrow.ArrowException, OSError) as error:
             raise ColumnError(f"{path.name}: {' '.join(str(error).split())}") from None
-    elif path.suffix == ".jsonl":
+    elif path.suffix.lower() in _LINES:
         table = _read_objects(path)
     else:
-        table = _read_cells(path, {c.name: c.kind == "number" for c in reader.columns} if reader else {})
+        table = _read_cells(path, kinds or {})
     if not table or not next(iter(table.values())):
         raise ColumnError(f"{path.name} holds no rows")
     return table_of(table)
@@ -264,11 +300,58 @@ def taken_from(table: Columns, name: str) -> list[Any]:
 def numbers_of(table: Columns, name: str) -> list[float]:
     """`taken_from` a column of numbers, none missing. ColumnError for a cell that is none, by row."""
     cells = taken_from(table, name)
-    for row, cell in enumerate(cells, start=1):
-        if isinstance(cell, bool) or not isinstance(cell, int | float):
-            shown = "nothing" if cell is None else repr(str(cell)[:40])
-            raise ColumnError(f"column {name!r}, row {row}: expected a number to learn, found {shown}")
+    _check_numbers(name, cells)
     return [float(cell) for cell in cells]
+
+
+def known_numbers_of(table: Columns, name: str) -> list[float | None]:
+    """The same, where some may be missing, or all."""
+    cells = taken_from(table, name) if name in table else [None] * len(next(iter(table.values()), []))
+    _check_numbers(name, cells, some=True)
+    return [None if cell is None else float(cell) for cell in cells]
+
+
+def names_of(table: Columns, name: str) -> list[str]:
+    """`taken_from` a column of names, none missing. ColumnError for a row without one."""
+    cells = taken_from(table, name)
+    if None in cells:
+        raise ColumnError(f"column {name!r}, row {cells.index(None) + 1}: expected a name, found nothing")
+    return [str(cell) for cell in cells]
+
+
+def mostly_numbers(table: Columns, kinds: Mapping[str, str]) -> list[str]:
+    """A line for each column of strings of which most are numbers, and which nobody called a text: what the first other one
+    says, and how the column is read."""
+    lines = []
+    for name, cells in table.items():
+        there = [(row, cell) for row, cell in enumerate(cells, start=1) if isinstance(cell, str)]
+        others = [(row, cell) for row, cell in there if _number(cell) is None]
+        if others and len(there) - len(others) >= _MOSTLY * len(there) and name not in kinds:
+            (row, cell), numbers = others[0], f"{len(there) - len(others):,} of {len(there):,} cells are numbers"
+            lines.append(f"column {name!r} is read as words: {numbers}, but row {row} says {cell[:40]!r}")
+    return lines
+
+
+def _check_numbers(name: str, cells: Sequence[Any], *, some: bool = False) -> None:
+    """The first cell that is no number is told; where all are strings, one that does not say a number either, if there is."""
+    wrong = [
+        (row, cell) for row, cell in enumerate(cells, start=1) if not _is_number(cell) and not (some and cell is None)
+    ]
+    if wrong:
+        row, cell = next((one for one in wrong if not isinstance(one[1], str) or _number(one[1]) is None), wrong[0])
+        shown = "nothing" if cell is None else repr(str(cell)[:40])
+        raise ColumnError(f"column {name!r}, row {row}: expected a number{'' if some else ' to learn'}, found {shown}")
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _once(names: Sequence[str], of: str = "") -> None:
+    """ColumnError where a name is there twice."""
+    if len(set(names)) < len(names):
+        told = f"column {Counter(names).most_common(1)[0][0]!r} is there twice"
+        raise ColumnError(f"{of}: {told}" if of else told)
 
 
 def _at(cells: list[str], places: np.ndarray) -> list[str]:
@@ -277,7 +360,7 @@ def _at(cells: list[str], places: np.ndarray) -> list[str]:
 
 def _read_objects(path: Path) -> Columns:
     rows = []
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         lines = list(lines_of(file, path))
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -291,8 +374,8 @@ def _read_objects(path: Path) -> Columns:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _read_cells(path: Path, of_numbers: Mapping[str, bool]) -> Columns:
-    """of_numbers: of columns that are known, whether they hold numbers; of others, their cells say."""
+def _read_cells(path: Path, kinds: Mapping[str, str]) -> Columns:
+    """kinds: of columns that are known; of others, their cells say."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines: list[list[str]] = []
         try:
@@ -300,24 +383,35 @@ def _read_cells(path: Path, of_numbers: Mapping[str, bool]) -> Columns:
         except csv.Error as error:
             raise ColumnError(f"{path.name}, after row {max(0, len(lines) - 1)}: {error}") from None
     head, rows = (lines[0], lines[1:]) if lines else ([], [])
+    for mark, told in ((";", "semicolons"), ("\t", "tabs")):
+        if len(head) == 1 and mark in head[0] and all(mark in ",".join(row) for row in rows):
+            raise ColumnError(f"{path.name}: its cells are parted by {told}; write it with commas")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(head):
             raise ColumnError(f"{path.name}, row {number}: {len(row)} cells, and the header has {len(head)}")
-    if len(set(head)) < len(head):
-        raise ColumnError(f"{path.name}: column {Counter(head).most_common(1)[0][0]!r} is there twice")
+    _once(head, path.name)
     columns: Columns = {}
     for place, name in enumerate(head):
-        cells = [row[place] if row[place].strip() else None for row in rows]
-        numbers = [None if cell is None else _number(cell) for cell in cells]
-        every = all(cell is None or number is not None for cell, number in zip(cells, numbers, strict=True))
-        take = of_numbers.get(name, every)
-        columns[name] = [c if n is None or not take else n for c, n in zip(cells, numbers, strict=True)]
+        cells = [None if _MISSING.fullmatch(row[place].strip()) else row[place] for row in rows]
+        columns[name] = _values(cells, kinds.get(name))
     return columns
+
+
+def _values(cells: Sequence[str | None], kind: str | None) -> list[Any]:
+    """Cells as what they say: numbers in a column that is known as one, or if all of them are; likewise what is true."""
+    for read in (_number, lambda cell: _TRUTH.get(cell.strip())):
+        said = [None if cell is None else read(cell) for cell in cells]
+        every = all(cell is None or value is not None for cell, value in zip(cells, said, strict=True))
+        if (kind is None and every) or (kind == "number" and any(value is not None for value in said)):
+            return [cell if value is None else value for cell, value in zip(cells, said, strict=True)]
+    return list(cells)
 
 
 def _number(cell: str) -> float | None:
     """What a cell says as a number; None for what is none, and for a code with zeros before it (01234)."""
-    return float(cell) if _NUMBER.fullmatch(cell.strip()) else None
+    if not _NUMBER.fullmatch(cell := cell.strip()):
+        return None
+    return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 300 else float(cell)
 
 
 def written(cell: Any) -> str:
@@ -338,13 +432,21 @@ def _cells(name: str, cells: Sequence[Any]) -> list[Any]:
     for row, cell in enumerate(known, start=1):
         if isinstance(cell, float) and math.isinf(cell):
             raise ColumnError(f"column {name!r}, row {row}: a number is infinite; missing values are NaN")
+        if isinstance(cell, int) and abs(cell) > sys.float_info.max:
+            raise ColumnError(f"column {name!r}, row {row}: a number is too large for float64")
+        if isinstance(cell, str) and _HALF.search(cell):
+            raise ColumnError(f"column {name!r}, row {row}: half of a surrogate pair is no character")
     return known
 
 
 def _cell(cell: Any) -> Any:
     """A value as Python has it; None where it is missing."""
+    if isinstance(cell, np.datetime64 | np.timedelta64):
+        cell = cell.astype(f"{type(cell).__name__}[us]")  # whose nanoseconds Python does not have
     if isinstance(cell, np.generic):
         cell = cell.item()
+    if isinstance(cell, Decimal):
+        cell = float(cell)
     if cell is None or (isinstance(cell, float) and math.isnan(cell)) or type(cell).__name__ in ("NaTType", "NAType"):
         return None
     if isinstance(cell, str):
@@ -367,7 +469,7 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
         if cell is not None and not isinstance(cell, str | int | float | date):
             shown = f"{type(cell).__name__} {str(cell)[:40]!r}"
             raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {shown}")
-    if is_text:
+    if is_text or not there:  # which may hold anything later
         return Column(name, "text", missing=missing)
     if all(isinstance(cell, int | float) for cell in there):
         return Column(name, "number", *_spread([float(cell) for cell in there]), missing)
@@ -384,7 +486,7 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
 def _inside(text: Column, cells: Sequence[Any], characters: int, values: Sequence[float]) -> Iterator[Column]:
     """The numbers in the texts of a column that are to be numbers of the row: those that vary, of many rows, or that say the
     value; and the greatest only where some text has more of them than one."""
-    standing = _numbers_in(cells, characters)
+    standing = _numbers_in(text.name, cells, characters)
     several = any(len(numbers) > 1 for numbers in standing)
     for place in (*range(MOST_PLACES), *[_GREATEST] * several):
         numbers = _at_place(standing, place)
@@ -397,16 +499,16 @@ def _inside(text: Column, cells: Sequence[Any], characters: int, values: Sequenc
             yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place, ends=ends)
 
 
-def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
-    """Those of each text, as far as it is read; a number that is cut there is none, nor are digits that float64 cannot hold,
-    which the number channel refuses where it meets them."""
+def _numbers_in(name: str, cells: Sequence[Any], characters: int) -> list[list[float]]:
+    """Those of each text, as far as it is read; a number that is cut there is none. ColumnError for digits that float64 cannot
+    hold, which the number channel would refuse too, by row."""
     standing: list[list[float]] = []
-    for cell in cells:
+    for row, cell in enumerate(cells, start=1):
         text = "" if cell is None else written(cell)[:characters]
         try:
             standing.append([number.value for number in find_numbers(text) if number.end < characters])
-        except ValueError:
-            standing.append([])
+        except ValueError as error:
+            raise ColumnError(f"column {name!r}, row {row}: {error}") from None
     return standing
 
 
@@ -420,10 +522,10 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
     """Median, and the distance of the quartiles, or the standard deviation where that is 0, or 1."""
     if not values:
         return 0.0, 1.0
-    kept = np.clip(values, -_FAR, _FAR)
+    kept = np.clip(values, -FAR, FAR)
     low, middle, high = np.quantile(kept, [0.25, 0.5, 0.75]).tolist()
     width = high - low or float(np.std(kept))
-    return middle, width if math.isfinite(width) and width > 1 / _FAR else 1.0
+    return middle, width if math.isfinite(width) and width > 1 / FAR else 1.0
 
 
 def _days(cell: Any) -> float | None:
@@ -454,7 +556,7 @@ def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
         parts = list(indicators.T)
     elif column.kind != "text":
         raw = [column.center if c is None else float(c) if column.kind == "number" else _days(c) for c in cells]
-        values = np.array(raw, dtype=float).clip(*column.ends or (None, None)).clip(-_FAR, _FAR)
+        values = np.array(raw, dtype=float).clip(*column.ends or (None, None)).clip(-FAR, FAR)
         away = (values - column.center) / column.width
         parts = [away.clip(-4, 4), np.arcsinh(away)]
         if column.kind == "date":

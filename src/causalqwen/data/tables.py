@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from causalqwen.data.boiling_points import PROMPT, boiling_points
-from causalqwen.data.columns import TableReader, numbers_of, read_table, taken_from
+from causalqwen.data.columns import TableReader, names_of, numbers_of, read_table
 from causalqwen.data.splits import split_by_entity
 from causalqwen.extras import extra
 
@@ -63,9 +63,9 @@ def records_of(
 
     Raises ColumnError for a column that is missing, or a value that is no number, by column and row.
     """
-    table = read_table(path)
+    table = read_table(path, dict.fromkeys(text, "text"))
     values = numbers_of(table, target)
-    names = [str(name) for name in taken_from(table, groups)] if groups else [str(row) for row in range(len(values))]
+    names = names_of(table, groups) if groups else [str(row) for row in range(len(values))]
     prompts = TableReader.fit(table, target, text).texts(table)
     cells = [{name: column[row] for name, column in table.items()} for row in range(len(values))]
     pairs = enumerate(zip(prompts, values, names, cells, strict=True))
@@ -86,6 +86,8 @@ def split_records(
     sizes = {"skipped": skip, "train": left - validation - test, "validation": validation, "test": test}
     parts = split_by_entity(records, sizes)
     del parts["skipped"]
+    if empty := [part for part, of_part in parts.items() if sizes[part] and not of_part]:
+        raise ValueError(f"table {name}: its groups are too few or too large to part it; no row is left for {empty[0]}")
     return parts
 
 
