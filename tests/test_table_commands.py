@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from causalqwen.data.columns import ColumnError, read_table, table_of
+from causalqwen.data.columns import Column, ColumnError, names_of, read_table, table_of
 from causalqwen.data.tables import records_of, split_records
 from causalqwen.evaluation.numbers_benchmark import regressor
 from causalqwen.sklearn import NumberRegressor
@@ -102,18 +102,18 @@ def test_columns_called_as_a_prediction_are_kept_and_rows_without_a_target_predi
     frame.to_csv(tmp_path / "rows.csv", index=False, na_rep="NA")
     base = ("predict", "--model", tmp_path / "renamed", "--input", tmp_path / "rows.csv", "--output")
     run(*base, tmp_path / "out.jsonl")
-    run(*base, tmp_path / "out.parquet")
+    run(*base, tmp_path / "out.parq")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["input_crps"] for line in lines] == [10**16 + row for row in range(4)]
     assert [line["input_input_crps"] for line in lines] == frame.crps.tolist()
     assert [line["input_mean"] for line in lines] == frame["mean"].dt.strftime("%Y-%m-%d").tolist()
     assert lines[0]["price"] is None and "crps" not in lines[0] and lines[1]["crps"] > 0
-    table = read_table(tmp_path / "out.parquet")
+    table = read_table(tmp_path / "out.parq")
     assert table["crps"] == [None, *pytest.approx([line["crps"] for line in lines[1:]]).expected]
     mixed = tmp_path / "mixed.jsonl"
     mixed.write_text("".join(json.dumps(line | {"name": row or "x"}) + "\n" for row, line in enumerate([{}, {}])))
     base = ("predict", "--model", tmp_path / "renamed", "--input", mixed, "--output", tmp_path / "mixed.parquet")
-    assert "column 'name' holds several types, which Parquet does not" in run(*base, code=1).stderr
+    assert "column 'name': no Parquet file holds it (" in run(*base, code=1).stderr
 
 
 def test_what_a_file_holds_is_said_before_anything_is_fitted(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_file_holds_what_pandas_reads_of_it(tmp_path):
     """Whole numbers to the last digit, what is true, and what stands for nothing; by names of files in any case."""
     text = "id,on,some,word,text\n1234567890123456789,True,NA,x,1.50\n7,False,1.5,null,2\n"
     (tmp_path / "a.csv").write_text(text)
-    found = read_table(tmp_path / "a.csv", {"text": "text"})
+    found = read_table(tmp_path / "a.csv", {"text": Column("text", "text")})
     frame = pd.read_csv(tmp_path / "a.csv", dtype={"text": str})
     assert found == table_of(frame)
     assert found == {
@@ -181,12 +181,28 @@ def test_a_file_holds_what_pandas_reads_of_it(tmp_path):
         "word": ["x", None],
         "text": ["1.50", "2"],
     }
-    assert read_table(tmp_path / "a.csv", {"on": "number", "id": "category"})["on"] == [True, False]
-    assert read_table(tmp_path / "a.csv", {"on": "category"})["on"] == ["True", "False"]
-    shuffled = frame[["id", "some"]].iloc[[1, 0]]
+    assert read_table(tmp_path / "a.csv", {"on": Column("on", "number")})["on"] == [True, False]
+    known = {"on": Column("on", "category"), "some": Column("some", "category", levels=("NA",))}
+    of_known = read_table(tmp_path / "a.csv", known)
+    assert of_known["on"] == ["True", "False"] and of_known["some"] == ["NA", "1.5"]  # as a reader knows them
+    (tmp_path / "n.csv").write_text("a,b,c,d,e\n12,07,18446744073709551616,1,1\n12.0,7,3,1\u0663,x\n")
+    assert read_table(tmp_path / "n.csv") == {
+        "a": [12.0, 12.0],
+        "b": ["07", "7"],
+        "c": [2.0**64, 3.0],
+        "d": ["1", "1\u0663"],
+        "e": ["1", "x"],
+    }
+    assert names_of(read_table(tmp_path / "n.csv"), "a") == ["12.0", "12.0"]
+    (tmp_path / "i.csv").write_text("a,b\n1,x\n-inf,y\n")
+    with pytest.raises(ColumnError, match="column 'a', row 2: a number is infinite"):
+        read_table(tmp_path / "i.csv")
+    shuffled = frame[["id", "some"]].iloc[[1, 0]].set_axis([5, 3])
     for name in ("B.PARQUET", "b.parq"):
         shuffled.to_parquet(tmp_path / name)
         assert read_table(tmp_path / name) == {"id": [7, 1234567890123456789], "some": [1.5, None]}
+        index = Column("__index_level_0__", "number")
+        assert read_table(tmp_path / name, {index.name: index})[index.name] == [5, 3]
     for name in ("c.JSONL", "c.ndjson", "c.json"):
         (tmp_path / name).write_text('\ufeff{"id": 7}\n', encoding="utf-8")
         assert read_table(tmp_path / name) == {"id": [7]}

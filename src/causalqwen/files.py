@@ -241,6 +241,13 @@ def _sum_of_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def suffix_of(path: str | os.PathLike) -> str:
+    """How a file's name ends, in small letters; one ending for each kind of file: .parquet for .parq and .pq, .jsonl for
+    .ndjson and .json."""
+    suffix = Path(path).suffix.lower()
+    return {".parq": ".parquet", ".pq": ".parquet", ".ndjson": ".jsonl", ".json": ".jsonl"}.get(suffix, suffix)
+
+
 def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Lists of `size` of them, the last one maybe shorter."""
     rows = iter(rows)

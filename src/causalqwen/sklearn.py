@@ -26,7 +26,7 @@ from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_miss
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
-from causalqwen.modeling.backbones import resolve_backbone
+from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import TrainSettings
@@ -352,8 +352,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         with writing_folder(Path(folder)) as part:
             (part / STATE).write_bytes(weights)
             params = self._written_params()
-            if Path(str(self.backbone)).is_dir():
-                params["backbone"] = str(Path(self.backbone).resolve())  # whoever loads it may stand elsewhere
+            about["backbone_at"] = resolve_backbone(self.backbone)
             (part / ABOUT).write_text(json.dumps({"params": params} | about, indent=1) + "\n", encoding="utf-8")
             write_sums(part)
 
@@ -381,7 +380,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             check_sums(folder)
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             here = {"workers": 0, "cache_dir": None} | ({} if device is None else {"device": device})
-            made = cls(**about.pop("params") | here)
+            params, at = about.pop("params"), about.get("backbone_at", "")
+            if params["backbone"] != DEFAULT_BACKBONE and Path(at).is_dir() and not Path(params["backbone"]).is_dir():
+                params["backbone"] = at  # where it was, for whoever stands elsewhere
+            made = cls(**params | here)
             tensors = tensors_of((folder / STATE).read_bytes())
         except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
             raise ValueError(f"the regressor in {folder} is damaged: {error}") from None
@@ -518,8 +520,11 @@ def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
         for row, name in enumerate(groups, start=1):
             if is_missing(name):
                 raise ValueError(f"groups, row {row}: expected a name, found nothing")
-        groups = groups.astype(str) if groups.dtype == object else groups  # of several types none is less than another
-        of_group = np.unique(groups, return_inverse=True)[1]
+        try:
+            of_group = np.unique(groups, return_inverse=True)[1]
+        except TypeError:  # of several types, of which none is less than another
+            first: dict[Any, int] = {}
+            of_group = np.array([first.setdefault(name, len(first)) for name in groups.tolist()])
     count = int(of_group.max()) + 1
     if rows < _FEWEST or count < FOLDS:
         told = "" if groups is None else f" in {count} groups"
@@ -558,13 +563,12 @@ def _is_strings(X: Any) -> bool:
     """Whether X is a flat list, array or Series of texts, of which some may be missing."""
     if is_frame(X) or _is_columns(X):
         return False
-    if isinstance(X, np.ndarray) or (hasattr(X, "tolist") and hasattr(X, "ndim")):
+    if isinstance(X, np.ndarray) or hasattr(X, "to_list") or (hasattr(X, "tolist") and hasattr(X, "ndim")):
         X = np.asarray(X)
         if X.ndim != 1 or X.dtype.kind not in "UOT":
             return False
         X = X.tolist()
-    is_text = [isinstance(x, str) for x in X] if isinstance(X, list | tuple) else []
-    return any(is_text) and all(known or is_missing(x) for known, x in zip(is_text, X, strict=True))
+    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or is_missing(x) for x in X)
 
 
 def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:

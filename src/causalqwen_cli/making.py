@@ -181,11 +181,11 @@ def synthesize(
     import json
 
     from causalqwen.data.synthetic import KINDS
-    from causalqwen.files import write_text
+    from causalqwen.files import suffix_of, write_text
 
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
-    if output.suffix in (".csv", ".parquet"):
+    if suffix_of(output) in (".csv", ".parquet"):
         raise ValueError(f"{output}: the rows are written as JSON lines; name it .jsonl")
     write_text(output, "".join(json.dumps(row) + "\n" for row in KINDS[kind](count, seed)))
     show({"output": str(output), "rows": count}, f"{output}: {count} {kind}", as_json)

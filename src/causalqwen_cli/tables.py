@@ -44,14 +44,13 @@ def fit(
     """Learn the distribution of a number from the rows of a table."""
     import yaml
 
-    from causalqwen.data.columns import mostly_numbers, names_of, numbers_of, read_table
+    from causalqwen.data.columns import Column, mostly_numbers, names_of, numbers_of, read_table
     from causalqwen.sklearn import NumberRegressor
     from causalqwen.training import TrainSettings
     from causalqwen_cli.making import refuse_existing
 
     refuse_existing(output)
-    known = dict.fromkeys(named(text), "text")
-    columns = read_table(table, known)
+    columns = read_table(table, {name: Column(name, "text") for name in named(text)})
     values = numbers_of(columns, target)
     of_group = names_of(columns, groups) if groups else None
     if config is not None:
@@ -70,7 +69,7 @@ def fit(
         random_state=seed,
     )
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
-    for line in mostly_numbers(columns, known):
+    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in named(text)}):
         say(line)
     made.fit(columns, values, groups=of_group)
     made.save(output)
@@ -100,25 +99,24 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     """
     from causalqwen.data.columns import ColumnError, known_numbers_of, read_table
     from causalqwen.data.rows import arrow_for
-    from causalqwen.files import write_text, writing
+    from causalqwen.files import suffix_of, write_text, writing
     from causalqwen.modeling.prediction import describe_all
     from causalqwen.sklearn import NumberRegressor
 
     made = NumberRegressor.load(model, device)
-    table = read_table(source, made.reader_.kinds)
+    table = read_table(source, made.reader_.known)
     target = made.reader_.target or "value"
     has_target = target in table
     known = known_numbers_of(table, target)
-    to_parquet = output.suffix == ".parquet"
+    to_parquet = suffix_of(output) == ".parquet"
     if to_parquet:
         arrow = arrow_for(output)
         for name, cells in table.items():
             try:
                 arrow.array(cells)
-            except (arrow.ArrowException, OverflowError):
-                raise ColumnError(
-                    f"column {name!r} holds several types, which Parquet does not: name {output} .jsonl"
-                ) from None
+            except (arrow.ArrowException, OverflowError) as error:
+                told = " ".join(str(error).split())
+                raise ColumnError(f"column {name!r}: no Parquet file holds it ({told}); name {output} .jsonl") from None
     full = made.predict(table, "full")
     described = describe_all(full["predictions"], known, raw=raw)
     kept = table | ({target: known} if has_target else {})

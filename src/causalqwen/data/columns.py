@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from causalqwen.data.rows import arrow_for, lines_of
+from causalqwen.files import suffix_of
 from causalqwen.numbers import find_numbers
 
 KINDS = ("number", "date", "category", "text")
@@ -45,11 +46,10 @@ FAR = 1e150
 """No number is read as further from 0: its distance from others stays one that float64 holds."""
 _DISTINCT = 0.2
 """Strings of a column that are fewer than this share of its rows are a category."""
-_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?|inf|Infinity)", re.ASCII)
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 _MISSING = re.compile(r"#N/A( N/A)?|#NA|-?1\.#(IND|QNAN)|-?(nan|NaN)|<NA>|N/A|n/a|NA|NULL|null|None|")
 """Cells of a CSV that stand for nothing, as pandas reads them."""
-_PARQUET, _LINES = (".parquet", ".parq", ".pq"), (".jsonl", ".ndjson", ".json")
 _INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls an index without a name in Parquet."""
 _MOSTLY = 0.8
@@ -160,7 +160,7 @@ class TableReader:
 
     def check(self, table: Mapping[str, Sequence[Any]]) -> None:
         """ColumnError for a column that is missing, that the training rows did not have, or of another kind."""
-        known = {column.name: column for column in self.columns}
+        known = self.known
         for name in known:
             if name not in table:
                 raise ColumnError(f"column {name!r} is missing; it was there when the model was fitted")
@@ -193,9 +193,9 @@ class TableReader:
         return told if self.target is None else f"{told}; {self.target}:" if told else f"{self.target}:"
 
     @property
-    def kinds(self) -> dict[str, str]:
-        """Of each column, by its name."""
-        return {column.name: column.kind for column in self.columns}
+    def known(self) -> dict[str, Column]:
+        """The columns by name."""
+        return {column.name: column for column in self.columns}
 
     @property
     def has_words(self) -> bool:
@@ -217,7 +217,7 @@ class TableReader:
     def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
         """Of each column, and of the numbers that stand in texts."""
         yield from ((column, table[column.name]) for column in self.columns)
-        standing = {name: _numbers_in(name, table[name], self.characters) for name in {one.name for one in self.inside}}
+        standing = {name: _numbers_in(table[name], self.characters) for name in {one.name for one in self.inside}}
         yield from ((column, _at_place(standing[column.name], column.place)) for column in self.inside)
 
 
@@ -231,19 +231,18 @@ def table_of(X: Any) -> Columns:
     if isinstance(X, dict):
         pairs = [(str(name), list(cells)) for name, cells in X.items()]
     elif is_frame(X):
-        named = ((name, f"x{name}" if isinstance(name, int) else str(name)) for name in X.columns)
+        named = [(name, f"x{name}" if isinstance(name, int) else str(name)) for name in X.columns]
+        _once([told for _, told in named])
         pairs = [(told, list(X[name].tolist() if hasattr(X[name], "tolist") else X[name])) for name, told in named]
     else:
         array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
-        pairs = (
-            [("text", list(array))]
-            if array.ndim == 1
-            else [(f"x{j}", list(array[:, j])) for j in range(array.shape[1])]
-        )
+        apart = [("text", array)] if array.ndim == 1 else [(f"x{place}", cells) for place, cells in enumerate(array.T)]
+        moments = array.dtype.kind in "mM"  # which are numbers as Python has them, where they count nanoseconds
+        pairs = [(name, list(cells) if moments else cells.tolist()) for name, cells in apart]
+    _once([name for name, _ in pairs])
     if len(lengths := {len(cells): name for name, cells in pairs}) > 1:
         told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
         raise ColumnError(f"the columns have different numbers of rows: {told}")
-    _once([name for name, _ in pairs])
     return {name: _cells(name, cells) for name, cells in pairs}
 
 
@@ -257,34 +256,35 @@ def is_missing(cell: Any) -> bool:
     return _cell(cell) is None
 
 
-def read_table(path: str | os.PathLike, kinds: Mapping[str, str] | None = None) -> Columns:
-    """The columns of a CSV, Parquet (`.parquet`) or JSON lines (`.jsonl`) file.
+def read_table(path: str | os.PathLike, known: Mapping[str, Column] | None = None) -> Columns:
+    """The columns of a Parquet or JSON lines file, and of a CSV where it is called neither (`suffix_of`).
 
     Cells of a CSV are missing where pandas has it so: empty, NA, NaN, null, and what it reads likewise. A column is one of
-    numbers where all others are, and of truth where all are True or False.
+    numbers where all others are, without zeros before them (01234), and of truth where all are True or False.
 
-    kinds: of columns that are known; these are read as such, whatever else the file holds.
+    known: columns by name; these are read as such, whatever else the file holds, and a level of theirs is never missing.
 
     Raises:
         FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column;
             RowError: a line that is no text.
         ImportError: a Parquet file where pyarrow is not installed.
     """
-    path = Path(path)
+    path, known = Path(path), known or {}
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    if path.suffix.lower() in _PARQUET:
+    if suffix_of(path) == ".parquet":
         arrow = arrow_for(path)
         try:
             columns = arrow.parquet.read_table(path)
             _once(columns.column_names, path.name)
-            table = {name: cells for name, cells in columns.to_pydict().items() if not _INDEX.fullmatch(name)}
-        except (arrow.ArrowException, OSError) as error:
+            dropped = [name for name in columns.column_names if _INDEX.fullmatch(name) and name not in known]
+            table = columns.drop_columns(dropped).to_pydict()
+        except (arrow.ArrowException, OSError, OverflowError) as error:
             raise ColumnError(f"{path.name}: {' '.join(str(error).split())}") from None
-    elif path.suffix.lower() in _LINES:
+    elif suffix_of(path) == ".jsonl":
         table = _read_objects(path)
     else:
-        table = _read_cells(path, kinds or {})
+        table = _read_cells(path, known)
     if not table or not next(iter(table.values())):
         raise ColumnError(f"{path.name} holds no rows")
     return table_of(table)
@@ -319,14 +319,13 @@ def names_of(table: Columns, name: str) -> list[str]:
     return [str(cell) for cell in cells]
 
 
-def mostly_numbers(table: Columns, kinds: Mapping[str, str]) -> list[str]:
-    """A line for each column of strings of which most are numbers, and which nobody called a text: what the first other one
-    says, and how the column is read."""
+def mostly_numbers(table: Columns) -> list[str]:
+    """A line for each column of strings of which most are numbers: what the first other one says."""
     lines = []
     for name, cells in table.items():
         there = [(row, cell) for row, cell in enumerate(cells, start=1) if isinstance(cell, str)]
         others = [(row, cell) for row, cell in there if _number(cell) is None]
-        if others and len(there) - len(others) >= _MOSTLY * len(there) and name not in kinds:
+        if others and len(there) - len(others) >= _MOSTLY * len(there):
             (row, cell), numbers = others[0], f"{len(there) - len(others):,} of {len(there):,} cells are numbers"
             lines.append(f"column {name!r} is read as words: {numbers}, but row {row} says {cell[:40]!r}")
     return lines
@@ -374,8 +373,7 @@ def _read_objects(path: Path) -> Columns:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _read_cells(path: Path, kinds: Mapping[str, str]) -> Columns:
-    """kinds: of columns that are known; of others, their cells say."""
+def _read_cells(path: Path, known: Mapping[str, Column]) -> Columns:
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines: list[list[str]] = []
         try:
@@ -392,17 +390,23 @@ def _read_cells(path: Path, kinds: Mapping[str, str]) -> Columns:
     _once(head, path.name)
     columns: Columns = {}
     for place, name in enumerate(head):
-        cells = [None if _MISSING.fullmatch(row[place].strip()) else row[place] for row in rows]
-        columns[name] = _values(cells, kinds.get(name))
+        column = known.get(name)
+        levels = column.levels if column else ()
+        gone = (_MISSING.fullmatch(cell := row[place].strip()) and cell not in levels for row in rows)
+        cells = [None if missing else row[place] for missing, row in zip(gone, rows, strict=True)]
+        columns[name] = _values(cells, column.kind if column else None)
     return columns
 
 
 def _values(cells: Sequence[str | None], kind: str | None) -> list[Any]:
-    """Cells as what they say: numbers in a column that is known as one, or if all of them are; likewise what is true."""
+    """Cells as what they say: numbers in a column that is known as one, or if all of them are, whole ones if all of them are;
+    likewise what is true."""
     for read in (_number, lambda cell: _TRUTH.get(cell.strip())):
         said = [None if cell is None else read(cell) for cell in cells]
         every = all(cell is None or value is not None for cell, value in zip(cells, said, strict=True))
         if (kind is None and every) or (kind == "number" and any(value is not None for value in said)):
+            if any(isinstance(value, float) for value in said):
+                said = [value if value is None else float(value) for value in said]
             return [cell if value is None else value for cell, value in zip(cells, said, strict=True)]
     return list(cells)
 
@@ -411,7 +415,8 @@ def _number(cell: str) -> float | None:
     """What a cell says as a number; None for what is none, and for a code with zeros before it (01234)."""
     if not _NUMBER.fullmatch(cell := cell.strip()):
         return None
-    return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 300 else float(cell)
+    value = float(cell)
+    return int(cell) if cell.lstrip("+-").isdigit() and abs(value) < 2**63 else value
 
 
 def written(cell: Any) -> str:
@@ -434,19 +439,19 @@ def _cells(name: str, cells: Sequence[Any]) -> list[Any]:
             raise ColumnError(f"column {name!r}, row {row}: a number is infinite; missing values are NaN")
         if isinstance(cell, int) and abs(cell) > sys.float_info.max:
             raise ColumnError(f"column {name!r}, row {row}: a number is too large for float64")
-        if isinstance(cell, str) and _HALF.search(cell):
+        if isinstance(cell, str) and not cell.isascii() and _HALF.search(cell):
             raise ColumnError(f"column {name!r}, row {row}: half of a surrogate pair is no character")
     return known
 
 
 def _cell(cell: Any) -> Any:
     """A value as Python has it; None where it is missing."""
-    if isinstance(cell, np.datetime64 | np.timedelta64):
-        cell = cell.astype(f"{type(cell).__name__}[us]")  # whose nanoseconds Python does not have
     if isinstance(cell, np.generic):
+        if isinstance(cell, np.datetime64 | np.timedelta64):
+            cell = cell.astype(f"{type(cell).__name__}[us]")  # whose nanoseconds Python does not have
         cell = cell.item()
     if isinstance(cell, Decimal):
-        cell = float(cell)
+        cell = None if cell.is_nan() else float(cell)
     if cell is None or (isinstance(cell, float) and math.isnan(cell)) or type(cell).__name__ in ("NaTType", "NAType"):
         return None
     if isinstance(cell, str):
@@ -486,7 +491,7 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
 def _inside(text: Column, cells: Sequence[Any], characters: int, values: Sequence[float]) -> Iterator[Column]:
     """The numbers in the texts of a column that are to be numbers of the row: those that vary, of many rows, or that say the
     value; and the greatest only where some text has more of them than one."""
-    standing = _numbers_in(text.name, cells, characters)
+    standing = _numbers_in(cells, characters)
     several = any(len(numbers) > 1 for numbers in standing)
     for place in (*range(MOST_PLACES), *[_GREATEST] * several):
         numbers = _at_place(standing, place)
@@ -499,16 +504,16 @@ def _inside(text: Column, cells: Sequence[Any], characters: int, values: Sequenc
             yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place, ends=ends)
 
 
-def _numbers_in(name: str, cells: Sequence[Any], characters: int) -> list[list[float]]:
-    """Those of each text, as far as it is read; a number that is cut there is none. ColumnError for digits that float64 cannot
-    hold, which the number channel would refuse too, by row."""
+def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
+    """Those of each text, as far as it is read; a number that is cut there is none, nor are digits that float64 cannot hold,
+    which the number channel refuses where it meets them."""
     standing: list[list[float]] = []
-    for row, cell in enumerate(cells, start=1):
+    for cell in cells:
         text = "" if cell is None else written(cell)[:characters]
         try:
             standing.append([number.value for number in find_numbers(text) if number.end < characters])
-        except ValueError as error:
-            raise ColumnError(f"column {name!r}, row {row}: {error}") from None
+        except ValueError:
+            standing.append([])
     return standing
 
 

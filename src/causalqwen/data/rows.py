@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from causalqwen.extras import extra
+from causalqwen.files import suffix_of
 
 
 class RowError(ValueError):
@@ -135,14 +136,14 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    if path.suffix == ".parquet":
+    if suffix_of(path) == ".parquet":
         arrow_for(path)  # a missing library is told now, not with the first row
     return _stream(path, values_required)
 
 
 def _stream(path: Path, values_required: bool) -> Iterator[Row]:
     row = None
-    for row in _READERS.get(path.suffix, _read_jsonl)(path, values_required):
+    for row in _READERS.get(suffix_of(path), _read_jsonl)(path, values_required):
         yield row
     if row is None:
         raise RowError(f"{path} holds no rows")

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.data import RowError
 from causalqwen.data.rows import arrow_for
-from causalqwen.files import batches, put, write_text, writing
+from causalqwen.files import batches, put, suffix_of, write_text, writing
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
         part.unlink()
         note.unlink()
         raise
-    _WRITERS.get(output.suffix, put)(part, output)
+    _WRITERS.get(suffix_of(output), put)(part, output)
     part.unlink(missing_ok=True)
     note.unlink()
     return count

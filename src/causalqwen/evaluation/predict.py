@@ -9,6 +9,7 @@ import torch
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
 from causalqwen.data.rows import arrow_for, checked_rows
 from causalqwen.evaluation.kept import Answers, write_kept
+from causalqwen.files import suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays, casting_once
@@ -135,9 +136,9 @@ def predict_file(
 
 def check_output(output: Path) -> None:
     """ValueError for a file of a kind that is not written, ImportError for a Parquet file where pyarrow is not installed."""
-    if output.suffix == ".csv":
+    if suffix_of(output) == ".csv":
         raise ValueError(f"{output}: predictions are nested; name it .jsonl or .parquet")
-    if output.suffix == ".parquet":
+    if suffix_of(output) == ".parquet":
         arrow_for(output)
 
 

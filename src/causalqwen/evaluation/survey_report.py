@@ -10,6 +10,7 @@ import numpy as np
 
 from causalqwen.evaluation.page import write_page
 from causalqwen.extras import extra
+from causalqwen.files import suffix_of
 from causalqwen.modeling import Question
 
 with extra("tables", "a survey's report"):
@@ -45,9 +46,9 @@ class SurveyReport:
 
 def read_answers(path: Path) -> Any:
     """The rows of a survey's file as a pandas.DataFrame."""
-    if path.suffix == ".parquet":
+    if suffix_of(path) == ".parquet":
         return pandas.read_parquet(path)
-    return pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_json(path, lines=True, dtype=False)
+    return pandas.read_csv(path) if suffix_of(path) == ".csv" else pandas.read_json(path, lines=True, dtype=False)
 
 
 def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
