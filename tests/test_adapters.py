@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from causalqwen import CausalDecoding
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from conftest import graft_tiny
 
 pytestmark = pytest.mark.filterwarnings(
@@ -61,6 +61,8 @@ def test_an_adapter_acts_like_the_weight_that_it_makes(tiny_tokenizer, part, sta
         assert torch.equal(*texts)
     with peft.disable_adapter():
         assert same(outputs(plain, grad=False), before)
+    with pytest.raises(ValueError, match=r"a PeftModel.* is no backbone: .* by merge_and_unload\(\)"):
+        CausalQwenForCausalLM.from_backbone(peft, tokenizer=tiny_tokenizer)
     merged = peft.merge_and_unload()
     assert merged is plain and same(outputs(plain, grad=False), expected)
 

@@ -252,6 +252,8 @@ BAD = [
     ("graft", {"--backbone": "encoder"}, r"cannot be grafted: it is a bert model"),
     ("graft", {"--start": "hot"}, r"unknown start 'hot'"),
     ("graft", {"--dtype": "float33"}, r"unknown dtype float33"),
+    ("graft", {"--set": "support=["}, r"--set support: '\[' is no YAML"),
+    ("predict", {"--device": "cuda:7"}, r"device cuda:7: no CUDA device is here|CUDA"),
 ]
 FRESH = {name: message for name, _, message in reversed(BAD)}.values()
 """The first mistake of each command is made in a process of its own, as people make them."""

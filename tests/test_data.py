@@ -2,13 +2,17 @@
 
 import json
 import math
+from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 
 from causalqwen import CausalQwenProcessor
 from causalqwen.data import EncodedRows, RowError, collate, encode_rows, parse_row, read_rows
 from causalqwen.data.boiling_points import SIZES, boiling_points, sample_of_boiling_points, write_sentences
+from causalqwen.data.people import people_of_rows
+from causalqwen.data.rows import checked_rows
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import BEST_CRPS, questions, statements
 from causalqwen.data.texts import speech_paragraphs
@@ -192,6 +196,7 @@ def test_bad_tables_are_named(tmp_path):
     for text, message in [
         ("prompt,value\nfine,1\nbad,five\n", "rows.csv, row 2, field value: expected a number, found five"),
         ("prompt,value\nfine,1,2\n", "rows.csv, row 1: more cells than the header has"),
+        ("prompt,value\nfine\n", "rows.csv, row 1: fewer cells than the header has"),
         ('prompt,value\n"open,1\n', "rows.csv, after row 0: unexpected end of data"),
         ("prompt,value\nfine,nan\n", "rows.csv, row 1, field value: NaN is not a finite"),
         ("prompt,value\n", "rows.csv holds no rows"),
@@ -200,9 +205,26 @@ def test_bad_tables_are_named(tmp_path):
         (tmp_path / "rows.csv").write_text(text)
         with pytest.raises(RowError, match=message):
             read_rows(tmp_path / "rows.csv")
+    for name in ("rows.CSV", "rows.JSONL", "rows.ndjson"):  # of any case, with the mark that Excel writes
+        (tmp_path / name).write_text(
+            "prompt,value\na,1\n" if "CSV" in name else '{"prompt": "a", "value": 1}\n', "utf-8-sig"
+        )
+        assert read_rows(tmp_path / name)[0].fields == {"prompt": "a", "value": 1}
+    odd = {"prompt": "a", "value": Decimal("1.5"), "n": np.int64(3), "x": np.float32(0.5), "whole": Decimal(2)}
+    (row,) = checked_rows([odd])
+    assert json.dumps(row.fields) == json.dumps({"prompt": "a", "value": 1.5, "n": 3, "x": 0.5, "whole": 2.0})
     (tmp_path / "rows.parquet").write_text("prompt,value\n")
     with pytest.raises(RowError, match="rows.parquet, after row 0: "):
         read_rows(tmp_path / "rows.parquet")
+
+
+def test_a_choice_names_its_options_in_a_list(processor):
+    row = {"prompt": "He said", "individual": "A", "chosen": "y", "options": ["y", "n"]}
+    assert people_of_rows(checked_rows([row]), processor)[2] == {"choices"}
+    for options in ("yes", None):
+        with pytest.raises(RowError, match="row 1, field options: expected a list of words"):
+            people_of_rows(checked_rows([row | {"options": options}]), processor)
+    assert people_of_rows(checked_rows([row | {"chosen": None, "value": 3}]), processor)[2] == {"values"}
 
 
 @pytest.fixture(scope="module")

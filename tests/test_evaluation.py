@@ -225,6 +225,47 @@ def test_tables_go_in_and_out(trained, tmp_path, monkeypatch):
     assert table.to_pylist()[0]["median"] == expected[0]["median"]
 
 
+def test_fields_called_as_a_prediction_are_kept_and_held_against_rows(trained, tmp_path):
+    """A prompt's of these names, a text's `numbers`; and nothing that a row holds may change where a run is taken up."""
+    model, _, _ = trained
+    rows = [
+        {"prompt": "The long one is", "median": row, "input_median": "x", "numbers": 3, "crps": 9} for row in range(4)
+    ]
+    source, out = (
+        write_rows(tmp_path / "rows.jsonl", [*rows, {"text": "It is 5.", "numbers": "mine"}]),
+        tmp_path / "out.jsonl",
+    )
+    predict_file(model, source, out, batch_size=2)
+    *made, text = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["input_input_median"] for row in made] == [0, 1, 2, 3] and made[0]["input_median"] == "x"
+    assert made[0]["median"] > 5 and made[0]["numbers"] == 3 and made[0]["input_crps"] == 9 and "crps" not in made[0]
+    assert text["input_numbers"] == "mine" and text["numbers"][0]["value"] == 5
+    write_rows(source, [*rows[:3], {"prompt": ""}])
+    with pytest.raises(RowError, match="row 4, field prompt: the text is empty; the 2 rows before it are kept"):
+        predict_file(model, source, tmp_path / "again.jsonl", batch_size=2)
+    write_rows(source, [rows[0], rows[1] | {"note": "new"}, *rows[2:]])
+    with pytest.raises(ValueError, match=r"row 2 of .* is not that of the rows to write"):
+        predict_file(model, source, tmp_path / "again.jsonl", batch_size=2, resume=True)
+    write_rows(source, rows)
+    assert predict_file(model, source, tmp_path / "again.jsonl", batch_size=2, resume=True) == 4
+
+
+def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path):
+    model, _, _ = trained
+    rows = [
+        {"question": "How long?", "answer": 3, "id": 2**70, "tag": {}, "on": True, "n": 1},
+        {"question": "Which?", "answer": "red", "id": 1, "tag": {}, "on": 1, "n": 2.5},
+        {"question": "Which?", "answer": "red", "on": None},
+    ]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    assert predict_file(model, source, tmp_path / "out.PQ") == 3
+    table = parquet.read_table(tmp_path / "out.PQ").to_pydict()
+    told = {name: [cell and json.loads(cell) for cell in table[name]] for name in ("answer", "id", "on")}
+    assert told == {"answer": [3, "red", "red"], "id": [2**70, 1, None], "on": [True, 1, None]}
+    assert table["tag"] == ["{}", "{}", None] and table["n"] == [1.0, 2.5, None]
+    assert table["question"] == [row["question"] for row in rows] and table["median"][0] > 0
+
+
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):
 
     model, examples, _ = trained

@@ -571,7 +571,15 @@ def test_chat_prompts_generate(talker):
 
 @pytest.mark.parametrize(
     "argument",
-    [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"num_beams": 2}, {"min_p": 0.1}],
+    [
+        {"do_sample": True},
+        {"temperature": 0.5},
+        {"temperature": 0.0},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"num_beams": 2},
+        {"min_p": 0.1},
+    ],
 )
 def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument):
     inputs = encode(talker, PROMPTS[:1])

@@ -570,11 +570,33 @@ def test_a_killed_run_resumes_to_the_same_curve_and_weights(tiny_tokenizer, tmp_
         train(killed, rows(killed), [], tmp_path / "killed", settings)
     with pytest.raises(ValueError, match="other settings"):
         train(killed, rows(killed), [], tmp_path / "killed", dataclasses.replace(settings, seed=9), resume=True)
-    fresh = graft_tiny("llama", tiny_tokenizer)
+    fresh, held = graft_tiny("llama", tiny_tokenizer), examples(killed, 8, seed=1)
+    named = [dataclasses.replace(row, group="one") for row in rows(fresh)]
+    for other in (rows(fresh)[1:], named, [dataclasses.replace(row, numeric_values=[1.0] * len(row)) for row in named]):
+        with pytest.raises(ValueError, match="a run with other rows; it cannot be resumed"):
+            train(fresh, other, held, tmp_path / "killed", settings, resume=True)
+    with pytest.raises(ValueError, match="a run with another model; it cannot be resumed"):
+        train(graft_tiny("qwen2", tiny_tokenizer), rows(fresh), held, tmp_path / "killed", settings, resume=True)
     train(fresh, rows(fresh), examples(fresh, 8, seed=1), tmp_path / "killed", settings, resume=True)
     assert curve(tmp_path / "killed") == curve(tmp_path / "through")
     for name, tensor in through.state_dict().items():
         assert torch.equal(tensor, fresh.state_dict()[name]), name
+
+
+def test_a_model_that_is_no_number_is_not_kept(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    with pytest.raises(ValueError, match="training ended in .* that is not finite: lower the learning rate, or scale"):
+        train(
+            model,
+            encode_rows(
+                [Row("prompt", "r", {"prompt": f"It {n} is", "value": (-1) ** n * 1e308}) for n in range(32)],
+                model.processor,
+            ),
+            [],
+            tmp_path / "out",
+            TrainSettings(values=ValueStage(epochs=2)),
+        )
+    assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_a_checkpoint_cut_off_while_it_was_written_is_passed_over(tmp_path):

@@ -108,7 +108,13 @@ def config_fields(settings: list[str] | None) -> dict[str, Any]:
     given = [setting.partition("=") for setting in settings or ()]
     if wrong := [name for name, equals, _ in given if not equals]:
         raise ValueError(f"--set {wrong[0]}: expected NAME=VALUE")
-    return {name: yaml.safe_load(value) for name, _, value in given}
+    made = {}
+    for name, _, value in given:
+        try:
+            made[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {name}: {value!r} is no YAML ({' '.join(str(error).split())})") from None
+    return made
 
 
 def figures_line(metrics: dict[str, Any], *, words: bool = True) -> str:

@@ -82,10 +82,6 @@ def fit(
     show(about, line, as_json)
 
 
-PREDICTED = ("mean", "median", "intervals", "num_prob", "crps", "log_prob")
-"""What a row of a prediction holds (`describe`)."""
-
-
 def named(columns: str | None) -> list[str]:
     """Names with commas."""
     return [name.strip() for name in columns.split(",")] if columns else []
@@ -98,9 +94,9 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     where a Parquet file is asked for, which has none.
     """
     from causalqwen.data.columns import ColumnError, known_numbers_of, read_table
-    from causalqwen.data.rows import arrow_for
+    from causalqwen.data.rows import arrow_for, kept_beside
     from causalqwen.files import suffix_of, write_text, writing
-    from causalqwen.modeling.prediction import describe_all
+    from causalqwen.modeling.prediction import DESCRIBED, describe_all
     from causalqwen.sklearn import NumberRegressor
 
     made = NumberRegressor.load(model, device)
@@ -119,14 +115,10 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
                 raise ColumnError(f"column {name!r}: no Parquet file holds it ({told}); name {output} .jsonl") from None
     full = made.predict(table, "full")
     described = describe_all(full["predictions"], known, raw=raw)
-    kept = table | ({target: known} if has_target else {})
-    names = {name: name for name in kept}
-    for name in names:
-        while names[name] in PREDICTED or (names[name] != name and names[name] in kept):
-            names[name] = f"input_{names[name]}"
+    kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))
     rows: list[dict[str, Any]] = []
     for row, mean in enumerate(full["mean"].tolist()):
-        rows.append({names[name]: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row])
+        rows.append({name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row])
     output.parent.mkdir(parents=True, exist_ok=True)
     if to_parquet:
         every = dict.fromkeys(name for row in rows for name in row)  # the first row may lack what others have

@@ -37,7 +37,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     questions = []
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         lines = list(lines_of(file, path))
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -95,10 +95,13 @@ def _plain(value: Any) -> Any:
 
 
 def _heard(row: Row, processor: Any) -> tuple[str, list[Observation | Choice]]:
-    if row.kind == "prompt" and "chosen" in row.fields:
+    if row.kind == "prompt" and row.fields.get("chosen") is not None:
+        options = row.fields.get("options")
+        if not isinstance(options, list | tuple):
+            raise RowError(f"{row.place}, field options: expected a list of words, found {str(options)[:40]!r}")
         try:
-            return "choices", [Choice(row.fields["prompt"], row.fields["options"], row.fields["chosen"])]
-        except (KeyError, TypeError, ValueError) as error:
+            return "choices", [Choice(row.fields["prompt"], tuple(options), row.fields["chosen"])]
+        except (TypeError, ValueError) as error:
             raise RowError(f"{row.place}, fields options and chosen: {error}") from None
     if row.asks_number:
         if row.value is None:

@@ -18,13 +18,19 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from causalqwen.extras import extra
 from causalqwen.files import suffix_of
+
+_SHORT: Any = object()
+"""What a line of CSV lacks that ends before the header does."""
 
 
 class RowError(ValueError):
@@ -150,7 +156,7 @@ def _stream(path: Path, values_required: bool) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(lines_of(file, path), start=1):
             if line.strip():
                 yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
@@ -158,7 +164,7 @@ def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
 
 def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader, number = csv.DictReader(lines_of(file, path), strict=True), 0
+        reader, number = csv.DictReader(lines_of(file, path), strict=True, restval=_SHORT), 0
         try:
             header = reader.fieldnames or ()
             if twice := [name for place, name in enumerate(header) if name in header[:place]]:
@@ -167,6 +173,8 @@ def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
                 place = f"{path.name}, row {number}"
                 if None in cells:
                     raise RowError(f"{place}: more cells than the header has")
+                if _SHORT in cells.values():
+                    raise RowError(f"{place}: fewer cells than the header has")
                 fields: dict[str, Any] = {name: cell for name, cell in cells.items() if cell}
                 if "value" in fields:
                     try:
@@ -232,6 +240,7 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     """The row that these fields are; RowError names `place` and the field. A field that is None is not there."""
     if not isinstance(fields, dict):
         raise RowError(f'{place}: expected an object such as {{"text": ...}}, found {type(fields).__name__}')
+    fields = {name: _plain(cell) for name, cell in fields.items()}
     kinds = [kind for kind in ("text", "prompt", "messages", "question") if fields.get(kind) is not None]
     if len(kinds) != 1:
         told = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
@@ -257,6 +266,15 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     return Row(kind, place, fields)
 
 
+def kept_beside(fields: dict[str, Any], made: Collection[str]) -> dict[str, Any]:
+    """Fields as they stand beside others that are made: one that is called as these is `input_NAME`."""
+    names = {name: name for name in fields}
+    for name in names:
+        while names[name] in made or (names[name] != name and names[name] in fields):
+            names[name] = f"input_{names[name]}"
+    return {names[name]: cell for name, cell in fields.items()}
+
+
 def checked_rows(rows: "Iterable[Row | dict[str, Any]]") -> Iterator[Row]:
     """Rows as they are, and dictionaries of fields (a `datasets.Dataset`, a list) as rows, counted from 1; RowError for one
     that cannot be used."""
@@ -266,6 +284,11 @@ def checked_rows(rows: "Iterable[Row | dict[str, Any]]") -> Iterator[Row]:
 
 def _shown(value: Any) -> str:
     return json.dumps(value, default=str)[:40]
+
+
+def _plain(cell: Any) -> Any:
+    """A number of numpy, or a decimal one, as Python has it."""
+    return cell.item() if isinstance(cell, np.number) else float(cell) if isinstance(cell, Decimal) else cell
 
 
 class _NotFiniteError(Exception):

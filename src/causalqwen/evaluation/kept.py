@@ -95,20 +95,38 @@ def _take_up(part: Path, answers: Answers) -> int:
 
 
 def _write_parquet(lines: Path, output: Path) -> None:
-    """JSON lines as a table whose columns are those of all rows; it appears by rename."""
+    """JSON lines as a table whose columns are those of all rows; it appears by rename. A column that Parquet cannot hold, of
+    several types, empty objects, or whole numbers beyond 64 bits, is JSON text."""
     pa = arrow_for(output)
-
-    def arrays(kind: Any = None) -> Iterator[Any]:
-        with lines.open(encoding="utf-8") as file:
-            for batch in batches(file, 4096):
-                yield pa.array([json.loads(line) for line in batch], kind)
-
-    schema = pa.schema([])
-    for array in arrays():
-        schema = pa.unify_schemas([schema, pa.schema(list(array.type))], promote_options="permissive")
+    kinds: dict[str, Any] = {}
+    for rows in _parts(lines):
+        for name in dict.fromkeys(name for row in rows for name in row):
+            kinds[name] = _kind_of(pa, [row.get(name) for row in rows], kinds.get(name, pa.null()))
+    schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in kinds.items()])
     with writing(output) as part, pa.parquet.ParquetWriter(part, schema) as writer:
-        for array in arrays(pa.struct(list(schema))):
-            writer.write_table(pa.Table.from_struct_array(array))
+        for rows in _parts(lines):
+            arrays = []
+            for field in schema:
+                cells = [row.get(field.name) for row in rows]
+                if kinds[field.name] is None:
+                    cells = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in cells]
+                arrays.append(pa.array(cells, field.type))
+            writer.write_table(pa.table(arrays, schema=schema))
+
+
+def _parts(lines: Path) -> Iterator[list[dict[str, Any]]]:
+    with lines.open(encoding="utf-8") as file:
+        yield from ([json.loads(line) for line in batch] for batch in batches(file, 4096))
+
+
+def _kind_of(pa: Any, cells: list[Any], known: Any) -> Any:
+    """The type of a column that was `known` so far, with some more cells; None for one that Parquet cannot hold."""
+    try:
+        both = [pa.schema([("column", kind)]) for kind in (known, pa.array(cells).type)]
+        kind = pa.unify_schemas(both, promote_options="permissive").field("column").type
+    except (pa.ArrowException, OverflowError, TypeError):  # of None, which was no type before
+        return None
+    return None if "struct<>" in str(kind) else kind
 
 
 def _write_csv(lines: Path, output: Path) -> None:

@@ -1,5 +1,6 @@
 """Predictions for rows of any number: file to file, taken up again where it was stopped, or table by table in workers."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,13 @@ from typing import Any
 import torch
 
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
-from causalqwen.data.rows import arrow_for, checked_rows
+from causalqwen.data.rows import arrow_for, checked_rows, kept_beside
 from causalqwen.evaluation.kept import Answers, write_kept
 from causalqwen.files import suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays, casting_once
-from causalqwen.modeling.prediction import describe_all
+from causalqwen.modeling.prediction import DESCRIBED, describe_all
 from causalqwen.modeling.survey import batches
 
 
@@ -63,7 +64,17 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
             read = [examples[place] for place in texts]
             of_texts = iter(_predict_texts(model, read, [classes[place] for place in texts], raw))
     of_prompts = iter(describe_all(predicted, [rows[place].value for place in prompts], raw=raw))
-    return [row.fields | (next(of_prompts) if row.asks_number else {"numbers": next(of_texts)}) for row in rows]
+    return [_own(row) | (next(of_prompts) if row.asks_number else {"numbers": next(of_texts)}) for row in rows]
+
+
+def _own(row: Row) -> dict[str, Any]:
+    """What a row holds, under the names that it has beside its prediction."""
+    return kept_beside(row.fields, DESCRIBED if row.asks_number else ("numbers",))
+
+
+def _belongs(kept: dict[str, Any], row: Row) -> bool:
+    own = _own(row)
+    return json.dumps({name: kept.get(name) for name in own}) == json.dumps(json.loads(json.dumps(own, default=str)))
 
 
 @torch.no_grad()
@@ -125,7 +136,7 @@ def predict_file(
         {"model": fingerprint(model), "raw": raw, "batch_size": batch_size},
         stream_rows(source),
         lambda rows: _predict_batch(model, rows, raw),
-        lambda kept, row: kept.get(row.kind) == row.fields[row.kind],
+        _belongs,
         batch_size=batch_size,
         total=total,
         doing="predicting",

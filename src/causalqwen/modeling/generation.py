@@ -386,7 +386,9 @@ def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[st
     given = {name: getattr(generation_config, name) for name in of_config}
     given |= {name: kwargs[name] for name in _SAMPLING_ARGUMENTS if kwargs.get(name) is not None}
     wrong = [
-        name for name, value in given.items() if not (value in (False, None) or (name == "num_beams" and value == 1))
+        name
+        for name, value in given.items()
+        if value is not False and value is not None and (name, value) != ("num_beams", 1)
     ]
     if wrong:
         raise ValueError(

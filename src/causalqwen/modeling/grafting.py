@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +94,11 @@ def from_backbone(
         if tokenizer is None:
             raise ValueError("a loaded backbone needs its tokenizer: from_backbone(model, tokenizer=...)")
     else:
+        if not isinstance(name_or_path, str | os.PathLike):
+            kind = type(name_or_path).__name__
+            raise ValueError(
+                f"a {kind} is no backbone: give a model of transformers (an adapter's by merge_and_unload())"
+            )
         name, path = str(name_or_path), resolve_backbone(name_or_path)
         _refuse_others(AutoConfig.from_pretrained(path), name)
         backbone = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or "auto")

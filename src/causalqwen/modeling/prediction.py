@@ -250,6 +250,10 @@ def _observed(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
+DESCRIBED = ("median", "intervals", "num_prob", "crps", "log_prob")
+"""What `describe` says."""
+
+
 def describe(
     prediction: NumberPrediction, value: float | None, *, raw: bool = False, levels: Sequence[float] = LEVELS
 ) -> dict[str, Any]:
@@ -380,6 +384,8 @@ def predict_number(
     """
     if individual is not None:
         individual.check_size(model.config.causal_size)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: a forward pass takes one prompt at least")
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     names = [classes] * len(prompts) if classes is None or isinstance(classes, str) else list(classes)
     if len(names) != len(prompts):

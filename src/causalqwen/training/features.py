@@ -463,6 +463,14 @@ def row_digest(example: Example) -> bytes:
     return hashlib.sha256(np.array(read, dtype=np.float64).tobytes()).digest()
 
 
+def update_with_rows(digest: Any, examples: Sequence[Example]) -> None:
+    """A digest of what was there, and of these rows: tokens, values and what is right."""
+    for example in examples:
+        digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
+        read = [*example.numeric_values, *_how_read(example)]
+        digest.update(np.array(read, dtype=np.float64).tobytes())
+
+
 def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, rest: bool = True) -> list[str]:
     """SHA-256 over everything that the facts depend on: weights, settings, tokens, values and what is right.
 
@@ -492,10 +500,7 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(NUMBER_PARTS):
             update_digest(digest, name, tensor)
-    for example in examples:
-        digest.update(np.array(example.input_ids, dtype=np.int64).tobytes())
-        read = [*example.numeric_values, *_how_read(example)]
-        digest.update(np.array(read, dtype=np.float64).tobytes())
+    update_with_rows(digest, examples)
     keys = {}
     for numbers in (False, True):
         for whole in (False, True):

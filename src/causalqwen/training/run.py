@@ -1,8 +1,10 @@
 """A training run: fit what is fitted, train the stages, recalibrate, save."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ from causalqwen.files import move_into, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.card import CARD, is_somebodys
 from causalqwen.modeling.heads import check_made
+from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
 from causalqwen.training.choice import Choice, choosing, hold_out, set_levels
 from causalqwen.training.choice_of_people import ChoiceOfPeople
+from causalqwen.training.features import update_with_rows
 from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings
+from causalqwen.training.sharding import is_sharded
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 from causalqwen.training.trials import EVALUATIONS, Trials, apply
 
@@ -115,7 +120,7 @@ def learn(
         settings.support_of(numbers.values)  # a support in which none of them lies stops the run here
     if settings.value_transform not in ("auto", "keep"):
         numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
-    _open_work(output, work, settings, resume)
+    _open_work(output, work, model, settings, (train_examples, eval_examples), resume)
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
@@ -149,6 +154,7 @@ def learn(
         for name in stages:
             TRAINERS[name](run)
         model.requires_grad_(True).eval()
+        _check_finite(model)
         metrics = _final_scores(run)
         model.trained_on = _told(run, numbers, metrics)
         if uneven := uneven_coverage(metrics["scale_deciles"]) if "scale_deciles" in metrics else None:
@@ -156,6 +162,15 @@ def learn(
     finally:
         model.bf16, model.number_class = before
     return metrics
+
+
+def _check_finite(model: CausalQwenForCausalLM) -> None:
+    """ValueError where training ended in weights that are no numbers."""
+    for name, weight in model.named_parameters():
+        if not is_sharded(model) and not bool(weight.isfinite().all()):
+            raise ValueError(
+                f"training ended in {name} that is not finite: lower the learning rate, or scale the values"
+            )
 
 
 def _final_scores(run: Run) -> dict[str, Any]:
@@ -224,15 +239,34 @@ def _check_batches(settings: TrainSettings) -> None:
             )
 
 
-def _open_work(output: Path, work: Path, settings: TrainSettings, resume: bool) -> None:
+def _open_work(
+    output: Path,
+    work: Path,
+    model: CausalQwenForCausalLM,
+    settings: TrainSettings,
+    rows: Sequence[Sequence[Example]],
+    resume: bool,
+) -> None:
     kept = dataclasses.asdict(settings)
     del kept["fsdp"]  # a run may be taken up with or without it
-    described = json.dumps(kept, sort_keys=True)
+    digest = hashlib.sha256()
+    for examples in rows:
+        update_with_rows(digest, examples)
+        whose = [(one.individual, one.class_name, one.group, one.columns) for one in examples]
+        digest.update(json.dumps(whose).encode())
+    about = {"another model": fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
+    described = ranks.from_main(json.dumps(about, sort_keys=True))
+    was: Any = None
     note = work / "settings.json"
     if (output / "config.json").exists():
         raise ValueError(f"{output} already holds a model; choose another output")
     if resume and note.exists() and note.read_text(encoding="utf-8") != described:
-        raise ValueError(f"{work} belongs to a run with other settings; it cannot be resumed with these")
+        with suppress(ValueError):  # a damaged note
+            was = json.loads(note.read_text(encoding="utf-8"))
+        other = [
+            name for name, one in json.loads(described).items() if not isinstance(was, dict) or was.get(name) != one
+        ]
+        raise ValueError(f"{work} belongs to a run with {' and '.join(other)}; it cannot be resumed with these")
     if not resume and note.exists():
         raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
     ranks.barrier()  # every rank has looked
