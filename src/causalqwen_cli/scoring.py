@@ -76,7 +76,9 @@ def evaluate(
         Path | None, typer.Option(help="Rows whose errors give the rivals' forecasts their width.")
     ] = None,
     unit: Annotated[str, typer.Option(help="Unit of the values, for the axes.")] = "units of the data",
-    texts: Annotated[int, typer.Option(help="With --language: prompts to continue for the curves; 0 for none.")] = 24,
+    texts: Annotated[
+        int, typer.Option(min=0, help="With --language: prompts to continue for the curves; 0 for none.")
+    ] = 24,
     seed: Annotated[int, typer.Option(help="With --language: seed of all draws.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,

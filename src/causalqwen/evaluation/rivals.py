@@ -143,7 +143,11 @@ RIVALS: dict[str, Rival] = {
 def score_rivals(
     train: NumberTable, validation: NumberTable, test: NumberTable, law: ValueLaw | ClassLaws
 ) -> dict[str, dict[str, Any]]:
-    """Scores of every rival on the test rows, keys as `score_values`; quantiles are clipped by `law` as the model's are."""
+    """Scores of every rival on the test rows, keys as `score_values`; quantiles are clipped by `law` as the model's are.
+    ValueError where there are too few numbers to fit them on, to give them a width, or to score."""
+    for name, table, fewest in (("training", train, 2), ("validation", validation, 2), ("scored", test, 1)):
+        if len(table) < fewest:
+            raise ValueError(f"rivals need {fewest} numbers at least; the {name} rows hold {len(table)}")
     return {name: score_forecast(fit(train, validation, 0)(test), test.values, law) for name, fit in RIVALS.items()}
 
 
