@@ -37,9 +37,9 @@ def test_rivals_are_scored_by_their_own_spread():
     law = ValueLaw(value_range=(60.0, 140.0))
     scores = score_rivals(table(400, 0), table(300, 1), table(500, 2), law)
     few = (1, 9, 9, "2 .* training rows hold 1"), (9, 0, 9, "2 .* validation"), (9, 9, 0, "1 .* scored")
-    for train, validation, test, told in few:
+    for train_rows, validation_rows, test_rows, told in few:
         with pytest.raises(ValueError, match=f"rivals need {told}"):
-            score_rivals(table(train, 0), table(validation, 1), table(test, 2), law)
+            score_rivals(table(train_rows, 0), table(validation_rows, 1), table(test_rows, 2), law)
     assert set(scores) == {*RIVALS} >= {"constant", "ridge", "gradient_boosting", "constant_cauchy"}
     assert scores["ridge"]["median_error"] == pytest.approx(stats.norm.ppf(0.75), rel=0.15)
     assert scores["ridge"]["crps"] == pytest.approx(1 / np.sqrt(np.pi), rel=0.15)  # of a standard normal
