@@ -13,7 +13,7 @@ from pyarrow import parquet
 from scipy import stats
 
 from causalqwen.data import RowError, encode_rows, parse_row
-from causalqwen.evaluation import TablePredictor, evaluate, predict_file, predict_rows, write_metrics
+from causalqwen.evaluation import TablePredictor, evaluate, kept, predict_file, predict_rows, write_metrics
 from causalqwen.evaluation.figures import training_curves
 from causalqwen.evaluation.number_table import NumberTable, number_table
 from causalqwen.evaluation.people import OPENINGS, other_world, people
@@ -242,7 +242,9 @@ def test_fields_called_as_a_prediction_are_kept_and_held_against_rows(trained, t
     predict_file(model, source, out, batch_size=2)
     *made, text = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["input_input_median"] for row in made] == [0, 1, 2, 3] and made[0]["input_median"] == "x"
-    assert made[0]["median"] > 5 and made[0]["numbers"] == 3 and made[0]["input_crps"] == 9 and "crps" not in made[0]
+    assert (
+        made[0]["median"] > 5 and made[0]["input_numbers"] == 3 and made[0]["input_crps"] == 9 and "crps" not in made[0]
+    )
     assert text["input_numbers"] == "mine" and text["numbers"][0]["value"] == 5
     write_rows(source, [*rows[:3], {"prompt": ""}])
     with pytest.raises(RowError, match="row 4, field prompt: the text is empty; the 2 rows before it are kept"):
@@ -254,18 +256,31 @@ def test_fields_called_as_a_prediction_are_kept_and_held_against_rows(trained, t
     assert predict_file(model, source, tmp_path / "again.jsonl", batch_size=2, resume=True) == 4
 
 
-def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path):
+@pytest.mark.parametrize("rows_at_once", [1, 2, 4096])
+def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path, monkeypatch, rows_at_once):
+    """However many rows are written at once."""
     model, _, _ = trained
     rows = [
-        {"question": "How long?", "answer": 3, "id": 2**70, "tag": {}, "on": True, "n": 1},
-        {"question": "Which?", "answer": "red", "id": 1, "tag": {}, "on": 1, "n": 2.5},
+        {
+            "question": "How long?",
+            "answer": 3,
+            "id": 2**70,
+            "tag": {},
+            "on": True,
+            "n": 1,
+            "meta": {},
+            "big": 2**60 + 1,
+        },
+        {"question": "Which?", "answer": "red", "id": 1, "tag": {}, "on": 1, "n": 2.5, "meta": {"k": 1}, "big": 0.5},
         {"question": "Which?", "answer": "red", "on": None},
     ]
     source = write_rows(tmp_path / "rows.jsonl", rows)
+    monkeypatch.setattr(kept, "_ROWS_AT_ONCE", rows_at_once)
     assert predict_file(model, source, tmp_path / "out.PQ") == 3
     table = parquet.read_table(tmp_path / "out.PQ").to_pydict()
-    told = {name: [cell and json.loads(cell) for cell in table[name]] for name in ("answer", "id", "on")}
-    assert told == {"answer": [3, "red", "red"], "id": [2**70, 1, None], "on": [True, 1, None]}
+    told = {name: [cell and json.loads(cell) for cell in table[name]] for name in ("answer", "id", "on", "big")}
+    assert told["answer"] == [3, "red", "red"] and told["id"] == [2**70, 1, None] and told["on"] == [True, 1, None]
+    assert told["big"] == [2**60 + 1, 0.5, None] and [meta and meta["k"] for meta in table["meta"]] == [None, 1, None]
     assert table["tag"] == ["{}", "{}", None] and table["n"] == [1.0, 2.5, None]
     assert table["question"] == [row["question"] for row in rows] and table["median"][0] > 0
 

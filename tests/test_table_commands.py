@@ -129,6 +129,11 @@ def test_what_a_file_holds_is_said_before_anything_is_fitted(tmp_path, monkeypat
     assert "column 'price', row 41: expected a number to learn, found 'about 7'" in told("a,1,about 7,g")
     assert "column 'price', row 41: expected a number to learn, found nothing" in told("a,1,NA,g")
     assert "column 'shop', row 41: expected a name, found nothing" in told("a,1,7,", "--groups", "shop")
+    given = []
+    monkeypatch.setattr(NumberRegressor, "fit", lambda self, columns, values, groups: given.append(groups) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        told(f"a,{2**70},7,{2**70}", "--groups", "weight")
+    assert given[0][:2] == ["0.5", "1.5"] and given[0][-1] == str(2**70)
     lines = []
     monkeypatch.setattr("causalqwen_cli.tables.say", lines.append)
     for row, text, found in (("a,1 kg,7,g", None, True), ("a,1 kg,7,g", "weight", False), ("a,NA,7,g", None, False)):
@@ -189,11 +194,14 @@ def test_a_file_holds_what_pandas_reads_of_it(tmp_path):
     assert read_table(tmp_path / "n.csv") == {
         "a": [12.0, 12.0],
         "b": ["07", "7"],
-        "c": [2.0**64, 3.0],
+        "c": [2**64, 3],
         "d": ["1", "1\u0663"],
         "e": ["1", "x"],
     }
-    assert names_of(read_table(tmp_path / "n.csv"), "a") == ["12.0", "12.0"]
+    assert names_of(read_table(tmp_path / "n.csv"), "a") == ["12", "12"]
+    as_they_stand = {name: Column(name, "text") for name in "ac"}
+    assert names_of(read_table(tmp_path / "n.csv", as_they_stand), "a") == ["12", "12"]
+    assert names_of(read_table(tmp_path / "n.csv", as_they_stand), "c") == [str(2**64), "3"]
     (tmp_path / "i.csv").write_text("a,b\n1,x\n-inf,y\n")
     with pytest.raises(ColumnError, match="column 'a', row 2: a number is infinite"):
         read_table(tmp_path / "i.csv")

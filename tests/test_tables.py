@@ -872,7 +872,13 @@ def test_a_backbone_by_a_relative_path_is_found_from_elsewhere(folder, tmp_path,
     made.save(tmp_path / "made")
     monkeypatch.chdir(tmp_path)
     assert NumberRegressor.load("made").backbone == folder
-    assert NumberRegressor.load("made").predict(texts) == pytest.approx(made.predict(texts))
+    (tmp_path / Path(folder).name).mkdir()  # another of that name
+    assert NumberRegressor.load("made", torch.device("cpu")).predict(texts) == pytest.approx(made.predict(texts))
+    shutil.copytree(folder, tmp_path / Path(folder).name, dirs_exist_ok=True)
+    about = json.loads((tmp_path / "made" / "estimator.json").read_text())
+    (tmp_path / "made" / "estimator.json").write_text(json.dumps(about | {"backbone_at": "/gone"}))
+    write_sums(tmp_path / "made")
+    assert NumberRegressor.load("made").backbone == f"./{Path(folder).name}"  # all of it was moved
 
 
 def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fitted, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -570,7 +571,13 @@ def test_a_killed_run_resumes_to_the_same_curve_and_weights(tiny_tokenizer, tmp_
         train(killed, rows(killed), [], tmp_path / "killed", settings)
     with pytest.raises(ValueError, match="other settings"):
         train(killed, rows(killed), [], tmp_path / "killed", dataclasses.replace(settings, seed=9), resume=True)
+    shutil.copytree(tmp_path / "killed", tmp_path / "copied")
     fresh, held = graft_tiny("llama", tiny_tokenizer), examples(killed, 8, seed=1)
+    train(killed, rows(killed), held, tmp_path / "killed", settings, resume=True)  # the model that has moved since
+    for name, tensor in through.state_dict().items():
+        assert torch.equal(tensor, killed.state_dict()[name]), name
+    shutil.rmtree(tmp_path / "killed")
+    (tmp_path / "copied").rename(tmp_path / "killed")
     named = [dataclasses.replace(row, group="one") for row in rows(fresh)]
     for other in (rows(fresh)[1:], named, [dataclasses.replace(row, numeric_values=[1.0] * len(row)) for row in named]):
         with pytest.raises(ValueError, match="a run with other rows; it cannot be resumed"):

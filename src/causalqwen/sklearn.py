@@ -381,8 +381,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             here = {"workers": 0, "cache_dir": None} | ({} if device is None else {"device": device})
             params, at = about.pop("params"), about.get("backbone_at", "")
-            if params["backbone"] != DEFAULT_BACKBONE and Path(at).is_dir() and not Path(params["backbone"]).is_dir():
-                params["backbone"] = at  # where it was, for whoever stands elsewhere
+            if params["backbone"] != DEFAULT_BACKBONE and Path(at).is_dir():
+                params["backbone"] = at  # for whoever stands elsewhere; as it was given where everything was moved
             made = cls(**params | here)
             tensors = tensors_of((folder / STATE).read_bytes())
         except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:

@@ -50,7 +50,7 @@ def fit(
     from causalqwen_cli.making import refuse_existing
 
     refuse_existing(output)
-    columns = read_table(table, {name: Column(name, "text") for name in named(text)})
+    columns = read_table(table, {name: Column(name, "text") for name in (*named(text), *([groups] if groups else ()))})
     values = numbers_of(columns, target)
     of_group = names_of(columns, groups) if groups else None
     if config is not None:

@@ -312,11 +312,13 @@ def known_numbers_of(table: Columns, name: str) -> list[float | None]:
 
 
 def names_of(table: Columns, name: str) -> list[str]:
-    """`taken_from` a column of names, none missing. ColumnError for a row without one."""
+    """`taken_from` a column of names, none missing; 12 and 12.0 are one. ColumnError for a row without one."""
     cells = taken_from(table, name)
     if None in cells:
         raise ColumnError(f"column {name!r}, row {cells.index(None) + 1}: expected a name, found nothing")
-    return [str(cell) for cell in cells]
+    return [
+        format(Decimal(str(cell)).normalize(), "f") if _NUMBER.fullmatch(str(cell)) else str(cell) for cell in cells
+    ]
 
 
 def mostly_numbers(table: Columns) -> list[str]:
@@ -415,8 +417,7 @@ def _number(cell: str) -> float | None:
     """What a cell says as a number; None for what is none, and for a code with zeros before it (01234)."""
     if not _NUMBER.fullmatch(cell := cell.strip()):
         return None
-    value = float(cell)
-    return int(cell) if cell.lstrip("+-").isdigit() and abs(value) < 2**63 else value
+    return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 300 else float(cell)
 
 
 def written(cell: Any) -> str:

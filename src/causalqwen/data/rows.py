@@ -240,7 +240,7 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     """The row that these fields are; RowError names `place` and the field. A field that is None is not there."""
     if not isinstance(fields, dict):
         raise RowError(f'{place}: expected an object such as {{"text": ...}}, found {type(fields).__name__}')
-    fields = {name: _plain(cell) for name, cell in fields.items()}
+    fields = {name: _plain(cell, name) for name, cell in fields.items()}
     kinds = [kind for kind in ("text", "prompt", "messages", "question") if fields.get(kind) is not None]
     if len(kinds) != 1:
         told = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
@@ -286,9 +286,11 @@ def _shown(value: Any) -> str:
     return json.dumps(value, default=str)[:40]
 
 
-def _plain(cell: Any) -> Any:
-    """A number of numpy, or a decimal one, as Python has it."""
-    return cell.item() if isinstance(cell, np.number) else float(cell) if isinstance(cell, Decimal) else cell
+def _plain(cell: Any, name: str) -> Any:
+    """A number of numpy as Python has it, and a decimal one that is learned."""
+    if isinstance(cell, Decimal) and name in ("value", "answer"):
+        return math.nan if cell.is_nan() else float(cell)
+    return cell.item() if isinstance(cell, np.number) else cell
 
 
 class _NotFiniteError(Exception):

@@ -63,7 +63,7 @@ def records_of(
 
     Raises ColumnError for a column that is missing, or a value that is no number, by column and row.
     """
-    table = read_table(path, {name: Column(name, "text") for name in text})
+    table = read_table(path, {name: Column(name, "text") for name in (*text, *([groups] if groups else ()))})
     values = numbers_of(table, target)
     names = names_of(table, groups) if groups else [str(row) for row in range(len(values))]
     prompts = TableReader.fit(table, target, text).texts(table)

@@ -15,6 +15,9 @@ from causalqwen.data import RowError
 from causalqwen.data.rows import arrow_for
 from causalqwen.files import batches, put, suffix_of, write_text, writing
 
+_ROWS_AT_ONCE = 4096
+"""Of a table that is written."""
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -102,6 +105,9 @@ def _write_parquet(lines: Path, output: Path) -> None:
     for rows in _parts(lines):
         for name in dict.fromkeys(name for row in rows for name in row):
             kinds[name] = _kind_of(pa, [row.get(name) for row in rows], kinds.get(name, pa.null()))
+    for rows in _parts(lines):
+        for name in [name for name, kind in kinds.items() if not _holds(pa, kind, [row.get(name) for row in rows])]:
+            kinds[name] = None
     schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in kinds.items()])
     with writing(output) as part, pa.parquet.ParquetWriter(part, schema) as writer:
         for rows in _parts(lines):
@@ -116,17 +122,25 @@ def _write_parquet(lines: Path, output: Path) -> None:
 
 def _parts(lines: Path) -> Iterator[list[dict[str, Any]]]:
     with lines.open(encoding="utf-8") as file:
-        yield from ([json.loads(line) for line in batch] for batch in batches(file, 4096))
+        yield from ([json.loads(line) for line in batch] for batch in batches(file, _ROWS_AT_ONCE))
 
 
 def _kind_of(pa: Any, cells: list[Any], known: Any) -> Any:
-    """The type of a column that was `known` so far, with some more cells; None for one that Parquet cannot hold."""
+    """The type of a column that was `known` so far, with some more cells; None for one of several."""
     try:
         both = [pa.schema([("column", kind)]) for kind in (known, pa.array(cells).type)]
-        kind = pa.unify_schemas(both, promote_options="permissive").field("column").type
+        return pa.unify_schemas(both, promote_options="permissive").field("column").type
     except (pa.ArrowException, OverflowError, TypeError):  # of None, which was no type before
         return None
-    return None if "struct<>" in str(kind) else kind
+
+
+def _holds(pa: Any, kind: Any, cells: list[Any]) -> bool:
+    """Whether a column of Parquet holds these; floats that were met later do not hold every whole number."""
+    try:
+        pa.array(cells, kind)
+    except (pa.ArrowException, OverflowError):
+        return False
+    return kind is not None and "struct<>" not in str(kind)
 
 
 def _write_csv(lines: Path, output: Path) -> None:

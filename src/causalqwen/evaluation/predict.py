@@ -69,7 +69,7 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
 
 def _own(row: Row) -> dict[str, Any]:
     """What a row holds, under the names that it has beside its prediction."""
-    return kept_beside(row.fields, DESCRIBED if row.asks_number else ("numbers",))
+    return kept_beside(row.fields, (*DESCRIBED, "numbers"))
 
 
 def _belongs(kept: dict[str, Any], row: Row) -> bool:

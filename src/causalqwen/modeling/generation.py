@@ -388,7 +388,7 @@ def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[st
     wrong = [
         name
         for name, value in given.items()
-        if value is not False and value is not None and (name, value) != ("num_beams", 1)
+        if (value not in (False, None) or name == "temperature") and (name, value) != ("num_beams", 1)
     ]
     if wrong:
         raise ValueError(

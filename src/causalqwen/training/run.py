@@ -254,7 +254,9 @@ def _open_work(
         update_with_rows(digest, examples)
         whose = [(one.individual, one.class_name, one.group, one.columns) for one in examples]
         digest.update(json.dumps(whose).encode())
-    about = {"another model": fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
+    starts = model.__dict__.setdefault("_starts", {})  # of runs that this very model began, which has moved since
+    start = starts.get(work.resolve()) if resume else None
+    about = {"another model": start or fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
     described = ranks.from_main(json.dumps(about, sort_keys=True))
     was: Any = None
     note = work / "settings.json"
@@ -266,10 +268,12 @@ def _open_work(
         other = [
             name for name, one in json.loads(described).items() if not isinstance(was, dict) or was.get(name) != one
         ]
-        raise ValueError(f"{work} belongs to a run with {' and '.join(other)}; it cannot be resumed with these")
+        anew = " (a graft made anew starts from other values: load the one that was saved)" * ("another model" in other)
+        raise ValueError(f"{work} belongs to a run with {' and '.join(other)}; it cannot be resumed with these{anew}")
     if not resume and note.exists():
         raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
     ranks.barrier()  # every rank has looked
+    starts[work.resolve()] = about["another model"]
     if ranks.rank() == 0:
         work.mkdir(parents=True, exist_ok=True)
         write_text(note, described)
