@@ -214,8 +214,6 @@ def test_bad_tables_are_named(tmp_path):
     (row,) = checked_rows([odd])
     plain = {"prompt": "a", "value": 1.5, "n": 3, "x": 0.5, "whole": "0.10"}  # as it is written back
     assert json.dumps(row.fields, default=str) == json.dumps(plain)
-        {"prompt": "a", "value": 1.5, "n": 3, "x": 0.5, "whole": "0.10"}, default=str
-    )
     (tmp_path / "rows.parquet").write_text("prompt,value\n")
     with pytest.raises(RowError, match="rows.parquet, after row 0: "):
         read_rows(tmp_path / "rows.parquet")
