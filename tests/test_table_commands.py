@@ -54,6 +54,8 @@ def test_a_table_is_fitted_and_predicted_in_every_format(model, table, tmp_path)
     assert plain["name"] == frame.name[2] and set(plain["intervals"]) == {"0.5", "0.8", "0.9"}
     assert known["mean"] == pytest.approx(plain["mean"]) == pytest.approx(found["parquet"][2]["mean"])
     assert known["price"] == pytest.approx(price[2]) and known["crps"] > 0 and "crps" not in plain
+    by_frame = NumberRegressor.load(model).predict(frame[["sold", "weight", "kind", "name"]])  # in an order of its own
+    assert by_frame == pytest.approx([row["mean"] for row in found["csv"]])
     source = tmp_path / "rows.csv"
     over = run("predict", "--model", model, "--input", source, "--output", source, code=1)
     assert "is read by this very command" in over.stderr

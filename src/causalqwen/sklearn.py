@@ -210,8 +210,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
             if np.abs(y).max(initial=0.0) > FAR:
                 raise ValueError(f"y, row {1 + int(np.abs(y).argmax())}: values are learned to {FAR:.0e}; scale them")
-        if not (_is_columns(X) or _is_strings(X)):
-            frame = is_frame(X)
+        frame = is_frame(X)
+        # A DataFrame for whoever was fitted on columns by name, as `causalqwen fit` is: in any order, and nothing to warn of.
+        by_name = frame and not reset and not hasattr(self, "feature_names_in_") and self._has_names
+        if not (_is_columns(X) or _is_strings(X) or by_name):
             if isinstance(X, list | tuple):
                 X = np.array(X, dtype=object)  # which would make texts of the numbers beside texts
             how: dict[str, Any] = (
@@ -230,6 +232,11 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         else:
             self.reader_.check(table)
         return table, y
+
+    @property
+    def _has_names(self) -> bool:
+        """Whether the columns are called otherwise than those of an array."""
+        return [*self.reader_.known] != [f"x{place}" for place in range(len(self.reader_.columns))]
 
     def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
