@@ -44,13 +44,14 @@ def fit(
     """Learn the distribution of a number from the rows of a table."""
     import yaml
 
-    from causalqwen.data.columns import Column, mostly_numbers, names_of, numbers_of, read_table
+    from causalqwen.data.columns import as_texts, mostly_numbers, names_of, numbers_of, read_table
     from causalqwen.sklearn import NumberRegressor
     from causalqwen.training import TrainSettings
     from causalqwen_cli.making import refuse_existing
 
     refuse_existing(output)
-    columns = read_table(table, {name: Column(name, "text") for name in (*named(text), *([groups] if groups else ()))})
+    texts = named(text)
+    columns = read_table(table, as_texts([*texts, groups]))
     values = numbers_of(columns, target)
     of_group = names_of(columns, groups) if groups else None
     if config is not None:
@@ -58,7 +59,7 @@ def fit(
     made = NumberRegressor(
         backbone,
         target=target,
-        text_columns=named(text),
+        text_columns=texts,
         settings=None if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {},
         characters=characters,
         bf16="auto" if bf16 is None else bf16,
@@ -69,7 +70,7 @@ def fit(
         random_state=seed,
     )
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
-    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in named(text)}):
+    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in texts}):
         say(line)
     made.fit(columns, values, groups=of_group)
     made.save(output)

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -288,6 +288,11 @@ def read_table(path: str | os.PathLike, known: Mapping[str, Column] | None = Non
     if not table or not next(iter(table.values())):
         raise ColumnError(f"{path.name} holds no rows")
     return table_of(table)
+
+
+def as_texts(names: Iterable[str | None]) -> dict[str, Column]:
+    """Columns whose cells stand as they are, for `read_table`; None is none."""
+    return {name: Column(name, "text") for name in names if name is not None}
 
 
 def taken_from(table: Columns, name: str) -> list[Any]:

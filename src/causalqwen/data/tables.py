@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from causalqwen.data.boiling_points import PROMPT, boiling_points
-from causalqwen.data.columns import Column, TableReader, names_of, numbers_of, read_table
+from causalqwen.data.columns import TableReader, as_texts, names_of, numbers_of, read_table
 from causalqwen.data.splits import split_by_entity
 from causalqwen.extras import extra
 
@@ -63,7 +63,7 @@ def records_of(
 
     Raises ColumnError for a column that is missing, or a value that is no number, by column and row.
     """
-    table = read_table(path, {name: Column(name, "text") for name in (*text, *([groups] if groups else ()))})
+    table = read_table(path, as_texts([*text, groups]))
     values = numbers_of(table, target)
     names = names_of(table, groups) if groups else [str(row) for row in range(len(values))]
     prompts = TableReader.fit(table, target, text).texts(table)

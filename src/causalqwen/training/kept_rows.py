@@ -89,9 +89,9 @@ class KeptRows:
 
     def read_block(self, block: Block, title: str = "reading rows") -> None:
         """Read these rows and keep them."""
-        store = FactStore.build(self.model, list(block.values()), self.folder, title=title)
-        if (store.offsets[1:] - store.offsets[:-1] != 1).any():  # the facts behind it would be another row's
+        if any(example.positions != 1 for example in block.values()):  # the facts behind it would be another row's
             raise ValueError("a row's text holds nothing to predict a number from")
+        store = FactStore.build(self.model, list(block.values()), self.folder, title=title)
         part = store.folder / f"{_ROWS}.part-{os.getpid()}.npy"
         np.save(part, np.frombuffer(b"".join(block), dtype=np.uint8).reshape(-1, 32))
         part.replace(store.folder / _ROWS)

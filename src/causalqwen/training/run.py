@@ -120,7 +120,10 @@ def learn(
         settings.support_of(numbers.values)  # a support in which none of them lies stops the run here
     if settings.value_transform not in ("auto", "keep"):
         numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
-    _open_work(output, work, model, settings, (train_examples, eval_examples), resume)
+    starts = model.__dict__.setdefault("_starts", {})  # fingerprints, by run, from before they moved
+    about = _about_run(model, settings, (train_examples, eval_examples), starts.get(work.resolve()) if resume else None)
+    _open_work(output, work, about, resume)
+    starts[work.resolve()] = about["another model"]
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
@@ -166,8 +169,10 @@ def learn(
 
 def _check_finite(model: CausalQwenForCausalLM) -> None:
     """ValueError where training ended in weights that are no numbers."""
+    if is_sharded(model):  # each rank has a part
+        return
     for name, weight in model.named_parameters():
-        if not is_sharded(model) and not bool(weight.isfinite().all()):
+        if not bool(weight.isfinite().all()):
             raise ValueError(
                 f"training ended in {name} that is not finite: lower the learning rate, or scale the values"
             )
@@ -239,14 +244,13 @@ def _check_batches(settings: TrainSettings) -> None:
             )
 
 
-def _open_work(
-    output: Path,
-    work: Path,
-    model: CausalQwenForCausalLM,
-    settings: TrainSettings,
-    rows: Sequence[Sequence[Example]],
-    resume: bool,
-) -> None:
+def _about_run(
+    model: CausalQwenForCausalLM, settings: TrainSettings, rows: Sequence[Sequence[Example]], start: str | None
+) -> dict[str, Any]:
+    """What a run that is taken up has to share with the one that was stopped, by what is said where it does not.
+
+    start: the model's fingerprint when it began this run, if it is the very one, which has moved since.
+    """
     kept = dataclasses.asdict(settings)
     del kept["fsdp"]  # a run may be taken up with or without it
     digest = hashlib.sha256()
@@ -254,29 +258,31 @@ def _open_work(
         update_with_rows(digest, examples)
         whose = [(one.individual, one.class_name, one.group, one.columns) for one in examples]
         digest.update(json.dumps(whose).encode())
-    starts = model.__dict__.setdefault("_starts", {})  # of runs that this very model began, which has moved since
-    start = starts.get(work.resolve()) if resume else None
     about = {"another model": start or fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
-    described = ranks.from_main(json.dumps(about, sort_keys=True))
-    was: Any = None
+    described: dict[str, Any] = json.loads(ranks.from_main(json.dumps(about)))
+    return described
+
+
+def _open_work(output: Path, work: Path, about: dict[str, Any], resume: bool) -> None:
     note = work / "settings.json"
     if (output / "config.json").exists():
         raise ValueError(f"{output} already holds a model; choose another output")
-    if resume and note.exists() and note.read_text(encoding="utf-8") != described:
+    if note.exists() and not resume:
+        raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
+    if note.exists():
+        was: Any = None
         with suppress(ValueError):  # a damaged note
             was = json.loads(note.read_text(encoding="utf-8"))
-        other = [
-            name for name, one in json.loads(described).items() if not isinstance(was, dict) or was.get(name) != one
-        ]
-        anew = " (a graft made anew starts from other values: load the one that was saved)" * ("another model" in other)
-        raise ValueError(f"{work} belongs to a run with {' and '.join(other)}; it cannot be resumed with these{anew}")
-    if not resume and note.exists():
-        raise ValueError(f"{output} holds an unfinished run; resume it, or choose another output")
+        if other := [name for name, one in about.items() if not isinstance(was, dict) or was.get(name) != one]:
+            anew = " (a graft made anew starts from other values: load the one that was saved)"
+            raise ValueError(
+                f"{work} belongs to a run with {' and '.join(other)}; it cannot be resumed with these"
+                f"{anew * ('another model' in other)}"
+            )
     ranks.barrier()  # every rank has looked
-    starts[work.resolve()] = about["another model"]
     if ranks.rank() == 0:
         work.mkdir(parents=True, exist_ok=True)
-        write_text(note, described)
+        write_text(note, json.dumps(about))
     ranks.barrier()
 
 
