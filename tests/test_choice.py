@@ -19,7 +19,7 @@ from causalqwen.numbers.support import Support
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training import run as training_run
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
-from causalqwen.training.choice import Choice, choosing, hold_out
+from causalqwen.training.choice import Choice, choosing, hold_out, say_again
 from causalqwen.training.features import COLUMNS
 from causalqwen.training.run import learn
 from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, uneven_coverage
@@ -487,6 +487,20 @@ def test_what_the_graft_was_given_is_not_chosen_though_it_is_the_default(tiny_to
             assert {one.get(field, value) for one in tried} == {value}, field
         if not config:
             assert all(len({one.get(field) for one in tried}) > 1 for field in (*said, "copy_numbers"))
+
+
+def test_copying_is_tried_where_values_are_said_again_more_often_than_by_chance(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    number = model.config.num_token_id
+
+    def tried(texts):
+        return say_again(rows_of(model, texts), number)
+
+    assert tried([f"Of {i} and 0 there are {i}" for i in range(1, 9)])
+    assert not tried([f"Of {i} and 0 there are {i}" for i in range(1, 8)])
+    assert not tried([f"Of {i} and 0 there are {i + 0.5}" for i in range(40)])
+    assert not tried([f"From 1 to 5 it is {1 + 4 * (i % 2)}" for i in range(40)])  # which all contexts hold
+    assert tried([f"From 1 to 5, of {i % 4}, it is {i % 4}" for i in range(40)])
 
 
 def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):

@@ -29,15 +29,18 @@ from causalqwen.data import Row, encode_rows
 from causalqwen.data.columns import ColumnError, TableReader, TableRows, read_table, table_of
 from causalqwen.files import write_sums, writing_folder
 from causalqwen.modeling.loading import load_model
-from causalqwen.modeling.prediction import describe
+from causalqwen.modeling.prediction import NumberPrediction, describe
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.branch import ValueBranch
+from causalqwen.parts.copying import Candidates
 from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor, _folds
 from causalqwen.training import FactStore, experts, features, kept_rows, stages
+from causalqwen.training.choice import say_again
 from causalqwen.training.experts import Experts, fit_experts
 from causalqwen.training.gaussian_process import GaussianProcess
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FittedMean
+from causalqwen.training.trials import Trials
 from conftest import graft_tiny, make_backbone
 from test_docs import ROOT, python_blocks
 
@@ -415,6 +418,33 @@ def test_rows_are_kept_block_by_block(tiny_tokenizer, tmp_path, monkeypatch):
     assert read == [1]
 
 
+def test_numbers_in_rows_are_kept_for_a_model_that_copies(tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_rows, "_OF_BLOCK", 3)
+    model, plain = (graft_tiny("llama", tiny_tokenizer, copy_numbers=copies) for copies in (True, False))
+    told = ["Nothing is", "1 and 2.5 of 7 is", "It costs 12 or", "9, 8, 7, 6 is", "A thing is", "A thing is"]
+    rows = [Row("prompt", f"row {n}", {"prompt": text, "value": float(n)}) for n, text in enumerate(told)]
+    examples = [replace(one, learned=[False] * (len(one) - 1) + [True]) for one in encode_rows(rows, model.processor)]
+    kept = KeptRows(tmp_path / "kept", model)
+    kept.features(examples[2:4])
+    order = [3, 0, 5, 1, 2, 4, 3]
+    asked = [examples[row] for row in order]
+
+    def offered(numbers):
+        found = Candidates(**numbers.candidates())
+        return found.offered, found.at, *(of[found.rows][found.offered] for of in (found.values, found.features))
+
+    found = offered(kept.numbers(asked))
+    assert found[0].sum(1).tolist() == [4, 0, 0, 3, 1, 0, 4]
+    read = offered(FactStore.build(model, asked, tmp_path / "plain").facts.numbers)
+    torch.testing.assert_close(read, found, rtol=0, atol=1e-5)
+    kept.put(asked, tmp_path / "work")
+    monkeypatch.setattr(features, "token_facts", None)  # nothing is read again
+    served = offered(FactStore.build(model, asked, tmp_path / "work").facts.numbers)
+    torch.testing.assert_close(served, found, rtol=0, atol=0)
+    theirs = KeptRows(tmp_path / "kept", plain)
+    assert np.array_equal(theirs.features(asked), kept.features(asked)) and theirs.numbers(asked) is None
+
+
 @pytest.mark.slow
 def test_workers_of_ray_read_what_is_read_here(tmp_path):
     pytest.importorskip("ray")
@@ -441,10 +471,13 @@ texts = [f"thing {n}, which weighs {n % 7}, and costs a little" for n in range(6
 values = [float(n % 7) + n / 100 for n in range(60)]
 settings = {"values": {"epochs": 2}}
 for workers in (0, 2):
-    made = NumberRegressor(settings=settings, workers=workers, cache_dir=str(folder / f"rows-{workers}"), random_state=0)
-    made.fit(texts, values)
-    assert len(list((folder / f"rows-{workers}").glob("*/features-*/rows.npy"))) > 2
-    np.save(folder / f"{workers}.npy", made.predict(texts, "median"))
+    rows, predicted = folder / f"rows-{workers}", []
+    for copies in (False, True):
+        given = {"config": {"copy_numbers": copies}, "settings": settings, "workers": workers, "cache_dir": str(rows)}
+        made = NumberRegressor(random_state=0, **given).fit(texts, values)
+        predicted.append(made.predict(texts, "median"))
+    assert len(list(rows.iterdir())) == 2 and all(len(list(one.glob("features-*/rows.npy"))) > 2 for one in rows.iterdir())
+    np.save(folder / f"{workers}.npy", predicted)
 """
 
 
@@ -800,6 +833,73 @@ def test_texts_alone_may_be_a_list(brief):
     regressor = brief().fit(texts, price)
     assert regressor.reader_.target is None and regressor.reader_.texts({"text": ["a chair is"]}) == ["a chair is"]
     assert regressor.predict(texts[:3]).shape == (3,)
+
+
+def saying(rows: int = 120, seed: int = 0) -> tuple[list[str], np.ndarray]:
+    """Texts of which two thirds say their value, behind a number that it is not."""
+    random = np.random.default_rng(seed)
+    values = random.integers(20, 900, rows) + 0.5
+    ends = [f", and it cost {value} in all" if row % 3 else "" for row, value in enumerate(values)]
+    return [
+        f"Thing {number} was sold{end}" for number, end in zip(random.integers(1, 9, rows), ends, strict=True)
+    ], values
+
+
+def test_a_number_that_a_text_says_is_copied_exactly(brief, tmp_path):
+    texts, values = saying()
+    values_stage = {"epochs": 40, "batch_size": 16, "learning_rate": 0.01, "center": True}
+    settings = {"values": values_stage, "evaluations": 1}
+    regressor = brief(config=SMALL | {"copy_numbers": True}, settings=settings).fit(texts, values)
+    asked, true = saying(30, seed=1)
+    true[1], asked[1] = 123456.25, "Thing 3 was sold, and it cost 123456.25 in all"  # further than any row had
+    full = regressor.predict(asked, "full", quantiles=[0.3, 0.5, 0.7])
+    said = np.arange(30) % 3 > 0
+    for name in ("median", "mode"):
+        np.testing.assert_array_equal(full[name][said], true[said])
+    for row, (one, exact) in enumerate(zip(full["predictions"], true.tolist(), strict=True)):
+        new = NumberPrediction(one.loc, one.scale, None, regressor.model_.value_law)
+        assert [one.quantile(p) for p in (0.3, 0.5, 0.7)] == pytest.approx(
+            [q[row] for q in full["quantiles"]], rel=1e-9
+        )
+        assert len(one.candidates) == 1 + said[row]
+        weights = dict(one.candidates)
+        assert (one.copied == exact) == said[row] and (not said[row] or weights[exact] > 0.8)
+        of_new = full["mean"][row] - sum(value * weight for value, weight in one.candidates)
+        share = 1 - sum(weights.values())
+        low, high = 20.5 - 880, 899.5 + 880  # the range of the rows, widened by its width
+        assert share * low * 1.01 <= of_new <= share * high * 1.01
+        if not said[row]:
+            likeliest = max((new.quantile(p) for p in CRPS_LEVELS.tolist()), key=new.log_prob)
+            assert full["mode"][row] == pytest.approx(likeliest, rel=1e-9)
+    middle = regressor.predict_interval(asked, 0.5)
+    assert (middle[said] == true[said, None]).all() and (middle[~said, 0] < middle[~said, 1]).all()
+    assert (regressor.sample(asked, 200)[said] == true[said, None]).mean() > 0.8
+    turned = regressor.predict(asked[::-1], "full")
+    for name in ("mean", "median", "mode"):
+        np.testing.assert_array_equal(turned[name][::-1], full[name])
+    regressor.save(tmp_path / "saved")
+    np.testing.assert_array_equal(NumberRegressor.load(tmp_path / "saved").predict(asked), full["mean"])
+
+
+def test_copying_is_tried_where_texts_say_their_values(brief, monkeypatch):
+    monkeypatch.setattr(Trials, "_fit", lambda self, axis, config, *_: np.full(24, 2.0 - config["copy_numbers"]))
+    made = {}
+    for name, (texts, values) in (("said", saying()), ("not said", (saying()[0], saying(seed=1)[1]))):
+        made[name] = brief(settings={"values": "auto", "evaluations": 1}, experts=False).fit(texts, values)
+        copying = [one["copy_numbers"] for one in made[name].choice_["tried"]]
+        assert any(copying) == made[name].model_.copies == (name == "said") and not all(copying)
+    assert not say_again([], 0)
+
+
+def test_a_mean_beside_copies_is_learned_from_new_numbers_alone(brief, monkeypatch):
+    seen, fit = [], FittedMean.fit
+    monkeypatch.setattr(FittedMean, "fit", lambda *columns: seen.append(columns[2]) or fit(*columns))
+    texts, values = saying()
+    fold = _folds(120, None, np.random.RandomState(0))
+    monkeypatch.setattr("causalqwen.sklearn._folds", lambda *given: fold)
+    brief(config=SMALL | {"copy_numbers": True}).fit(texts, values)
+    new = [value for row, value in enumerate(values) if fold[row] == 0 and row % 3 == 0]
+    assert [list(one) for one in seen] == [new]
 
 
 def test_texts_of_which_some_are_missing_are_texts(brief, tmp_path):

@@ -28,8 +28,11 @@ from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone
 from causalqwen.modeling.precision import resolve_device
+from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
+from causalqwen.parts.copying import Candidates, CopyLaw, joined
 from causalqwen.training import TrainSettings
+from causalqwen.training.choice import READER, say_again
 from causalqwen.training.experts import FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
@@ -179,7 +182,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         examples = self._examples(table, columns, values)
         parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
         learned, held = ([examples[row] for row in part] for part in parts)
-        kept = self._kept()
+        kept = self._kept(say_again(learned, self.model_.config.num_token_id))
         with tempfile.TemporaryDirectory(prefix="causalqwen-") as folder:
             output = Path(folder) / "run"
             for some in (learned, held):
@@ -191,9 +194,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         asked = np.flatnonzero((fold == 0) & (times > 0))
         self.mean_ = None
         if self.experts and len(asked) >= FEWEST:
-            law = self._laws_of([examples[row] for row in asked], columns[asked])
-            known = _mean_and_median(*law)[:, 0], self._answers(columns[asked])[:, 0]
-            self.mean_ = FittedMean.fit(*known, values[asked], times[asked].astype(float))
+            law, *of_new = self._laws_of([examples[row] for row in asked], columns[asked])
+            new = ~law.stands(torch.from_numpy(values[asked]).unsqueeze(-1))[:, 0].numpy()  # no copies
+            known = _mean_and_median(self.model_.value_law, *of_new)[:, 0], self._answers(columns[asked])[:, 0]
+            self.mean_ = FittedMean.fit(*(one[new] for one in (*known, values[asked], times[asked].astype(float))))
         return self
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
@@ -264,16 +268,19 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         except ValueError as error:
             raise ValueError(f"row {row + 1}: {error}") from None
 
-    def _kept(self) -> KeptRows:
-        if not self.workers:
-            return KeptRows(Path(self.cache_dir or _process_cache()), self.model_)
-        from causalqwen.training.ray_rows import RayReaders
-
+    def _kept(self, numbers: bool = False) -> KeptRows:
+        """Where rows are read and kept; numbers: with those in them, for a model that may copy, as for one that does."""
         model = self.model_
         fields = {"value_columns": model.config.value_columns} | (self.config or {})
+        fields |= READER if numbers or model.copies else {}
         make = partial(_reader, self.backbone, self.device, fields, model.bf16)
+        reader = make() if numbers else model
+        if not self.workers:
+            return KeptRows(Path(self.cache_dir or _process_cache()), reader)
+        from causalqwen.training.ray_rows import RayReaders
+
         return KeptRows(
-            Path(self.cache_dir), model, RayReaders(make, self.workers, gpus=float(model.device.type == "cuda"))
+            Path(self.cache_dir), reader, RayReaders(make, self.workers, gpus=float(model.device.type == "cuda"))
         )
 
     # ---- predicting --------------------------------------------------------------------------------------------------
@@ -302,7 +309,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         answers = {name: ask() for name, ask in asked.items()}
         laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
         own = self.model_.value_law
-        return answers | {"predictions": [NumberPrediction(*one, None, own) for one in laws]}
+        predictions = [NumberPrediction(*one, None, own) for one in laws]
+        if isinstance(law, CopyLaw):
+            predictions = or_copied(predictions, law[:, 0])
+        return answers | {"predictions": predictions}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -317,10 +327,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def _means(self, law: Any, loc: torch.Tensor, scale: torch.Tensor, columns: np.ndarray) -> np.ndarray:
         """Of rows with these columns, within the support and the widened range."""
-        known = _mean_and_median(law, loc, scale)
+        of_new = self.model_.value_law
+        known = _mean_and_median(of_new, loc, scale)
         means = known[:, 0] if self.mean_ is None else self.mean_.of(known, self._answers(columns))
-        held: np.ndarray = law.transform.support.held(law.clip(torch.from_numpy(means))).numpy()
-        return held
+        held = of_new.transform.support.held(of_new.clip(torch.from_numpy(means))).unsqueeze(-1)
+        meant: np.ndarray = law.mean_beside(held)[:, 0].numpy()
+        return meant
 
     def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, np.ndarray]:
         """`_laws_of` the rows X, and their columns [n, K]."""
@@ -333,19 +345,27 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     @torch.no_grad()
     def _laws_of(self, examples: list[Example], columns: np.ndarray) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """The law of all rows, loc and scale float64 [n, 1] on its axis."""
-        z = self._kept().features(examples)
-        model, batches, facts = self.model_, [], np.concatenate([z, columns], axis=1)
+        """The law of all rows, loc and scale float64 [n, 1] on the axis of a new number's."""
+        kept = self._kept()
+        facts, numbers = np.concatenate([kept.features(examples), columns], axis=1), kept.numbers(examples)
+        model, batches, copies = self.model_, [], list[Any]()
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
         with model.standing():
-            for rows in torch.from_numpy(facts[order]).split(_ROWS_AT_ONCE):
-                whole = torch.nn.functional.pad(rows, (0, 0, 0, _ROWS_AT_ONCE - len(rows)))
-                chain = Chain(model, whole.to(model.device))
-                batches.append([column[: len(rows)].double().cpu() for column in chain.value()])
+            for start in range(0, len(order), _ROWS_AT_ONCE):
+                rows = order[start : start + _ROWS_AT_ONCE]
+                whole = torch.from_numpy(facts[np.resize(rows, _ROWS_AT_ONCE)]).to(model.device)
+                batches.append([column[: len(rows)].double().cpu() for column in Chain(model, whole).value()])
+                if numbers is not None:
+                    offered = Candidates(**numbers[np.resize(rows, _ROWS_AT_ONCE)].candidates()).to(model.device)
+                    copies.append(model.copy_law(whole, offered).to("cpu")[: len(rows)])
         back = torch.from_numpy(np.argsort(order))
         loc, scale = (torch.cat(column)[back].unsqueeze(-1) for column in zip(*batches, strict=True))
-        return model.value_law.beside_levels(), loc, scale
+        law: Any = model.value_law
+        if copies:
+            parts = zip(*((one.candidates, one.log_weights) for one in copies), strict=True)
+            law = joined(law, *parts)[back]
+        return law.beside_levels(), loc, scale
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
@@ -586,6 +606,10 @@ def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.nda
 
 
 def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
-    quantiles = law.quantile(loc, scale, CRPS_LEVELS)
-    best = law.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles).argmax(-1, keepdim=True)
-    return quantiles.gather(-1, best)[:, 0].numpy()
+    of_new = law.of_new if isinstance(law, CopyLaw) else law
+    quantiles = of_new.quantile(loc, scale, CRPS_LEVELS)
+    best = of_new.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles).argmax(-1, keepdim=True)
+    modes = quantiles.gather(-1, best)
+    if isinstance(law, CopyLaw):  # a copy has a probability, and a new number a density
+        modes = torch.where(*law.copied(), modes)
+    return modes[:, 0].numpy()

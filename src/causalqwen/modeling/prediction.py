@@ -448,9 +448,13 @@ def predict_values(
         plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
     if candidates is None:
         return plain
-    copies = model.copy_law(features, candidates, ValueLaw()).to("cpu")  # each row's own law takes its place below
+    return or_copied(plain, model.copy_law(features, candidates, ValueLaw()).to("cpu"))
+
+
+def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPrediction]:
+    """Each prediction of a new number, or of a copy by the `CopyLaw` of its row, whose own law of a new number is not read."""
     predictions = []
-    for row, one in enumerate(plain):
+    for row, one in enumerate(of_new):
         law = copies.of_row(row, one.law)
         predictions.append(one if law is one.law else CopiedNumberPrediction(one.loc, one.scale, one.num_prob, law))
     return predictions

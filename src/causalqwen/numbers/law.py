@@ -278,6 +278,10 @@ class ValueLaw(_Calibrated):
         """Whether each value [...] is one that the context holds: none, under a law that does not look at it."""
         return torch.zeros_like(value, dtype=torch.bool)
 
+    def mean_beside(self, of_new: Tensor) -> Tensor:
+        """The mean of a value where that of one that the context does not hold is `of_new`: that."""
+        return of_new
+
     def to(self, device: torch.device | str) -> "ValueLaw":
         """The same there: it holds no tensors."""
         return self

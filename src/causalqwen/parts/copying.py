@@ -151,6 +151,16 @@ class CopyLaw:
         value, probability = self.most_likely()
         return probability > 0.5, value
 
+    def mean_beside(self, of_new: Tensor) -> Tensor:
+        """pi_0 m_0 + sum_j pi_j v_j [...] where `of_new` [...] is m_0, the mean of a new number."""
+        weights = self.weights()
+        copied = (weights[..., 1:] * self.candidates.masked_fill(~self.candidates.isfinite(), 0.0)).sum(-1)
+        return weights[..., 0] * of_new + copied
+
+    def __getitem__(self, rows: Any) -> "CopyLaw":
+        """The laws of some of the rows."""
+        return replace(self, candidates=self.candidates[rows], log_weights=self.log_weights[rows])
+
     def of_row(self, row: int, of_new: ValueLaw) -> "CopyLaw | ValueLaw":
         """The law of one row, whose new number has another law: that one, where nothing is offered."""
         offered = self.candidates[row].isfinite()

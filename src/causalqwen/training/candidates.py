@@ -35,7 +35,7 @@ class KeptNumbers:
         """Those of some positions."""
         return replace(self, row=self.row[index], place=self.place[index])
 
-    def of_rows(self, rows: Sequence[int], positions: np.ndarray) -> "KeptNumbers":
+    def of_rows(self, rows: Sequence[int] | np.ndarray, positions: np.ndarray) -> "KeptNumbers":
         """All of some rows of a store; positions: theirs among its positions."""
         kept = np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])
         counts = np.diff(self.offsets)[list(rows)]

@@ -24,6 +24,7 @@ from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.class_axes import fits_each_class
 from causalqwen.parts.copying import Candidates
 from causalqwen.training.axes import LearnedNumbers
+from causalqwen.training.candidates import numbers_of
 from causalqwen.training.features import FactStore
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
 from causalqwen.training.trials import EVALUATIONS, FAMILIES, LESS_DROPOUT, Drawn, Fold, Trials, Tried, clearly_better
@@ -54,8 +55,22 @@ MOST_ROWS, MOST_HELD = 2048, 1024
 FEWEST_HELD, HELD_SHARE = 20, 0.2
 """Fewer rows than that choose nothing; what is held out of the training rows where none were given."""
 
-_SAID_AGAIN = 8
-"""So many training values have to stand in their contexts before copying is tried."""
+_SAID_AGAIN, _BY_CHANCE = 8, 2
+"""So many training values have to stand in their contexts before copying is tried, and so many times those by chance."""
+
+
+def say_again(examples: Sequence[Example], num_token_id: int) -> bool:
+    """Whether `_SAID_AGAIN` values stand in their contexts, and `_BY_CHANCE` times as many as in those of other rows."""
+    places = [numbers_of(example, num_token_id) for example in examples]
+    standing = [[example.numeric_values[at] for at in of] for example, of in zip(examples, places, strict=True)]
+    said, by_chance, others = 0, 0, np.random.default_rng(0).permutation(len(examples)).tolist()
+    for row, example in enumerate(examples):
+        other = standing[others[row]][:-1]
+        for count, at in enumerate(places[row]):
+            value = example.numeric_labels[at]
+            said += value in standing[row][:count]
+            by_chance += value in other[:count]
+    return said >= max(_SAID_AGAIN, _BY_CHANCE * by_chance)
 
 
 def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
@@ -262,17 +277,9 @@ class Choice(Trials):
 
     def _copying(self) -> bool | None:
         """Whether a number may be the context's: as the graft says, False where no value is, None to try."""
-        if not self.is_open("copy_numbers") or self.model.config.value_columns:
+        if not self.is_open("copy_numbers"):
             return self.model.copies
-        num_id, said = self.model.config.num_token_id, 0
-        for example in self._rows[0]:
-            places = [place for place, token in enumerate(example.input_ids) if token == num_id]
-            labels = example.numeric_labels
-            for at in places[1:]:
-                said += math.isfinite(labels[at]) and labels[at] in [
-                    example.numeric_values[p] for p in places if p < at
-                ]
-        return None if said >= _SAID_AGAIN else False
+        return None if say_again(self._rows[0], self.model.config.num_token_id) else False
 
     @cached_property
     def _rows(self) -> tuple[Sequence[Example], Sequence[Example]]:

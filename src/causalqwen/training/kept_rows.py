@@ -10,6 +10,7 @@ import numpy as np
 from causalqwen.data import Example
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.training.candidates import KeptNumbers
 from causalqwen.training.features import COLUMNS, FORMAT, FactStore, facts_keys, row_digest, telling_kept
 
 _ROWS = "rows.npy"
@@ -31,15 +32,25 @@ class KeptRows:
     def __init__(
         self, folder: Path, model: CausalQwenForCausalLM, read: "Callable[[KeptRows, list[Block]], None] | None" = None
     ) -> None:
-        if model.copies:
-            raise ValueError("rows are kept without the numbers in them: give a model that does not copy")
         self.model, self.root, self.read = model, Path(folder), read or _one_by_one
-        self.folder = self.root / facts_keys(model, [])[0][:24]
+        self.folder, *self._serving = (self.root / key[:24] for key in facts_keys(model, []))
         self._whole: set[Path] = set()
 
     def features(self, examples: Sequence[Example]) -> np.ndarray:
         """z [n, H] before each row's value, float32."""
         return self._columns(examples, ("features",))["features"]
+
+    def numbers(self, examples: Sequence[Example]) -> KeptNumbers | None:
+        """The numbers in each row, for a model that copies."""
+        if not self.model.copies:
+            return None
+        stores, of_store, row = self._places(examples)
+        parts, order = list[KeptNumbers](), np.argsort(np.argsort(of_store, kind="stable"))
+        for number in np.unique(of_store).tolist():
+            kept = KeptNumbers.load(stores[number], np.ones(len(np.load(stores[number] / _ROWS)), dtype=np.int64))
+            own = row[of_store == number]
+            parts.append(kept.of_rows(own, own))
+        return KeptNumbers.stacked(parts).of_rows(order, order)
 
     def put(self, examples: Sequence[Example], root: Path) -> None:
         """The store that `FactStore.build` would make of these rows, into `root`, where it will look for it."""
@@ -49,6 +60,8 @@ class KeptRows:
         with writing_folder(folder) as part:
             for name, column in self._columns(examples, COLUMNS).items():
                 np.save(part / f"{name}.npy", column)
+            if (numbers := self.numbers(examples)) is not None:
+                numbers.save(part)
             np.save(part / "values.npy", np.array([example.numeric_labels[-1] for example in examples]))
             np.save(part / "offsets.npy", np.arange(len(examples) + 1))
             (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
@@ -56,6 +69,18 @@ class KeptRows:
 
     def _columns(self, examples: Sequence[Example], names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of the facts of all rows, in their order; what is missing is read first."""
+        stores, of_store, row = self._places(examples)
+        columns = {}
+        for name in names:
+            kept = [np.load(store / f"{name}.npy", mmap_mode="r") for store in stores]
+            columns[name] = np.empty((len(examples), *kept[0].shape[1:]), dtype=kept[0].dtype)
+            for number, column in enumerate(kept):
+                own = of_store == number
+                columns[name][own] = column[row[own]]
+        return columns
+
+    def _places(self, examples: Sequence[Example]) -> tuple[list[Path], np.ndarray, np.ndarray]:
+        """Stores, and of which each row is, and where in it; what is missing is read first."""
         digests = [row_digest(example) for example in examples]
         place, stores = self._index()
         missing = {digest: example for digest, example in zip(digests, examples, strict=True) if digest not in place}
@@ -63,18 +88,12 @@ class KeptRows:
             self.read(self, _blocks(missing))
             place, stores = self._index()
         of_store, row = np.array([place[digest] for digest in digests], dtype=np.int64).reshape(-1, 2).T
-        columns = {}
-        for name in names:
-            kept = [np.load(store / f"{name}.npy", mmap_mode="r") for store in stores]
-            columns[name] = np.empty((len(digests), *kept[0].shape[1:]), dtype=kept[0].dtype)
-            for number, column in enumerate(kept):
-                own = of_store == number
-                columns[name][own] = column[row[own]]
-        return columns
+        return stores, of_store, row
 
     def _index(self) -> tuple[dict[bytes, tuple[int, int]], list[Path]]:
         """Where each row is, by its digest: the number of its store, and its place there."""
-        stores = sorted(path.parent for path in self.folder.glob(f"features-*/{_ROWS}"))
+        folders = (self.folder, *self._serving)
+        stores = sorted(path.parent for folder in folders for path in folder.glob(f"features-*/{_ROWS}"))
         digests = []
         for store in stores:
             with telling_kept(store):
