@@ -251,7 +251,7 @@ BAD = [
     ("generate", {"--model": "damaged"}, r"the weights in .*damaged are missing or damaged"),
     ("graft", {"--backbone": "encoder"}, r"cannot be grafted: it is a bert model"),
     ("graft", {"--start": "hot"}, r"unknown start 'hot'"),
-    ("graft", {"--dtype": "float33"}, r"unknown dtype float33"),
+    ("graft", {"--dtype": "float8_e4m3fn"}, r"unknown dtype float8_e4m3fn; use float32"),
     ("graft", {"--set": "support=["}, r"--set support: '\[' is no YAML"),
     ("predict", {"--device": "cuda:7"}, r"device cuda:7: no CUDA device is here|CUDA"),
 ]

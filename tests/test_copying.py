@@ -296,7 +296,7 @@ def test_a_batch_of_different_numbers_of_candidates_is_one_by_one(copier):
             assert [value for value, _ in found.candidates] == [value for value, _ in alone.candidates]
             assert [w for _, w in found.candidates] == pytest.approx([w for _, w in alone.candidates], abs=1e-4)
             assert found.cdf(1e9) == pytest.approx(1, abs=1e-4) and found.interval(0.5)[0] <= found.median
-            assert "P_NUM" in str(found)
+            assert "P_NUM" in str(found) and len({found, alone}) == 2 and found == dataclasses.replace(found)
 
 
 def test_rows_of_files_are_predicted_by_the_mixture(copier):

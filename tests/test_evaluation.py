@@ -141,6 +141,12 @@ def write_rows(path, rows):
     return path
 
 
+def test_no_line_holds_what_json_does_not_have(trained, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "The long one is", "value": 1e308}])
+    predict_file(trained[0], rows, tmp_path / "out.jsonl")
+    assert json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=pytest.fail)["crps"] is None
+
+
 def test_what_follows_from_the_vocabulary_is_made_once_for_a_file(trained, tmp_path, monkeypatch):
     """It takes as long as reading a text; made anew for each of them it was a third of a prediction's time."""
     made = []

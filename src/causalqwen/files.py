@@ -4,6 +4,7 @@ a time."""
 import glob
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -142,6 +143,20 @@ def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text; it appears by rename."""
     with writing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def finite(plain: Any) -> Any:
+    """Plain data with None for what is infinite or no number, which JSON does not have."""
+    if isinstance(plain, dict):
+        return {key: finite(one) for key, one in plain.items()}
+    if isinstance(plain, list):
+        return [finite(one) for one in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def json_line(row: dict[str, Any]) -> str:
+    """A row as a line of JSON, `finite`."""
+    return json.dumps(finite(row), ensure_ascii=False, default=str) + "\n"
 
 
 def write_sums(folder: Path) -> None:

@@ -159,8 +159,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         named = getattr(y, "name", None)
         own = named if isinstance(named, str | int) else None  # a DataFrame's may be a column
         target = None if _is_strings(X) else str(self.target or own or "value")
-        learned = np.where(times > 0, values, np.nan).tolist()
-        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters, learned)
+        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
         rows = self.reader_.rows(table)
         if self.experts:
@@ -211,7 +210,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         X = _as_columns(X)
         reset = y is not None
         if reset:
-            y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
+            y = column_or_1d(y, warn=True)
+            if y.dtype in (np.float16, np.float32):
+                y = y.astype(str)  # 0.1, which a text may say, and not 0.10000000149
+            y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
             if np.abs(y).max(initial=0.0) > FAR:
                 raise ValueError(f"y, row {1 + int(np.abs(y).argmax())}: values are learned to {FAR:.0e}; scale them")
         frame = is_frame(X)

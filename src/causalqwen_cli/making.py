@@ -45,7 +45,7 @@ def graft(
     from causalqwen.training import CalibrationSettings
     from causalqwen.training import calibrate as fit
 
-    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+    if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
     fields = config_fields(settings)
     say(f"grafting {backbone}")

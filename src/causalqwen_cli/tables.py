@@ -1,6 +1,5 @@
 """Commands on tables: fit, and what `predict` does with a model that was fitted on one."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +95,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     """
     from causalqwen.data.columns import ColumnError, known_numbers_of, read_table
     from causalqwen.data.rows import arrow_for, kept_beside
-    from causalqwen.files import suffix_of, write_text, writing
+    from causalqwen.files import finite, json_line, suffix_of, write_text, writing
     from causalqwen.modeling.prediction import DESCRIBED, describe_all
     from causalqwen.sklearn import NumberRegressor
 
@@ -119,12 +118,12 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))
     rows: list[dict[str, Any]] = []
     for row, mean in enumerate(full["mean"].tolist()):
-        rows.append({name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row])
+        rows.append(finite({name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row]))
     output.parent.mkdir(parents=True, exist_ok=True)
     if to_parquet:
         every = dict.fromkeys(name for row in rows for name in row)  # the first row may lack what others have
         with writing(output) as part:
             arrow.parquet.write_table(arrow.Table.from_pylist([{n: row.get(n) for n in every} for row in rows]), part)
     else:
-        write_text(output, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+        write_text(output, "".join(map(json_line, rows)))
     return len(rows)

@@ -35,13 +35,8 @@ MOST_PLACES = 6
 """Of the numbers in the texts of a column, so many are numbers of the row, from the first on, and beside them the greatest."""
 FEWEST_WITH = 0.5
 """Share of the rows that have a number at a place, at least, for it to be a number of the row."""
-FEWEST_SAID, SAID_SHARE = 8, 0.5
-"""A number that fewer rows have is one too where it is the very value that is learned: in so many rows, and in this share of
-those that have it, at least."""
 _GREATEST = -1
 _HALF = re.compile("[\ud800-\udfff]")
-_SAME = 1e-6
-"""Relative: a value that was float32 is still what its text says."""
 FAR = 1e150
 """No number is read as further from 0: its distance from others stays one that float64 holds."""
 _DISTINCT = 0.2
@@ -131,10 +126,8 @@ class TableReader:
         target: str | None,
         text: Sequence[str] = (),
         characters: int = 2000,
-        values: Sequence[float] = (),
     ) -> "TableReader":
-        """From the training rows. text: columns that are texts, whatever they look like. values: what is learned of each row,
-        which its text may say.
+        """From the training rows. text: columns that are texts, whatever they look like.
 
         Raises ColumnError for a name in `text` that is no column, or a column of values that are neither of `KINDS`.
         """
@@ -143,7 +136,7 @@ class TableReader:
                 raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
         columns = tuple(_column(name, cells, name in text) for name, cells in table.items())
         texts = (column for column in columns if column.kind == "text")
-        inside = (number for text in texts for number in _inside(text, table[text.name], characters, values))
+        inside = (number for text in texts for number in _inside(text, table[text.name], characters))
         return cls(columns, target, characters, tuple(inside))
 
     @classmethod
@@ -494,18 +487,15 @@ def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
     return Column(name, "category", missing=missing, levels=tuple(frequent))
 
 
-def _inside(text: Column, cells: Sequence[Any], characters: int, values: Sequence[float]) -> Iterator[Column]:
-    """The numbers in the texts of a column that are to be numbers of the row: those that vary, of many rows, or that say the
-    value; and the greatest only where some text has more of them than one."""
+def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Column]:
+    """The numbers in the texts of a column that are to be numbers of the row: those that vary, of many rows; and the greatest
+    only where some text has more of them than one."""
     standing = _numbers_in(cells, characters)
     several = any(len(numbers) > 1 for numbers in standing)
     for place in (*range(MOST_PLACES), *[_GREATEST] * several):
         numbers = _at_place(standing, place)
         there = [number for number in numbers if number is not None]
-        pairs = ((number, value) for number, value in zip(numbers, values, strict=False) if number is not None)
-        said = sum(math.isclose(number, value, rel_tol=_SAME) for number, value in pairs)
-        taken = len(there) >= FEWEST_WITH * len(cells) or said >= max(FEWEST_SAID, SAID_SHARE * len(there))
-        if taken and len(set(there)) > 1:
+        if len(there) >= FEWEST_WITH * len(cells) and len(set(there)) > 1:
             ends = min(there), max(there)
             yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place, ends=ends)
 

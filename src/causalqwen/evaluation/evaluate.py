@@ -7,7 +7,7 @@ from typing import Any
 
 from causalqwen.data import Example, number_classes
 from causalqwen.evaluation.number_table import number_table
-from causalqwen.files import write_text
+from causalqwen.files import finite, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.precision import reading
 from causalqwen.training import FactStore, score_tokens
@@ -45,4 +45,4 @@ def evaluate(
 
 def write_metrics(path: Path, metrics: dict[str, Any]) -> None:
     """metrics.json, by rename."""
-    write_text(path, json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(finite(metrics), indent=2, sort_keys=True) + "\n")

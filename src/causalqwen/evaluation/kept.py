@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from causalqwen.data import RowError
 from causalqwen.data.rows import arrow_for
-from causalqwen.files import batches, put, suffix_of, write_text, writing
+from causalqwen.files import batches, json_line, put, suffix_of, write_text, writing
 
 _ROWS_AT_ONCE = 4096
 """Of a table that is written."""
@@ -58,7 +58,7 @@ def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
         with part.open("a", encoding="utf-8") as file, _bar(answers, count) as bar:
             for batch in batches(answers.source, answers.batch_size):
                 rows = answers.answer(batch)
-                file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+                file.writelines(map(json_line, rows))
                 file.flush()
                 count += len(batch)
                 bar.update(len(batch))

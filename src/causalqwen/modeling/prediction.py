@@ -12,7 +12,7 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import StableFamily, get_value_family
-from causalqwen.files import batches
+from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.heads import number_candidates
 from causalqwen.numbers import (
@@ -321,15 +321,7 @@ def told(
     if points is not None:
         columns = zip(*prediction.curve(points, value if beside is None else beside), strict=True)
         entry["curve"] = dict(zip(("value", "density", "cdf"), map(list, columns), strict=True))
-    return _finite(entry)
-
-
-def _finite(plain: Any) -> Any:
-    if isinstance(plain, dict):
-        return {key: _finite(one) for key, one in plain.items()}
-    if isinstance(plain, list):
-        return [_finite(one) for one in plain]
-    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+    return finite(entry)
 
 
 def generated_values(model: Any, loc_Y: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Candidates:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CopyLaw:
     """F(y) = sum_j pi_j 1[y >= v_j] + pi_0 F_0(y): a number v_j of the context again, or a new one, F_0.
 

@@ -128,7 +128,7 @@ def fit_quantile_boosting(
 
 def _numbers_inside(train: NumberTable) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
     """Numbers that stand in texts, as columns: of the training texts [n, D], and how others get theirs."""
-    reader = TableReader.fit({"text": list(train.prompts)}, None, ("text",), values=train.values.tolist())
+    reader = TableReader.fit({"text": list(train.prompts)}, None, ("text",))
 
     def read(texts: Sequence[str]) -> np.ndarray:
         return reader.rows({"text": list(texts)}).numbers
