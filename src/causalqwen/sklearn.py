@@ -349,18 +349,20 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _laws_of(self, examples: list[Example], columns: np.ndarray) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """The law of all rows, loc and scale float64 [n, 1] on the axis of a new number's."""
         kept = self._kept()
-        facts, numbers = np.concatenate([kept.features(examples), columns], axis=1), kept.numbers(examples)
         model, batches, copies = self.model_, [], list[Any]()
+        facts = np.concatenate([kept.features(examples), columns], axis=1)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
         with model.standing():
             for start in range(0, len(order), _ROWS_AT_ONCE):
-                rows = order[start : start + _ROWS_AT_ONCE]
-                whole = torch.from_numpy(facts[np.resize(rows, _ROWS_AT_ONCE)]).to(model.device)
-                batches.append([column[: len(rows)].double().cpu() for column in Chain(model, whole).value()])
+                count = min(len(order) - start, _ROWS_AT_ONCE)
+                rows = np.resize(order[start : start + count], _ROWS_AT_ONCE)
+                whole = torch.from_numpy(facts[rows]).to(model.device)
+                batches.append([column[:count].double().cpu() for column in Chain(model, whole).value()])
+                numbers = kept.numbers([examples[row] for row in rows])
                 if numbers is not None:
-                    offered = Candidates(**numbers[np.resize(rows, _ROWS_AT_ONCE)].candidates()).to(model.device)
-                    copies.append(model.copy_law(whole, offered).to("cpu")[: len(rows)])
+                    offered = Candidates(**numbers.candidates()).to(model.device)
+                    copies.append(model.copy_law(whole, offered).to("cpu")[:count])
         back = torch.from_numpy(np.argsort(order))
         loc, scale = (torch.cat(column)[back].unsqueeze(-1) for column in zip(*batches, strict=True))
         law: Any = model.value_law

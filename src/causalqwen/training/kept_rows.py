@@ -35,6 +35,7 @@ class KeptRows:
         self.model, self.root, self.read = model, Path(folder), read or _one_by_one
         self.folder, *self._serving = (self.root / key[:24] for key in facts_keys(model, []))
         self._whole: set[Path] = set()
+        self._known: tuple[dict[bytes, tuple[int, int]], list[Path]] = {}, []
 
     def features(self, examples: Sequence[Example]) -> np.ndarray:
         """z [n, H] before each row's value, float32."""
@@ -45,12 +46,8 @@ class KeptRows:
         if not self.model.copies:
             return None
         stores, of_store, row = self._places(examples)
-        parts, order = list[KeptNumbers](), np.argsort(np.argsort(of_store, kind="stable"))
-        for number in np.unique(of_store).tolist():
-            kept = KeptNumbers.load(stores[number], np.ones(len(np.load(stores[number] / _ROWS)), dtype=np.int64))
-            own = row[of_store == number]
-            parts.append(kept.of_rows(own, own))
-        return KeptNumbers.stacked(parts).of_rows(order, order)
+        kept = [KeptNumbers.load(store, np.diff(np.load(store / "offsets.npy"))) for store in stores]
+        return KeptNumbers.gathered(kept, of_store.tolist(), row.tolist())
 
     def put(self, examples: Sequence[Example], root: Path) -> None:
         """The store that `FactStore.build` would make of these rows, into `root`, where it will look for it."""
@@ -82,11 +79,14 @@ class KeptRows:
     def _places(self, examples: Sequence[Example]) -> tuple[list[Path], np.ndarray, np.ndarray]:
         """Stores, and of which each row is, and where in it; what is missing is read first."""
         digests = [row_digest(example) for example in examples]
-        place, stores = self._index()
-        missing = {digest: example for digest, example in zip(digests, examples, strict=True) if digest not in place}
+        if not self._known[0].keys() >= set(digests):
+            self._known = self._index()
+        rows = zip(digests, examples, strict=True)
+        missing = {digest: example for digest, example in rows if digest not in self._known[0]}
         if missing:
             self.read(self, _blocks(missing))
-            place, stores = self._index()
+            self._known = self._index()
+        place, stores = self._known
         of_store, row = np.array([place[digest] for digest in digests], dtype=np.int64).reshape(-1, 2).T
         return stores, of_store, row
 
