@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from contextlib import nullcontext
 
@@ -260,6 +261,17 @@ def test_fields_called_as_a_prediction_are_kept_and_held_against_rows(trained, t
         predict_file(model, source, tmp_path / "again.jsonl", batch_size=2, resume=True)
     write_rows(source, rows)
     assert predict_file(model, source, tmp_path / "again.jsonl", batch_size=2, resume=True) == 4
+
+
+def test_rows_with_a_field_that_is_no_number_are_taken_up(trained, tmp_path):
+    rows = [{"prompt": "The long one is", "weight": math.nan if row == 1 else 2.5} for row in range(3)]
+    source, out = tmp_path / "rows.parquet", tmp_path / "out.jsonl"
+    parquet.write_table(pa.Table.from_pylist([*rows, {"prompt": ""}]), source)
+    with pytest.raises(RowError, match="row 4, field prompt"):
+        predict_file(trained[0], source, out, batch_size=1)
+    parquet.write_table(pa.Table.from_pylist(rows), source)
+    assert predict_file(trained[0], source, out, batch_size=1, resume=True) == 3
+    assert [json.loads(line)["weight"] for line in out.read_text().splitlines()] == [2.5, None, 2.5]
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 4096])

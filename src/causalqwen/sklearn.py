@@ -32,7 +32,7 @@ from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, CopyLaw, joined
 from causalqwen.training import TrainSettings
-from causalqwen.training.choice import READER, say_again
+from causalqwen.training.choice import READER, choosing, say_again
 from causalqwen.training.experts import FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
@@ -181,7 +181,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         examples = self._examples(table, columns, values)
         parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
         learned, held = ([examples[row] for row in part] for part in parts)
-        kept = self._kept(say_again(learned, self.model_.config.num_token_id))
+        is_open = choosing(self.model_, settings) and "copy_numbers" not in (self.config or {})
+        kept = self._kept(is_open and say_again(learned, self.model_.config.num_token_id))
         with tempfile.TemporaryDirectory(prefix="causalqwen-") as folder:
             output = Path(folder) / "run"
             for some in (learned, held):
@@ -192,11 +193,13 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             self.choice_ = json.loads(chosen.read_text(encoding="utf-8")) if chosen.exists() else None
         asked = np.flatnonzero((fold == 0) & (times > 0))
         self.mean_ = None
-        if self.experts and len(asked) >= FEWEST:
+        if self.experts:
             law, *of_new = self._laws_of([examples[row] for row in asked], columns[asked])
             new = ~law.stands(torch.from_numpy(values[asked]).unsqueeze(-1))[:, 0].numpy()  # no copies
             known = _mean_and_median(self.model_.value_law, *of_new)[:, 0], self._answers(columns[asked])[:, 0]
-            self.mean_ = FittedMean.fit(*(one[new] for one in (*known, values[asked], times[asked].astype(float))))
+            if new.sum() >= FEWEST:
+                counts = values[asked], times[asked].astype(float)
+                self.mean_ = FittedMean.fit(*(one[new] for one in (*known, *counts)))
         return self
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:

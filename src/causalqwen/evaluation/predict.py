@@ -10,7 +10,7 @@ import torch
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
 from causalqwen.data.rows import arrow_for, checked_rows, kept_beside
 from causalqwen.evaluation.kept import Answers, write_kept
-from causalqwen.files import suffix_of
+from causalqwen.files import json_line, suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays, casting_once
@@ -74,7 +74,7 @@ def _own(row: Row) -> dict[str, Any]:
 
 def _belongs(kept: dict[str, Any], row: Row) -> bool:
     own = _own(row)
-    return json.dumps({name: kept.get(name) for name in own}) == json.dumps(json.loads(json.dumps(own, default=str)))
+    return json.dumps({name: kept.get(name) for name in own}) == json.dumps(json.loads(json_line(own)))
 
 
 @torch.no_grad()

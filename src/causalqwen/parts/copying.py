@@ -152,10 +152,16 @@ class CopyLaw:
         return probability > 0.5, value
 
     def mean_beside(self, of_new: Tensor) -> Tensor:
-        """pi_0 m_0 + sum_j pi_j v_j [...] where `of_new` [...] is m_0, the mean of a new number."""
-        weights = self.weights()
-        copied = (weights[..., 1:] * self.candidates.masked_fill(~self.candidates.isfinite(), 0.0)).sum(-1)
-        return weights[..., 0] * of_new + copied
+        """pi_0 m_0 + sum_j pi_j v_j [...] where `of_new` [...] is m_0, the mean of a new number.
+
+        A v_j that has no more than half of the probability counts as the nearest number that is clipped as m_0 is: the mean of
+        a share does not follow a year that is one in a thousand times the likelier.
+        """
+        weights, (value, probability) = self.weights(), self.most_likely()
+        said = self._are(value.unsqueeze(-1)).squeeze(-2) & (probability > 0.5).unsqueeze(-1)
+        held = self.transform.support.held(self.of_new.clip(self.candidates))
+        each = torch.where(said, self.candidates, held).masked_fill(~self.candidates.isfinite(), 0.0)
+        return weights[..., 0] * of_new + (weights[..., 1:] * each).sum(-1)
 
     def __getitem__(self, rows: Any) -> "CopyLaw":
         """The laws of some of the rows."""

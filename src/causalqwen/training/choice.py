@@ -55,7 +55,7 @@ MOST_ROWS, MOST_HELD = 2048, 1024
 FEWEST_HELD, HELD_SHARE = 20, 0.2
 """Fewer rows than that choose nothing; what is held out of the training rows where none were given."""
 
-_SAID_AGAIN, _BY_CHANCE = 8, 2
+_SAID_AGAIN, _BY_CHANCE = 8, 1.5
 """So many training values have to stand in their contexts before copying is tried, and so many times those by chance."""
 
 

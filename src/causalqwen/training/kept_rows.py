@@ -33,7 +33,8 @@ class KeptRows:
         self, folder: Path, model: CausalQwenForCausalLM, read: "Callable[[KeptRows, list[Block]], None] | None" = None
     ) -> None:
         self.model, self.root, self.read = model, Path(folder), read or _one_by_one
-        self.folder, *self._serving = (self.root / key[:24] for key in facts_keys(model, []))
+        self._folders = [self.root / key[:24] for key in facts_keys(model, [])]
+        self.folder = self._folders[0]
         self._whole: set[Path] = set()
         self._known: tuple[dict[bytes, tuple[int, int]], list[Path]] = {}, []
 
@@ -91,9 +92,10 @@ class KeptRows:
         return stores, of_store, row
 
     def _index(self) -> tuple[dict[bytes, tuple[int, int]], list[Path]]:
-        """Where each row is, by its digest: the number of its store, and its place there."""
-        folders = (self.folder, *self._serving)
-        stores = sorted(path.parent for folder in folders for path in folder.glob(f"features-*/{_ROWS}"))
+        """Where each row is, by its digest: the number of its store, and its place there; its own, before any that serves."""
+        stores = [
+            path.parent for folder in reversed(self._folders) for path in sorted(folder.glob(f"features-*/{_ROWS}"))
+        ]
         digests = []
         for store in stores:
             with telling_kept(store):
