@@ -496,11 +496,11 @@ def test_copying_is_tried_where_values_are_said_again_more_often_than_by_chance(
     def tried(texts):
         return say_again(rows_of(model, texts), number)
 
-    assert tried([f"Of {i} and 0 there are {i}" for i in range(1, 9)])
-    assert not tried([f"Of {i} and 0 there are {i}" for i in range(1, 8)])
+    assert tried([f"Of {i} and 0 there are {i}" for i in range(1, 11)])
+    assert not tried([f"Of {i} and 0 there are {i}" for i in range(1, 10)])
     assert not tried([f"Of {i} and 0 there are {i + 0.5}" for i in range(40)])
     assert not tried([f"From 1 to 5 it is {1 + 4 * (i % 2)}" for i in range(40)])  # which all contexts hold
-    assert tried([f"From 1 to 5, of {i % 4}, it is {i % 4}" for i in range(40)])
+    assert tried([f"From 1 to 5, of {i % 4}, it is {i % 4}" for i in range(200)])
 
 
 def test_rows_are_held_out_by_text_where_none_are_given(tiny_tokenizer):

@@ -55,22 +55,23 @@ MOST_ROWS, MOST_HELD = 2048, 1024
 FEWEST_HELD, HELD_SHARE = 20, 0.2
 """Fewer rows than that choose nothing; what is held out of the training rows where none were given."""
 
-_SAID_AGAIN, _BY_CHANCE = 8, 1.5
-"""So many training values have to stand in their contexts before copying is tried, and so many times those by chance."""
+_ERRORS = 3
+"""By so many standard errors more values have to stand in their own contexts than in others before copying is tried."""
 
 
 def say_again(examples: Sequence[Example], num_token_id: int) -> bool:
-    """Whether `_SAID_AGAIN` values stand in their contexts, and `_BY_CHANCE` times as many as in those of other rows."""
+    """Whether values stand in their contexts more often than by chance, which is how often they stand in those of other rows:
+    said - by_chance > 3 sqrt(said + by_chance)."""
     places = [numbers_of(example, num_token_id) for example in examples]
     standing = [[example.numeric_values[at] for at in of] for example, of in zip(examples, places, strict=True)]
-    said, by_chance, others = 0, 0, np.random.default_rng(0).permutation(len(examples)).tolist()
-    for row, example in enumerate(examples):
-        other = standing[others[row]][:-1]
+    order, said, by_chance = np.random.default_rng(0).permutation(len(examples)), 0, 0
+    for row, another in zip(order.tolist(), np.roll(order, 1).tolist(), strict=True):
+        other = standing[another][:-1]
         for count, at in enumerate(places[row]):
-            value = example.numeric_labels[at]
+            value = examples[row].numeric_labels[at]
             said += value in standing[row][:count]
             by_chance += value in other[:count]
-    return said >= max(_SAID_AGAIN, _BY_CHANCE * by_chance)
+    return said - by_chance > _ERRORS * math.sqrt(said + by_chance)
 
 
 def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
