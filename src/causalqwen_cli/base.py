@@ -40,11 +40,14 @@ def show(result: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def check_written(path: Path | None, *read: Path | None) -> None:
-    """ValueError where a file to be written is a folder, or one that is read."""
+    """ValueError where a file to be written is a folder, one that is read, or one of a model's own."""
     if path is None:
         return
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file")
+    sums = path.with_name("SHA256SUMS")  # beside the files of a model
+    if sums.is_file() and f"  {path.name}\n" in sums.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"{path} is one of the files that {sums} lists; write to another file")
     for other in read:
         if other is not None and path.resolve() == other.resolve():
             raise ValueError(f"{path} is read by this very command; write to another file")
