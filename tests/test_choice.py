@@ -500,6 +500,9 @@ def test_copying_is_tried_where_values_are_said_again_more_often_than_by_chance(
     assert not tried([f"Of {i} and 0 there are {i}" for i in range(1, 10)])
     assert not tried([f"Of {i} and 0 there are {i + 0.5}" for i in range(40)])
     assert not tried([f"From 1 to 5 it is {1 + 4 * (i % 2)}" for i in range(40)])  # which all contexts hold
+    drawn = np.random.default_rng(0)
+    of_any_length = [" and ".join(map(str, drawn.integers(1, 9, 1 + 8 * (i % 2)))) for i in range(200)]
+    assert not tried(of_any_length)
     assert tried([f"From 1 to 5, of {i % 4}, it is {i % 4}" for i in range(200)])
 
 

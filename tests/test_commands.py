@@ -170,9 +170,10 @@ def test_no_command_writes_over_what_it_reads(trained, tmp_path):  # noqa: F811
         ("counterfactual", *model, "--prompt", "a", "--text", "b", "--edit", "c", "--html", tmp_path),
     ):
         assert "is a folder; name a file" in run(*words, code=1).stderr
-    own, kept = trained / "config.json", (trained / "config.json").read_bytes()
-    over = run("predict", *model, "--input", rows, "--output", own, code=1)
-    assert "is one of the files that" in over.stderr and own.read_bytes() == kept
+    for own in (trained / "config.json", trained / "SHA256SUMS"):
+        kept = own.read_bytes()
+        over = run("predict", *model, "--input", rows, "--output", own, code=1)
+        assert "is one of the files of a model" in over.stderr and own.read_bytes() == kept
     assert rows.read_text() == before and said.read_text() == "The long one is 31."
     talk = ("generate", *model, "--prompt", "The long one is", "--seed", 1, "--save-individual", tmp_path / "who")
     assert "draws nobody for the whole text" in run(*talk, "--preset", "causal", code=1).stderr

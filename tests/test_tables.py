@@ -855,6 +855,16 @@ def test_a_number_that_a_text_says_is_copied_exactly(brief, tmp_path):
     np.testing.assert_array_equal(NumberRegressor.load(tmp_path / "saved").predict(asked), full["mean"])
 
 
+def test_a_y_of_few_bits_is_what_it_says(brief):
+    texts = ["a"] * 4
+    for kind in ("<f4", ">f4"):
+        assert brief()._table(texts, np.array([0.1, 20.3, 123456784, -5e-7], dtype=kind))[1].tolist() == [
+            0.1, 20.3, 123456784.0, -5e-7,
+        ]  # fmt: skip
+    with pytest.raises(ValueError, match="NaN"):
+        brief()._table(texts, np.array([0.1, np.nan, 1, 2], dtype=np.float32))
+
+
 def test_a_mean_follows_no_number_that_is_hardly_said(brief):
     random = np.random.default_rng(0)
     shares = random.integers(1, 99, 120) / 100

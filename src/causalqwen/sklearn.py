@@ -214,8 +214,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         reset = y is not None
         if reset:
             y = column_or_1d(y, warn=True)
-            if y.dtype in (np.float16, np.float32):
-                y = y.astype(str)  # 0.1, which a text may say, and not 0.10000000149
+            if y.dtype.kind == "f" and y.dtype.itemsize < 8:  # 0.1, which a text may say, and not 0.10000000149
+                y = np.where(y == np.rint(y), y.astype(np.float64), y.astype(str).astype(np.float64))
             y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
             if np.abs(y).max(initial=0.0) > FAR:
                 raise ValueError(f"y, row {1 + int(np.abs(y).argmax())}: values are learned to {FAR:.0e}; scale them")

@@ -46,8 +46,9 @@ def check_written(path: Path | None, *read: Path | None) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file")
     sums = path.with_name("SHA256SUMS")  # beside the files of a model
-    if sums.is_file() and f"  {path.name}\n" in sums.read_text(encoding="utf-8", errors="replace"):
-        raise ValueError(f"{path} is one of the files that {sums} lists; write to another file")
+    listed = sums.read_text(encoding="utf-8", errors="replace") if sums.is_file() else ""
+    if listed and (path.name == sums.name or f"  {path.name}\n" in listed):
+        raise ValueError(f"{path} is one of the files of a model ({sums}); write to another file")
     for other in read:
         if other is not None and path.resolve() == other.resolve():
             raise ValueError(f"{path} is read by this very command; write to another file")

@@ -60,12 +60,13 @@ _ERRORS = 3
 
 
 def say_again(examples: Sequence[Example], num_token_id: int) -> bool:
-    """Whether values stand in their contexts more often than by chance, which is how often they stand in those of other rows:
-    said - by_chance > 3 sqrt(said + by_chance)."""
+    """Whether values stand in their contexts more often than by chance, which is how often they stand in those of other rows
+    with as many numbers: said - by_chance > 3 sqrt(said + by_chance)."""
     places = [numbers_of(example, num_token_id) for example in examples]
     standing = [[example.numeric_values[at] for at in of] for example, of in zip(examples, places, strict=True)]
-    order, said, by_chance = np.random.default_rng(0).permutation(len(examples)), 0, 0
-    for row, another in zip(order.tolist(), np.roll(order, 1).tolist(), strict=True):
+    order = sorted(np.random.default_rng(0).permutation(len(examples)).tolist(), key=lambda row: len(standing[row]))
+    said = by_chance = 0
+    for row, another in zip(order, [*order[-1:], *order[:-1]], strict=True):
         other = standing[another][:-1]
         for count, at in enumerate(places[row]):
             value = examples[row].numeric_labels[at]

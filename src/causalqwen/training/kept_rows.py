@@ -80,7 +80,7 @@ class KeptRows:
     def _places(self, examples: Sequence[Example]) -> tuple[list[Path], np.ndarray, np.ndarray]:
         """Stores, and of which each row is, and where in it; what is missing is read first."""
         digests = [row_digest(example) for example in examples]
-        if not self._known[0].keys() >= set(digests):
+        if not self._known[0] or not self._known[0].keys() >= set(digests):
             self._known = self._index()
         rows = zip(digests, examples, strict=True)
         missing = {digest: example for digest, example in rows if digest not in self._known[0]}
