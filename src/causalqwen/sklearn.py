@@ -30,7 +30,7 @@ from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
-from causalqwen.parts.copying import Candidates, CopyLaw, joined
+from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import TrainSettings
 from causalqwen.training.choice import READER, choosing, say_again
 from causalqwen.training.experts import FOLDS, Experts, fit_experts
@@ -306,7 +306,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         asked = {
             "mean": lambda: self._means(law, loc, scale, columns),
             "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
-            "mode": lambda: _mode(law, loc, scale),
+            "mode": lambda: law.or_said(_mode(self.model_.value_law, loc, scale))[:, 0].numpy(),
             "quantiles": lambda: list(law.quantile(loc, scale, torch.tensor(list(quantiles))).T.numpy()),
         }
         if output_type != "full":
@@ -314,10 +314,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         answers = {name: ask() for name, ask in asked.items()}
         laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
         own = self.model_.value_law
-        predictions = [NumberPrediction(*one, None, own) for one in laws]
-        if isinstance(law, CopyLaw):
-            predictions = or_copied(predictions, law[:, 0])
-        return answers | {"predictions": predictions}
+        return answers | {"predictions": or_copied([NumberPrediction(*one, None, own) for one in laws], law)}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -612,11 +609,8 @@ def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.nda
     return both
 
 
-def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
-    of_new = law.of_new if isinstance(law, CopyLaw) else law
-    quantiles = of_new.quantile(loc, scale, CRPS_LEVELS)
-    best = of_new.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles).argmax(-1, keepdim=True)
-    modes = quantiles.gather(-1, best)
-    if isinstance(law, CopyLaw):  # a copy has a probability, and a new number a density
-        modes = torch.where(*law.copied(), modes)
-    return modes[:, 0].numpy()
+def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[n, 1]."""
+    quantiles = law.quantile(loc, scale, CRPS_LEVELS)
+    best = law.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles).argmax(-1, keepdim=True)
+    return quantiles.gather(-1, best)

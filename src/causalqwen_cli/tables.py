@@ -118,12 +118,13 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))
     rows: list[dict[str, Any]] = []
     for row, mean in enumerate(full["mean"].tolist()):
-        rows.append(finite({name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row]))
+        rows.append({name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row])
     output.parent.mkdir(parents=True, exist_ok=True)
     if to_parquet:
         every = dict.fromkeys(name for row in rows for name in row)  # the first row may lack what others have
+        plain = [finite({name: row.get(name) for name in every}) for row in rows]
         with writing(output) as part:
-            arrow.parquet.write_table(arrow.Table.from_pylist([{n: row.get(n) for n in every} for row in rows]), part)
+            arrow.parquet.write_table(arrow.Table.from_pylist(plain), part)
     else:
         write_text(output, "".join(map(json_line, rows)))
     return len(rows)

@@ -444,7 +444,8 @@ def predict_values(
 
 
 def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPrediction]:
-    """Each prediction of a new number, or of a copy by the `CopyLaw` of its row, whose own law of a new number is not read."""
+    """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, of which the law of a
+    new number is not read."""
     predictions = []
     for row, one in enumerate(of_new):
         law = copies.of_row(row, one.law)

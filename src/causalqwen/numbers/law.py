@@ -282,6 +282,14 @@ class ValueLaw(_Calibrated):
         """The mean of a value where that of one that the context does not hold is `of_new`: that."""
         return of_new
 
+    def or_said(self, of_new: Tensor) -> Tensor:
+        """The number of the context that a value most likely is, or else `of_new`: that."""
+        return of_new
+
+    def of_row(self, row: int, of_new: "ValueLaw") -> "ValueLaw":
+        """The law of one row, whose new number has another law: that one."""
+        return of_new
+
     def to(self, device: torch.device | str) -> "ValueLaw":
         """The same there: it holds no tensors."""
         return self

@@ -154,8 +154,8 @@ class CopyLaw:
     def mean_beside(self, of_new: Tensor) -> Tensor:
         """pi_0 m_0 + sum_j pi_j v_j [...] where `of_new` [...] is m_0, the mean of a new number.
 
-        A v_j that has no more than half of the probability counts as the nearest number that is clipped as m_0 is: the mean of
-        a share does not follow a year that is one in a thousand times the likelier.
+        A v_j counts as it stands if it has more than half of the probability. Any other is clipped to the training range,
+        widened by its own width, and to the support: the mean of a share does not follow a year that is hardly likely.
         """
         weights, (value, probability) = self.weights(), self.most_likely()
         said = self._are(value.unsqueeze(-1)).squeeze(-2) & (probability > 0.5).unsqueeze(-1)
@@ -163,18 +163,22 @@ class CopyLaw:
         each = torch.where(said, self.candidates, held).masked_fill(~self.candidates.isfinite(), 0.0)
         return weights[..., 0] * of_new + (weights[..., 1:] * each).sum(-1)
 
+    def or_said(self, of_new: Tensor) -> Tensor:
+        """The candidates' value that has more than half of the probability, or else `of_new` [...]."""
+        return torch.where(*self.copied(), of_new)
+
     def __getitem__(self, rows: Any) -> "CopyLaw":
         """The laws of some of the rows."""
         return replace(self, candidates=self.candidates[rows], log_weights=self.log_weights[rows])
 
     def of_row(self, row: int, of_new: ValueLaw) -> "CopyLaw | ValueLaw":
         """The law of one row, whose new number has another law: that one, where nothing is offered."""
-        offered = self.candidates[row].isfinite()
+        candidates, log_weights = self.candidates[row].flatten(), self.log_weights[row].double().flatten()
+        offered = candidates.isfinite()
         if not bool(offered.any()):
             return of_new
-        log_weights = self.log_weights[row].double()
         kept = torch.cat([log_weights[:1], log_weights[1:][offered]])
-        return CopyLaw(of_new, self.candidates[row][offered], kept)
+        return CopyLaw(of_new, candidates[offered], kept)
 
     def to(self, device: torch.device | str) -> "CopyLaw":
         """The same there."""
