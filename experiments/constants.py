@@ -18,9 +18,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import torch
+from multabench import held_in_parts
+
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.splits import split_by_entity
 from causalqwen.files import write_text
+from causalqwen.numbers import CRPS_LEVELS
 
 SHA256 = "1ec9c6e9ee19aade328f8beb393a6afa71a5bb3acf7d3cc22d4ef568df374bf5"
 SIZES = {"train": 1500, "test": 600}
@@ -32,14 +37,14 @@ SENTENCES = {
 LEVELS = (0.5, 0.8, 0.9)
 
 
-def rated_words(lexicon: Path) -> dict[str, list[dict]]:
+def rated_words(lexicon: Path, seed: int) -> dict[str, list[dict]]:
     data = lexicon.read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != SHA256:
         raise SystemExit(f"{lexicon}: SHA-256 {found}, expected {SHA256}")
     fields = [line.split("\t") for line in data.decode().splitlines()]
     words = [(word, float(mean)) for word, mean, *_ in fields if word.isalpha() and len(word) > 2]
     rows = [{"name": word, "entity": word, "value": mean} for word, mean in words]
-    parts = split_by_entity(rows, SIZES)
+    parts = split_by_entity(rows, SIZES, seed)
     taken = {row["name"] for part in parts.values() for row in part}
     return parts | {"others": [row for row in rows if row["name"] not in taken]}
 
@@ -56,14 +61,20 @@ def pieces(sentence: str, word: str) -> list[tuple[str, float]]:
 
 
 def covered(model: CausalQwenForCausalLM, asked: list[tuple[str, float]]) -> dict[str, float]:
-    """Shares of numbers within the intervals of LEVELS, and the median width at 80%."""
+    """Shares of numbers within the intervals of LEVELS, and the median width at 80%. "parts": where a rating that ends an
+    interval counts with the part of its probability that the level asks for, since ratings are tenths."""
     predictions = model.predict_number([prompt for prompt, _ in asked])
-    found = {}
+    found, values = {}, np.array([value for _, value in asked])
+    loc, scale = (
+        torch.tensor([[getattr(p, name)] for p in predictions], dtype=torch.float64) for name in ("loc", "scale")
+    )
+    quantiles = predictions[0].law.quantile(loc, scale, CRPS_LEVELS).numpy()
     for level in LEVELS:
         inside = [p.interval(level) for p in predictions]
         found[f"{level:.0%}"] = sum(
             low <= value <= high for (low, high), (_, value) in zip(inside, asked, strict=True)
         ) / len(asked)
+        found[f"{level:.0%} parts"] = held_in_parts(quantiles, values, level)
     widths = sorted(high - low for low, high in (p.interval(0.8) for p in predictions))
     found["crps"] = sum(p.crps(value) for p, (_, value) in zip(predictions, asked, strict=True)) / len(asked)
     return found | {"width": widths[len(widths) // 2]}
@@ -102,8 +113,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/constants"))
     parser.add_argument("--constants", type=int, nargs="+", default=list(SENTENCES))
     parser.add_argument("--rows", nargs="+", default=["text", "prompt"])
+    parser.add_argument(
+        "--seed", type=int, default=0, help="which words are learned from; a folder of its own for each"
+    )
     given = parser.parse_args()
-    parts = rated_words(given.lexicon)
+    parts = rated_words(given.lexicon, given.seed)
     for count in given.constants:
         for kind in given.rows:
             found = measure(count, kind, parts, given.output)

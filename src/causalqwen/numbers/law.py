@@ -26,6 +26,10 @@ _SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
 """Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, and the least
 probability under which two kinds' central levels are still taken to be of one law."""
 
+_ROUNDED, _MOST_ROUNDED = 2**-7, 0.1
+"""How far, as a share, the scale of one row may be from itself in another batch or dtype (two units of bfloat16), and the
+most rows that may be as near as that to a limit between two kinds."""
+
 PARTS = 64
 """How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
 
@@ -100,26 +104,30 @@ class _Calibrated:
         }
 
 
-def _limit_between_kinds(central: Tensor, scale: Tensor) -> int | None:
-    """Of central levels [n] in the order of their scales [n]: how many belong to the first of two kinds, where there are two.
+def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | None:
+    """Of central levels [n] in the order of their scales [n]: how many belong to the first of two kinds, where there are two,
+    and the scale between both.
 
-    The split into parts of `FEWEST_OF_CLASS` rows or more whose levels differ most (Kolmogorov and Smirnov), if a difference
-    like it has a probability below `_ALIKE` where there is none, for all splits that are tried; between two of these, it lies
-    where the scales leave the widest gap.
+    Limits are tried where the scales leave a wide gap, in its geometric middle, and nowhere where rounding would decide on
+    which side many rows lie (`_ROUNDED`, `_MOST_ROUNDED`). Taken is the one on whose sides the levels differ most (Kolmogorov
+    and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all that are tried.
     """
-    n, best = len(central), (0.0, 0)
-    tried = torch.linspace(FEWEST_OF_CLASS, n - FEWEST_OF_CLASS, _SPLITS).long().unique().tolist()
-    for place in tried if n >= 2 * FEWEST_OF_CLASS else []:
+    n, least, best = len(central), FEWEST_OF_CLASS, (0.0, 0, 0.0)
+    reach = 1 + (n - 2 * least) // (_SPLITS - 1)
+    for near in torch.linspace(least, n - least, _SPLITS).long().unique().tolist() if n >= 2 * least else []:
+        first, last = max(least, near - reach), min(n - least, near + reach)
+        place = first + int((scale[first : last + 1] / scale[first - 1 : last].clamp(min=1e-300)).argmax())
+        limit = math.sqrt(scale[place - 1].item()) * math.sqrt(scale[place].item())
+        rounded = ((scale / limit).log().abs() < _ROUNDED).double().mean() if limit > 0 else 1.0
+        if rounded > _MOST_ROUNDED or not scale[place - 1] < limit <= scale[place]:
+            continue
         parts = (part.sort().values for part in (central[:place], central[place:]))
         below, of_rest = (torch.searchsorted(part, central, right=True) / len(part) for part in parts)
         gap = (below - of_rest).abs().max().item()
-        best = max(best, (gap * (place * (n - place) / n) ** 0.5, place))
-    distance, split = best
-    if _SPLITS * 2 * math.exp(-2 * distance**2) >= _ALIKE:  # the law's limit for many rows, its first term
-        return None
-    reach = 1 + (n - 2 * FEWEST_OF_CLASS) // (_SPLITS - 1)
-    first, last = max(1, split - reach), min(n - 1, split + reach)
-    return first + int((scale[first : last + 1] / scale[first - 1 : last].clamp(min=1e-300)).argmax())
+        best = max(best, (gap * (place * (n - place) / n) ** 0.5, place, limit))
+    distance, place, limit = best
+    alike = _SPLITS * 2 * math.exp(-2 * distance**2)  # the law's limit for many rows, its first term
+    return (place, limit) if alike < _ALIKE else None
 
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
@@ -202,17 +210,20 @@ class ValueLaw(_Calibrated):
         """
         order = scale.argsort()
         ascending, least = scale[order], self.central_level(loc, scale, values)[order]
-        limits: list[int] = []
+        limits: list[tuple[int, float]] = []
         open_parts = [(0, len(order))]
         while open_parts and len(limits) < _MOST_SPLITS:
             first, last = open_parts.pop(0)
-            place = _limit_between_kinds(least[first:last], ascending[first:last])
-            if place is not None and bool(ascending[first + place - 1] < ascending[first + place]):
-                limits.append(first + place)
-                open_parts += [(first, first + place), (first + place, last)]
-        spread, ends = self.spread_levels(loc, scale, values)[order], [0, *sorted(limits), len(order)]
-        parts = itertools.pairwise(ends)
-        return [(ascending[a].item() if a else 0.0, list(_levels_that_cover(spread[a:b]))) for a, b in parts]
+            found = _limit_between_kinds(least[first:last], ascending[first:last])
+            if found is not None:
+                middle = first + found[0]
+                limits.append((middle, found[1]))
+                open_parts += [(first, middle), (middle, last)]
+        spread, ends = (
+            self.spread_levels(loc, scale, values)[order],
+            [(0, 0.0), *sorted(limits), (len(order), math.inf)],
+        )
+        return [(limit, list(_levels_that_cover(spread[a:b]))) for (a, limit), (b, _) in itertools.pairwise(ends)]
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
