@@ -242,12 +242,21 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             request.decide(place, of_row)
             for request, place, of_row in zip(requests, places, hidden_states, strict=True)
         ]
-        scores = self._scores_of_groups(requests, features, last)
+        rows = self._undecided(requests, places)
+        asked = [requests[row] for row in rows]
+        scores = self._scores_of_groups(asked, features[rows], last[rows])
         if self.config.context.hides:
-            self._announce(requests, places, is_open, scores)
-        if self.config.context.writes:
-            self._put_digits(requests, places, scores)
-        return scores
+            self._announce(asked, [places[row] for row in rows], [is_open[row] for row in rows], scores)
+        return self._with_digits(requests, places, rows, scores) if self.config.context.writes else scores
+
+    def _undecided(self, requests: list[Request], places: list[int]) -> list[int]:
+        """The rows whose token is not known to be a digit of a number: the others need nothing of the vocabulary."""
+        if not self.config.context.writes:
+            return list(range(len(requests)))
+        for request, place in zip(requests, places, strict=True):
+            if request.ids[place - 1] == self.config.num_token_id:
+                self._write_digits(request, place - 1, place)
+        return [row for row, place in enumerate(places) if place not in requests[row].digits]
 
     def _announce(self, requests: list[Request], places: list[int], is_open: list[bool], scores: Tensor) -> None:
         """Where `<NUM>` is decided, decide the number and its digits; take `<NUM>` away from scores [B, V'], in place."""
@@ -262,21 +271,23 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         announced = [
             (request, place)
             for request, place, is_number, may_be in zip(requests, places, chosen, is_open, strict=True)
-            if is_number and may_be and place not in request.digits
+            if is_number and may_be
         ]
         self._write([request for request, _ in announced])
         for request, place in announced:
             request.say(place)
             self._write_digits(request, place, place)
 
-    def _put_digits(self, requests: list[Request], places: list[int], scores: Tensor) -> None:
-        """Make the digits of numbers the best of scores [B, V'], in place."""
+    def _with_digits(self, requests: list[Request], places: list[int], rows: list[int], scores: Tensor) -> Tensor:
+        """[B, V'] from the scores of these rows: where a number's digit stands, that alone can be the best."""
+        if len(rows) < len(requests):
+            of_rows, scores = scores, scores.new_empty(len(requests), self.config.vocab_size)
+            scores[rows] = of_rows
         for row, (request, place) in enumerate(zip(requests, places, strict=True)):
-            if request.ids[place - 1] == self.config.num_token_id:
-                self._write_digits(request, place - 1, place)
             if place in request.digits:
                 scores[row] = -torch.inf
                 scores[row, request.digits[place]] = 0.0
+        return scores
 
     def _write_digits(self, request: Request, number: int, place: int) -> None:
         """The digits of the number at `number` stand from `place` on."""
@@ -294,6 +305,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         return result
 
     def _grouped(self, requests: list[Request]) -> list[tuple[list[int], Company | None]]:
+        if len(requests) < len(self.table.requests):
+            return companies(requests)
         if self._companies[0] != self.table.version:
             self._companies = self.table.version, companies(requests)
         return self._companies[1]

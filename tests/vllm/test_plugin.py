@@ -540,6 +540,29 @@ def test_what_the_prefix_cache_knows_is_never_fed():
     assert request.ids == [1, 9, 7, 3, 6]
 
 
+@pytest.mark.parametrize("context", ["digits", "both"])
+def test_digits_ask_nothing_of_the_vocabulary(context, folders, engines, monkeypatch):
+    """Which token they are is known as soon as the number is: the product with the vocabulary has other rows alone."""
+    llm, model = engines(folders[context]), load_model(folders[context])
+    heads = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+    of_groups, scored = heads._scores_of_groups, []
+    monkeypatch.setattr(heads, "_scores_of_groups", lambda rows, *rest: scored.append(len(rows)) or of_groups(rows, *rest))
+    asked = [
+        causalqwen_vllm.request(
+            model.processor, text, seed=row, key=f"{context} {row}", max_tokens=40, params={"ignore_eos": True}, **PERSONA
+        )
+        for row, text in enumerate(PROMPTS[:8])
+    ]
+    llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+    digits = 0
+    for row, (tokens, _) in enumerate(asked):
+        request, end = heads.table.by_key[f"{context} {row}"], len(tokens["prompt_token_ids"]) + 40
+        firsts = request.values if request.hides else {}
+        digits += sum(place < end and place not in firsts for place in request.digits)
+    assert sum(scored) == 8 * 40 - digits and digits > 40
+    assert min(scored) < 8
+
+
 @pytest.mark.parametrize("model", ["llama", "both", "digits"])
 def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monkeypatch):
     """A CUDA graph's input is longer than the rows are; behind them stands what stood there before."""
