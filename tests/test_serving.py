@@ -456,7 +456,7 @@ def test_draws_at_every_border_fall_into_shares_beside_it(temperature):
     cells = (scores - scores.amax(-1, keepdim=True)).div(temperature).exp()
     cells = torch.nn.functional.pad(cells, (0, 51)).unflatten(-1, (6, 64))
     for ends in (*borders - 1e-9, *borders + 1e-9, torch.full((rows, 1), 1e-12), torch.full((rows, 1), 1 - 1e-12)):
-        token = _fall(cells, ends.clamp(1e-12, 1 - 1e-12))
+        token = _fall(cells, cells.sum(-1), ends.clamp(1e-12, 1 - 1e-12))
         share = cells.flatten(1).gather(-1, token)
         assert (share > 0).all()
         end = upto.gather(-1, token)

@@ -546,10 +546,18 @@ def test_digits_ask_nothing_of_the_vocabulary(context, folders, engines, monkeyp
     llm, model = engines(folders[context]), load_model(folders[context])
     heads = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
     of_groups, scored = heads._scores_of_groups, []
-    monkeypatch.setattr(heads, "_scores_of_groups", lambda rows, *rest: scored.append(len(rows)) or of_groups(rows, *rest))
+    monkeypatch.setattr(
+        heads, "_scores_of_groups", lambda rows, *rest: scored.append(len(rows)) or of_groups(rows, *rest)
+    )
     asked = [
         causalqwen_vllm.request(
-            model.processor, text, seed=row, key=f"{context} {row}", max_tokens=40, params={"ignore_eos": True}, **PERSONA
+            model.processor,
+            text,
+            seed=row,
+            key=f"{context} {row}",
+            max_tokens=40,
+            params={"ignore_eos": True},
+            **PERSONA,
         )
         for row, text in enumerate(PROMPTS[:8])
     ]

@@ -52,10 +52,11 @@ class RowSampler(LogitsProcessor):
 
     def _draw(self, cells: Tensor, draws: Tensor) -> Tensor:
         """Tokens [B, 1] by shares [B, n, _CELL] and draws [B, 1]; a nucleus is looked for among ever more tokens."""
-        drawn, rows = _fall(cells, draws), (self.top_ps < 1).squeeze(-1).nonzero()
+        of_cells = cells.sum(-1)
+        drawn, rows = _fall(cells, of_cells, draws), (self.top_ps < 1).squeeze(-1).nonzero()
         if not len(rows):
             return drawn
-        masses, tops = self.top_ps * cells.sum(-1).sum(-1, keepdim=True, dtype=torch.float64), cells.amax(-1)
+        masses, tops = self.top_ps * of_cells.sum(-1, keepdim=True, dtype=torch.float64), cells.amax(-1)
         for count in (*_LIKELY, tops.shape[1] * _CELL):
             chosen = rows.squeeze(-1)
             highest = tops[chosen].topk(min(count, tops.shape[1])).indices  # these hold the likeliest tokens
@@ -66,9 +67,9 @@ class RowSampler(LogitsProcessor):
         return drawn
 
 
-def _fall(cells: Tensor, draws: Tensor) -> Tensor:
-    """The index [B, 1] of the share that a draw [B, 1] falls into, of shares [B, n, _CELL] side by side."""
-    upto = cells.sum(-1).cumsum(-1, dtype=torch.float64)
+def _fall(cells: Tensor, of_cells: Tensor, draws: Tensor) -> Tensor:
+    """The index [B, 1] of the share that a draw [B, 1] falls into, of shares [B, n, _CELL] side by side with sums [B, n]."""
+    upto = of_cells.cumsum(-1, dtype=torch.float64)
     ends = draws * upto[:, -1:]
     cell = torch.searchsorted(upto, ends)
     shares = cells[torch.arange(len(cells), device=cells.device), cell.squeeze(-1)].cumsum(-1, dtype=torch.float64)
@@ -84,4 +85,5 @@ def _fall_in_nucleus(cells: Tensor, masses: Tensor, count: int, draws: Tensor) -
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     least = ordered.gather(-1, (before < masses).sum(-1, keepdim=True).clamp(min=1) - 1)
     ended = (ordered[:, -1:] < least).squeeze(-1)  # whatever is as likely as the last one inside is among them
-    return _fall(cells.masked_fill(cells < least.unsqueeze(-1), 0.0), draws), ended
+    inside = cells.masked_fill(cells < least.unsqueeze(-1), 0.0)
+    return _fall(inside, inside.sum(-1), draws), ended
