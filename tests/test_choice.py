@@ -159,19 +159,45 @@ def test_levels_are_those_of_numbers_of_a_like_kind():
     assert len(one) == 1 or len(law.fit_interval_kinds(loc[:150], scale[:150], values[:150])) == 1
 
 
+def lumps(generator, *of):
+    """The scales of so many numbers each, the same but for rounding, and the limits between kinds: (scale, standard deviation
+    in scales, how many) of each."""
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
+    counts = torch.tensor([count for *_, count in of])
+    scale, off = (torch.tensor(column).double().repeat_interleave(counts) for column in list(zip(*of, strict=True))[:2])
+    scale = scale * (1 + 0.002 * torch.rand(len(scale), generator=generator, dtype=torch.float64))
+    values = scale * off * torch.randn(len(scale), generator=generator, dtype=torch.float64)
+    return scale, torch.tensor([least for least, _ in law.fit_interval_kinds(0 * scale, scale, values)]).double()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_rounding_does_not_decide_of_which_kind_a_number_is(seed):
-    """Constants of a template: each has one scale in all rows, but for rounding, and one central level."""
+    """Constants of a template: each has one scale in all rows, but for rounding."""
     generator = torch.Generator().manual_seed(seed)
-    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
-    scale = torch.tensor([0.1, 0.105, 0.2, 1.0]).repeat_interleave(300).double()
-    scale = scale * (1 + 0.002 * torch.rand(1200, generator=generator, dtype=torch.float64))
-    off = torch.tensor([0.05, 0.0, 0.6, 0.0]).repeat_interleave(300).double()
-    off[900:] = torch.randn(300, generator=generator, dtype=torch.float64)
-    kinds = law.fit_interval_kinds(torch.zeros(1200, dtype=torch.float64), scale, scale * off)
-    limits = torch.tensor([least for least, _ in kinds], dtype=torch.float64)
+    scale, limits = lumps(generator, (0.1, 0.05, 300), (0.105, 0.0, 300), (0.2, 0.6, 300), (1.0, 1.0, 300))
     assert len(limits) > 2
     assert ((scale / limits[1:, None]).log().abs() > 0.02).all()  # no other reading brings a number across
+    assert len(lumps(generator, (0.1, 0.05, 600), (0.101, 1.0, 600))[1]) == 1  # too near to be told apart by others
+
+
+@pytest.mark.parametrize("few", [(0.01, 0.05), (1.0, 1.0)])
+def test_few_numbers_are_a_kind_too(few):
+    others = (1.0, 1.0) if few[0] < 1 else (0.01, 0.05)
+    _, limits = lumps(torch.Generator().manual_seed(0), (*few, 80), (*others, 920))
+    assert len(limits) == 2 and 0.05 < limits[1] < 0.2
+
+
+def test_scales_that_hardly_differ_are_parted_where_levels_do():
+    generator = torch.Generator().manual_seed(0)
+    law, away = (
+        ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian"),
+        torch.randn(5000, generator=generator).double(),
+    )
+    scale = (0.02 * away).exp()
+    values = scale * (0.5 * away).exp() * torch.randn(5000, generator=generator)
+    limits = [least for least, _ in law.fit_interval_kinds(0 * scale, scale, values)]
+    assert len(limits) == 4 and all(0.96 < limit < 1.04 for limit in limits[1:])
+    assert any(0.99 < limit < 1.01 for limit in limits[1:])
 
 
 def rows_of(model, texts):

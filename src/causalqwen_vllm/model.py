@@ -244,7 +244,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         ]
         rows = self._undecided(requests, places)
         asked = [requests[row] for row in rows]
-        scores = self._scores_of_groups(asked, features[rows], last[rows])
+        if len(rows) < len(requests):
+            features, last = features[rows], last[rows]
+        scores = self._scores_of_groups(asked, features, last)
         if self.config.context.hides:
             self._announce(asked, [places[row] for row in rows], [is_open[row] for row in rows], scores)
         return self._with_digits(requests, places, rows, scores) if self.config.context.writes else scores

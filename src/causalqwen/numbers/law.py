@@ -26,9 +26,11 @@ _SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
 """Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, and the least
 probability under which two kinds' central levels are still taken to be of one law."""
 
-_ROUNDED, _MOST_ROUNDED = 2**-7, 0.1
-"""How far, as a share, the scale of one row may be from itself in another batch or dtype (two units of bfloat16), and the
-most rows that may be as near as that to a limit between two kinds."""
+_FEWEST_OF_KIND = 19
+"""The fewest numbers of a kind: the least n whose rank ceil((n + 1) 0.95) is at most n."""
+
+_ROUNDED = 2**-7
+"""How far, as a share, the scale of one row may be from itself in another batch or dtype: two units of bfloat16."""
 
 PARTS = 64
 """How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
@@ -108,18 +110,18 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
     """Of central levels [n] in the order of their scales [n]: how many belong to the first of two kinds, where there are two,
     and the scale between both.
 
-    Limits are tried where the scales leave a wide gap, in its geometric middle, and nowhere where rounding would decide on
-    which side many rows lie (`_ROUNDED`, `_MOST_ROUNDED`). Taken is the one on whose sides the levels differ most (Kolmogorov
-    and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all that are tried.
+    Limits are tried where the scales leave a wide gap, in its geometric middle, and not within a lump of rows that have one
+    scale but for rounding, which would decide on which side they lie. Taken is the one on whose sides the levels differ most
+    (Kolmogorov and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all that are
+    tried.
     """
-    n, least, best = len(central), FEWEST_OF_CLASS, (0.0, 0, 0.0)
+    n, least, best = len(central), _FEWEST_OF_KIND, (0.0, 0, 0.0)
     reach = 1 + (n - 2 * least) // (_SPLITS - 1)
-    for near in torch.linspace(least, n - least, _SPLITS).long().unique().tolist() if n >= 2 * least else []:
+    for near in torch.linspace(least, n - least, _SPLITS).long().unique().tolist() if n >= 2 * FEWEST_OF_CLASS else []:
         first, last = max(least, near - reach), min(n - least, near + reach)
         place = first + int((scale[first : last + 1] / scale[first - 1 : last].clamp(min=1e-300)).argmax())
         limit = math.sqrt(scale[place - 1].item()) * math.sqrt(scale[place].item())
-        rounded = ((scale / limit).log().abs() < _ROUNDED).double().mean() if limit > 0 else 1.0
-        if rounded > _MOST_ROUNDED or not scale[place - 1] < limit <= scale[place]:
+        if not scale[place - 1] < limit <= scale[place] or _in_lump(limit, scale):
             continue
         parts = (part.sort().values for part in (central[:place], central[place:]))
         below, of_rest = (torch.searchsorted(part, central, right=True) / len(part) for part in parts)
@@ -128,6 +130,14 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
     distance, place, limit = best
     alike = _SPLITS * 2 * math.exp(-2 * distance**2)  # the law's limit for many rows, its first term
     return (place, limit) if alike < _ALIKE else None
+
+
+def _in_lump(limit: float, scale: Tensor) -> bool:
+    """Whether many rows are as near to a limit as rounding moves a scale: more of those within four times that than of a law
+    without lumps, which are a quarter, or a third at a peak."""
+    away = (scale / limit).log().abs()
+    nearest, near = int((away < _ROUNDED).sum()), int((away < 4 * _ROUNDED).sum())
+    return nearest >= _FEWEST_OF_KIND and nearest > 0.4 * near
 
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
