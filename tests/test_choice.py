@@ -180,6 +180,27 @@ def test_rounding_does_not_decide_of_which_kind_a_number_is(seed):
     assert len(lumps(generator, (0.1, 0.05, 600), (0.101, 1.0, 600))[1]) == 1  # too near to be told apart by others
 
 
+def test_a_constant_of_a_template_is_covered_by_another_reading_of_it():
+    """All rows hold the same reading, which the intervals would end at; ordinary numbers are none the wiser."""
+    generator = torch.Generator().manual_seed(0)
+    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
+    noise = torch.randn(600, generator=generator, dtype=torch.float64)
+    loc = torch.cat([torch.full((300,), 7.37), torch.zeros(600)]).double()
+    scale, values = (
+        torch.cat([torch.full((300,), 0.05), torch.ones(600)]).double(),
+        torch.cat([loc[:300] + 0.014, noise]),
+    )
+    kinds = law.fit_interval_kinds(loc, scale, values)
+    assert len(kinds) == 2
+    fitted = ValueLaw(law.transform, law.family, None, tuple(kinds[0][1]), tuple((a, tuple(b)) for a, b in kinds[1:]))
+    for read in (7.37 * (1 - 2**-8), 7.37, 7.37 * (1 + 2**-8)):
+        for level in (0.5, 0.9):
+            low, high = (end.item() for end in fitted.interval(torch.tensor(read), torch.tensor(0.05), level))
+            assert low < 7.384 < high and high - low < 0.2
+    alone = law.fit_interval_kinds(loc[300:], scale[300:], values[300:])
+    assert alone[0][1] == kinds[1][1]
+
+
 @pytest.mark.parametrize("few", [(0.01, 0.05), (1.0, 1.0)])
 def test_few_numbers_are_a_kind_too(few):
     others = (1.0, 1.0) if few[0] < 1 else (0.01, 0.05)

@@ -30,7 +30,7 @@ _FEWEST_OF_KIND = 19
 """The fewest numbers of a kind: the least n whose rank ceil((n + 1) 0.95) is at most n."""
 
 _ROUNDED = 2**-7
-"""How far, as a share, the scale of one row may be from itself in another batch or dtype: two units of bfloat16."""
+"""How far, as a share, loc and scale of one row may be from themselves in another batch or dtype: two units of bfloat16."""
 
 PARTS = 64
 """How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
@@ -229,11 +229,22 @@ class ValueLaw(_Calibrated):
                 middle = first + found[0]
                 limits.append((middle, found[1]))
                 open_parts += [(first, middle), (middle, last)]
-        spread, ends = (
-            self.spread_levels(loc, scale, values)[order],
-            [(0, 0.0), *sorted(limits), (len(order), math.inf)],
-        )
-        return [(limit, list(_levels_that_cover(spread[a:b]))) for (a, limit), (b, _) in itertools.pairwise(ends)]
+        kinds = []
+        for (start, limit), (end, _) in itertools.pairwise([(0, 0.0), *sorted(limits), (len(order), math.inf)]):
+            rows = order[start:end]
+            kinds.append((limit, list(_levels_that_cover(self._levels_of_kind(loc[rows], scale[rows], values[rows])))))
+        return kinds
+
+    def _levels_of_kind(self, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
+        """`spread_levels` of a kind. Where all have one value, a constant of a template, they say no more than how far off one
+        reading is: twice as far is to be covered, and as far as rounding moves loc."""
+        levels = self.spread_levels(loc, scale, values)
+        if len(values) < _FEWEST_OF_KIND or bool((values != values[0]).any()):
+            return levels
+        low, high = self.transform.cell(values)
+        far = 2 * (low - loc).abs() + _ROUNDED * loc.abs()
+        moved = 2 * self.stable.cdf(far.double(), torch.zeros_like(far), scale.double()) - 1
+        return torch.where((low == high).unsqueeze(-1), moved.unsqueeze(-1), levels)
 
     def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """P(Y <= value) under the raw law: the probability integral transform of an observation."""
