@@ -133,8 +133,8 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
 
 
 def _in_lump(limit: float, scale: Tensor) -> bool:
-    """Whether many rows are as near to a limit as rounding moves a scale: more of those within four times that than of a law
-    without lumps, which are a quarter, or a third at a peak."""
+    """Whether a limit lies among rows that have one scale but for rounding: `_FEWEST_OF_KIND` or more are within `_ROUNDED` of
+    it, and more than 0.4 of those within four times that. Of scales without a lump a quarter are, or a third at their peak."""
     away = (scale / limit).log().abs()
     nearest, near = int((away < _ROUNDED).sum()), int((away < 4 * _ROUNDED).sum())
     return nearest >= _FEWEST_OF_KIND and nearest > 0.4 * near
