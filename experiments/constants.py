@@ -18,14 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
-from multabench import held_in_parts
-
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.splits import split_by_entity
 from causalqwen.files import write_text
-from causalqwen.numbers import CRPS_LEVELS
 
 SHA256 = "1ec9c6e9ee19aade328f8beb393a6afa71a5bb3acf7d3cc22d4ef568df374bf5"
 SIZES = {"train": 1500, "test": 600}
@@ -61,20 +56,14 @@ def pieces(sentence: str, word: str) -> list[tuple[str, float]]:
 
 
 def covered(model: CausalQwenForCausalLM, asked: list[tuple[str, float]]) -> dict[str, float]:
-    """Shares of numbers within the intervals of LEVELS, and the median width at 80%. "parts": where a rating that ends an
-    interval counts with the part of its probability that the level asks for, since ratings are tenths."""
+    """Shares of numbers within the intervals of LEVELS, and the median width at 80%."""
     predictions = model.predict_number([prompt for prompt, _ in asked])
-    found, values = {}, np.array([value for _, value in asked])
-    loc, scale = (
-        torch.tensor([[getattr(p, name)] for p in predictions], dtype=torch.float64) for name in ("loc", "scale")
-    )
-    quantiles = predictions[0].law.quantile(loc, scale, CRPS_LEVELS).numpy()
+    found = {}
     for level in LEVELS:
         inside = [p.interval(level) for p in predictions]
         found[f"{level:.0%}"] = sum(
             low <= value <= high for (low, high), (_, value) in zip(inside, asked, strict=True)
         ) / len(asked)
-        found[f"{level:.0%} parts"] = held_in_parts(quantiles, values, level)
     widths = sorted(high - low for low, high in (p.interval(0.8) for p in predictions))
     found["crps"] = sum(p.crps(value) for p, (_, value) in zip(predictions, asked, strict=True)) / len(asked)
     return found | {"width": widths[len(widths) // 2]}
