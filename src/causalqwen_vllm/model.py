@@ -252,7 +252,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         return self._with_digits(requests, places, rows, scores) if self.config.context.writes else scores
 
     def _undecided(self, requests: list[Request], places: list[int]) -> list[int]:
-        """The rows whose token is not known to be a digit of a number: the others need nothing of the vocabulary."""
+        """The rows whose token is not known to be a digit of a number, once the digits of a number that was fed last are
+        written. The others need nothing of the vocabulary."""
         if not self.config.context.writes:
             return list(range(len(requests)))
         for request, place in zip(requests, places, strict=True):
