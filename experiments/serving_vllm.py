@@ -4,7 +4,8 @@
     python experiments/serving_vllm.py speed --model runs/demo/model --dtype bfloat16
     python experiments/serving_vllm.py speed --model runs/demo/model --dtype bfloat16 --prefix 1000 --tokens 1
 
-In the environment of `make test-vllm`. `speed` runs each engine in a process of its own, on one core, and alternates them.
+In the environment of `make test-vllm`. `speed` runs each engine in a process of its own, on one core or a GPU, and alternates
+them. With `--graphs` vLLM compiles both backbones, on a GPU into CUDA graphs: the bare one's of the whole model too.
 With `--prefix` the prompts share their first tokens, are asked one after the other, and both engines have prefix caches: the
 inverse of its ratio with one token is that of the times to the first token.
 """
@@ -26,7 +27,7 @@ ONE_CORE = {
     "OMP_NUM_THREADS": "1",
 }
 SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
-BARE, SAMPLED = "bare", "bare, sampled"
+BARE, SAMPLED, IN_PARTS = "bare", "bare, sampled", "bare, piecewise"
 NAMES = (
     "water", "toluene (C7H8)", "benzene (C6H6)", "ethanol (C2H6O)", "methane (CH4)", "propane (C3H8)", "acetone (C3H6O)",
     "aniline (C6H7N)", "phenol (C6H6O)", "hexane (C6H14)", "octane (C8H18)", "ammonia (NH3)", "chlorine (Cl2)",
@@ -54,14 +55,17 @@ def same(folder: Path, presets: list[str], tokens: int) -> None:
         compare(llm, model, preset, PROMPTS, tokens, **SETTINGS.get(preset, {}))
 
 
-def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, rounds: int, prefix: int) -> None:
+def speed(folder: Path, presets: list[str], rounds: int, asked: list[str]) -> None:
     """Prints the median tokens per second of the bare backbone and of each preset, the median of their ratios, and the numbers.
 
-    The bare backbone takes the best token; beside `softmax` it stands once more, sampled by vLLM with the same settings.
+    The bare backbone takes the best token; beside `softmax` it stands once more, sampled by vLLM with the same settings, and
+    among graphs in those of its parts, which are all that a grafted model has.
     Of the core's time, which other programs on the machine do not take, and of the clock's.
     """
-    names = [BARE, *([SAMPLED] if "softmax" in presets else []), *presets]
-    workers = {name: _Worker(folder, name, tokens, rows, dtype, prefix) for name in names}
+    names = [BARE, *[IN_PARTS] * ("--graphs" in asked), *[SAMPLED] * ("softmax" in presets), *presets]
+    workers = {name: _Worker(folder, name, asked) for name in names}
+    for worker in workers.values():
+        worker.ask()  # warm
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
@@ -81,13 +85,11 @@ def speed(folder: Path, presets: list[str], tokens: int, rows: int, dtype: str, 
 class _Worker:
     """An engine in a process; a line in, the tokens per second of a run out, of the core's time and the clock's."""
 
-    def __init__(self, folder: Path, name: str, tokens: int, rows: int, dtype: str, prefix: int) -> None:
-        command = [sys.executable, __file__, "work", "--model", str(folder), "--presets", name]
-        command += ["--tokens", str(tokens), "--rows", str(rows), "--dtype", dtype, "--prefix", str(prefix)]
+    def __init__(self, folder: Path, name: str, asked: list[str]) -> None:
+        command = [sys.executable, __file__, "work", "--model", str(folder), "--presets", name, *asked]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | ONE_CORE)
         self.numbers = 0
-        self.ask()  # warm
 
     def ask(self) -> tuple[float, float]:
         self.process.stdin.write("\n")
@@ -100,10 +102,11 @@ class _Worker:
         raise RuntimeError("the engine's process ended")
 
 
-def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: int) -> None:
+def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: int, graphs: bool) -> None:
     """One engine, asked by lines of its standard input."""
     import tempfile
 
+    import torch
     from vllm.inputs import TokensPrompt
 
     import causalqwen_vllm
@@ -112,12 +115,17 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: 
     from vllm import LLM, SamplingParams
 
     engine = {"dtype": dtype, "max_model_len": 512 + prefix, "max_num_seqs": rows, "enable_prefix_caching": prefix > 0}
+    engine |= {"enforce_eager": not graphs}
+    if torch.cuda.is_available():  # all of them are there at once
+        engine |= {"kv_cache_memory_bytes": 2**31, "gpu_memory_utilization": 0.05}
     processor = causalqwen_vllm.asking.processor_of(str(folder), CausalQwenConfig.from_pretrained(folder).context)
     bare = preset.startswith(BARE)
     if bare:
         with tempfile.TemporaryDirectory() as own:
             load_model(folder, device="cpu").backbone.save_pretrained(own)
-            llm = LLM(own, enforce_eager=True, async_scheduling=False, skip_tokenizer_init=True, **engine)
+            if preset == IN_PARTS:
+                engine["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
+            llm = LLM(own, skip_tokenizer_init=True, **engine)
     else:
         llm = causalqwen_vllm.load(str(folder), **engine)
     asked = []
@@ -165,17 +173,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--prefix", type=int, default=0)
+    parser.add_argument("--graphs", action="store_true")
     given = parser.parse_args()
     if given.what == "same":
         from causalqwen import PRESETS
 
         same(given.model, given.presets or list(PRESETS), given.tokens)
+    elif given.what == "speed":
+        asked = ["--tokens", str(given.tokens), "--rows", str(given.rows), "--dtype", given.dtype]
+        asked += ["--prefix", str(given.prefix), *["--graphs"] * given.graphs]
+        speed(given.model, given.presets or ["standard", "persona"], given.rounds, asked)
     else:
-        settings = (given.tokens, given.rows, given.dtype)
-        if given.what == "speed":
-            speed(given.model, given.presets or ["standard", "persona"], *settings, given.rounds, given.prefix)
-        else:
-            work(given.model, given.presets[0], *settings, given.prefix)
+        work(given.model, given.presets[0], given.tokens, given.rows, given.dtype, given.prefix, given.graphs)
 
 
 if __name__ == "__main__":

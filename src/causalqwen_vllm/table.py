@@ -46,9 +46,9 @@ class RequestTable:
             self.requests, self.version = requests, self.version + 1
 
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
-        """What is kept for a request that vLLM runs for the first time."""
-        assert params.extra_args is not None, "the parameters were checked"
-        wish = Wish.read(params.extra_args[KEY], self._text_temperature)
+        """What is kept for a request that vLLM runs for the first time. One that wishes nothing is the `standard` one: V2 warms
+        up a GPU by requests of its own, which nobody checks."""
+        wish = Wish.read((params.extra_args or {}).get(KEY, {}), self._text_temperature)
         request = Request(wish, prompt or (), *self._of_model)
         if wish.key:
             self.by_key[wish.key] = request

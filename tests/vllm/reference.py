@@ -25,6 +25,11 @@ ONE_CORE = {  # read when vLLM is imported, which `load` does
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "TRITON_F32_DEFAULT": "ieee",  # float32 to its last digit on a GPU too
+}
+ON_A_GPU = {
+    "kv_cache_memory_bytes": 2**28,  # several engines beside each other
+    "gpu_memory_utilization": 0.05,
 }
 RUNNER = os.environ.get("CAUSALQWEN_VLLM_RUNNER", "first")
 """Which of vLLM's model runners is tested: "first", or "second" (V2); "-async" behind it schedules asynchronously."""
@@ -80,7 +85,7 @@ def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, **
 def write_copying(folder: Path, tokenizer: PreTrainedTokenizerBase, context: str) -> Path:
     """The same of one that copies about half of its numbers."""
     write_tiny(folder, "llama", tokenizer, number_context=context, value_digits=2, copy_numbers=True)
-    model = load_model(folder)
+    model = load_reference(folder)
     model.copy_head.query.weight.normal_(std=0.3)
     model.copy_head.bias.fill_(1.0)
     model.save_pretrained(folder)
@@ -121,6 +126,9 @@ def choose_runner(name: str) -> None:
     """
     runner, _, scheduling = name.partition("-")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "second"))
+    if torch.cuda.is_available():
+        ON_A_GPU["async_scheduling"] = scheduling == "async"
+        return
     if runner == "second":
         os.environ["TRITON_INTERPRET"] = "1"
         driver = type("Driver", (), {"is_active": staticmethod(lambda: True), "get_current_target": _no_target})
@@ -139,6 +147,11 @@ def choose_runner(name: str) -> None:
 choose_runner(RUNNER)
 
 
+def load_reference(folder: Path) -> CausalQwenForCausalLM:
+    """The model whose `generate` vLLM is measured against: on the processor, wherever vLLM runs."""
+    return load_model(folder, device="cpu")
+
+
 class Engines:
     """One vLLM at a time: a new one takes the place of the last."""
 
@@ -151,7 +164,8 @@ class Engines:
         key = (str(folder), tuple(sorted(settings.items())))
         if key != self.key:
             self.close()
-            self.llm = causalqwen_vllm.load(folder, **{"dtype": "float32", "max_model_len": 256} | settings)
+            here = ON_A_GPU if torch.cuda.is_available() else {}
+            self.llm = causalqwen_vllm.load(folder, **{"dtype": "float32", "max_model_len": 256} | here | settings)
             self.key = key
         return self.llm
 

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from reference import PROMPTS, SETTINGS, Engines, compare, write_tiny
+from reference import PROMPTS, SETTINGS, Engines, compare, load_reference, write_tiny
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode
-
-from causalqwen.modeling.loading import load_model
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # vLLM warns of what it uses itself
@@ -18,7 +16,7 @@ pytestmark = [
 def test_graphs_of_the_backbone_change_no_text(context, tiny_tokenizer, tmp_path):
     """Seven rows, between two sizes that are captured: behind them the graph reads what stood there before."""
     folder = write_tiny(tmp_path / "model", "llama", tiny_tokenizer, number_context=context, value_digits=2)
-    engines, model = Engines(), load_model(folder, device="cpu")
+    engines, model = Engines(), load_reference(folder)
     llm = engines(folder, enforce_eager=False)
     assert llm.llm_engine.vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.PIECEWISE
     try:

@@ -14,6 +14,7 @@ from reference import (
     Engines,
     Lookups,
     compare,
+    load_reference,
     make_numbers_likely,
     reference,
     write_copying,
@@ -24,7 +25,6 @@ from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
-from causalqwen.modeling.loading import load_model
 from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
 from causalqwen_vllm.model import refuse_settings
 from causalqwen_vllm.requests import Request
@@ -80,7 +80,9 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize("family", [pytest.param("llama", marks=every_runner), "qwen2", "qwen3"])
 def test_every_preset_writes_what_generate_writes(family, preset, folders, engines):
     prompts = PROMPTS[:: 4 if RUNNER.startswith("second") else 1]  # interpreted kernels are slow
-    same, numbers = compare(engines(folders[family]), load_model(folders[family]), preset, prompts, **SETTINGS[preset])
+    same, numbers = compare(
+        engines(folders[family]), load_reference(folders[family]), preset, prompts, **SETTINGS[preset]
+    )
     assert same >= len(prompts) * 15 // 16 and numbers > len(prompts)
 
 
@@ -100,7 +102,7 @@ def test_other_forms_of_the_model(form, preset, tiny_tokenizer, tmp_path_factory
     folder = tmp_path_factory.getbasetemp() / next(iter(form))
     if not folder.exists():
         write_tiny(folder, "llama", tiny_tokenizer, **form)
-    same, _ = compare(engines(folder), load_model(folder), preset, PROMPTS[:16], 32)
+    same, _ = compare(engines(folder), load_reference(folder), preset, PROMPTS[:16], 32)
     assert same >= 15
 
 
@@ -108,7 +110,7 @@ def test_the_digits_of_numbers_are_read(tiny_tokenizer, tmp_path_factory, engine
     """Few tokens and digits: an error of rounding in the last digit of a generated number is read as another digit."""
     folder = tmp_path_factory.getbasetemp() / "fourier"
     write_tiny(folder, "llama", tiny_tokenizer, number_encoding="fourier", value_digits=2)
-    same, _ = compare(engines(folder), load_model(folder), "standard", PROMPTS[:16], 8)
+    same, _ = compare(engines(folder), load_reference(folder), "standard", PROMPTS[:16], 8)
     assert same >= 15
 
 
@@ -116,7 +118,7 @@ def test_the_digits_of_numbers_are_read(tiny_tokenizer, tmp_path_factory, engine
 @pytest.mark.parametrize(("context", "preset"), [*(("digits", preset) for preset in PRESETS), ("both", "persona")])
 def test_digits_in_the_context(context, preset, folders, engines):
     prompts = PROMPTS[:: 4 if RUNNER.startswith("second") else 1]
-    llm, model = engines(folders[context]), load_model(folders[context])
+    llm, model = engines(folders[context]), load_reference(folders[context])
     same, numbers = compare(llm, model, preset, prompts, **SETTINGS[preset])
     assert same >= len(prompts) * 15 // 16 and numbers > len(prompts)
 
@@ -126,7 +128,7 @@ def test_digits_in_the_context(context, preset, folders, engines):
 def test_a_model_that_copies(context, tiny_tokenizer, tmp_path_factory, engines):
     """Copied numbers come back exactly, those of prompts and those that were generated; laws are those of the same places."""
     folder = tmp_path_factory.getbasetemp() / f"copies-{context}"
-    model = load_model(write_copying(folder, tiny_tokenizer, context))
+    model = load_reference(write_copying(folder, tiny_tokenizer, context))
     prompts = [prompt.replace("12.5", "12.3456789") for prompt in PROMPTS[: 8 if RUNNER.startswith("second") else 32]]
     llm = engines(folder, max_num_batched_tokens=64) if RUNNER == "first" else engines(folder)
     for preset in ("standard", "persona", "softmax"):
@@ -153,7 +155,7 @@ def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
 ):
     """As a server does at every token, whether it is a number or not."""
     folder = write_copying(tmp_path / "m", tiny_tokenizer, context)
-    model = load_model(folder)
+    model = load_reference(folder)
     llm, prompts = engines(folder), ["We have 12.3456789 of", "The year 5 or", "It was"]
     wanted = ask(llm, prompts, preset="standard", temperature=1.0, max_tokens=40)
     llm.reset_prefix_cache()
@@ -181,7 +183,7 @@ def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
 
 @pytest.mark.parametrize("context", ["digits", "both"])
 def test_a_number_cut_short_is_told_whole(context, folders, engines):
-    llm, processor = engines(folders[context]), load_model(folders[context]).processor
+    llm, processor = engines(folders[context]), load_reference(folders[context]).processor
     answers = ask(llm)
     for prompt, answer in zip(PROMPTS, answers, strict=False):
         encoded = processor(prompt, prompt=True)
@@ -213,13 +215,13 @@ def test_the_real_backbone(preset, tmp_path_factory, engines):
         torch.manual_seed(1)
         make_numbers_likely(model, share=0.05)
         model.save_pretrained(folder)
-    same, numbers = compare(engines(folder), load_model(folder), preset, PROMPTS, **SETTINGS[preset])
+    same, numbers = compare(engines(folder), load_reference(folder), preset, PROMPTS, **SETTINGS[preset])
     assert same >= 56 and numbers > 20
 
 
 @every_runner
 def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
-    llm, model = engines(folders["llama"]), load_model(folders["llama"])
+    llm, model = engines(folders["llama"]), load_reference(folders["llama"])
     individual = Individual.from_seed(5, 128)
     individual.save(tmp_path / "ann.safetensors")
     found = ask(llm, individual=str(tmp_path / "ann.safetensors"))
@@ -243,7 +245,7 @@ def test_each_request_names_the_class_of_its_numbers(context, tiny_tokenizer, tm
     folder = tmp_path_factory.getbasetemp() / f"classes_{context}"
     if not folder.exists():
         write_with_classes(folder, tiny_tokenizer, context)
-    llm, model = engines(folder), load_model(folder)
+    llm, model = engines(folder), load_reference(folder)
     written = []
     for name in CLASSES:
         model.number_class, named = name, {"number_class": name}
@@ -265,7 +267,7 @@ def test_each_request_names_the_class_of_its_numbers(context, tiny_tokenizer, tm
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_given_individual_at_the_temperature_of_texts(drawn, folders, engines):
     """Where no temperature is asked for, whoever a seed has drawn is held at that of texts, and anybody else at 1."""
-    model = load_model(folders["llama"])
+    model = load_reference(folders["llama"])
     individual = replace(Individual.from_seed(5, 128), drawn=drawn)
     plan = CausalDecoding.preset("shared-individual", individual=individual).fresh_at(model.config.text_temperature)
     assert (plan.temperature > 1) == drawn
@@ -287,7 +289,7 @@ def test_a_given_individual_at_the_temperature_of_texts(drawn, folders, engines)
 def test_each_request_has_a_plan_of_its_own(model, folders, engines):
     """Rows of all presets in one batch are decided as they are alone."""
     llm = engines(folders[model])
-    processor = load_model(folders[model]).processor
+    processor = load_reference(folders[model]).processor
     asked = [
         causalqwen_vllm.request(
             processor,
@@ -330,8 +332,24 @@ def test_a_text_ends_at_its_end_token(folders, engines):
 def test_a_compiled_backbone(model, folders, engines):
     llm = engines(folders[model], enforce_eager=False)
     assert llm.llm_engine.vllm_config.compilation_config.mode != CompilationMode.NONE
-    same, numbers = compare(llm, load_model(folders[model]), "persona", PROMPTS[:16], **SETTINGS["persona"])
+    same, numbers = compare(llm, load_reference(folders[model]), "persona", PROMPTS[:16], **SETTINGS["persona"])
     assert same >= 15 and numbers > 16
+
+
+@every_runner
+@pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner warms up without requests")
+@pytest.mark.parametrize("model", ["llama", "digits"])
+def test_requests_that_a_gpu_is_warmed_up_by(model, folders, engines):
+    """V2 sends them before it serves, and only on a GPU; they wish nothing, and nothing stays of them."""
+    from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup
+
+    llm = engines(folders[model])
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    assert run_mixed_prefill_decode_warmup(
+        worker.model_runner, worker.execute_model, worker.sample_tokens, num_tokens=16
+    )
+    same, _ = compare(llm, load_reference(folders[model]), "standard", PROMPTS[:4], 32)
+    assert same >= 3
 
 
 # ---- what vLLM does to requests under way ----------------------------------------------------------------------------
@@ -358,7 +376,7 @@ def test_a_shared_prefix_is_read_once(folders, engines):
     folder, shared = folders["digits"], "It was 3 days in the year 1776, and 12.5 of 900 men were there; " * 30
     prompts = [shared + prompt for prompt in PROMPTS[:: 8 if RUNNER.startswith("second") else 1]]
     wanted = ask(engines(folder, max_model_len=2048, enable_prefix_caching=False), prompts, max_tokens=32)
-    llm, model = engines(folder, max_model_len=2048), load_model(folder)
+    llm, model = engines(folder, max_model_len=2048), load_reference(folder)
     for _ in range(2):
         with Lookups(llm) as lookups:
             found = ask(llm, prompts, max_tokens=32)
@@ -389,7 +407,7 @@ def test_how_likely_tokens_were_is_told_of_any_place_and_then_forgotten(folders,
     from causalqwen_vllm.asking import of_tokens, processor_of
 
     llm = engines(folders["digits"], max_num_batched_tokens=48, max_num_seqs=4)
-    model = load_model(folders["digits"])
+    model = load_reference(folders["digits"])
     processor = processor_of(str(folders["digits"]), model.config.context)
     texts = [" ".join(PROMPTS[row : row + 6]) for row in range(0, 16, 4)]
     encoded = [processor(text)["input_ids"] for text in texts]
@@ -543,7 +561,7 @@ def test_what_the_prefix_cache_knows_is_never_fed():
 @pytest.mark.parametrize("context", ["digits", "both"])
 def test_digits_ask_nothing_of_the_vocabulary(context, folders, engines, monkeypatch):
     """Which token they are is known as soon as the number is: the product with the vocabulary has other rows alone."""
-    llm, model = engines(folders[context]), load_model(folders[context])
+    llm, model = engines(folders[context]), load_reference(folders[context])
     heads = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
     of_groups, scored = heads._scores_of_groups, []
     monkeypatch.setattr(
@@ -638,7 +656,7 @@ def test_numbers_of_many_requests_are_those_of_each(write, tiny_tokenizer, tmp_p
     """Taken at once, of people and classes of their own, or request by request."""
     monkeypatch.setattr("causalqwen_vllm.model.LAWS_AT_ONCE", 7)
     write(tmp_path / "m", tiny_tokenizer, "value")
-    llm, model = engines(tmp_path / "m"), load_model(tmp_path / "m")
+    llm, model = engines(tmp_path / "m"), load_reference(tmp_path / "m")
     people = [None, *(Individual.from_seed(seed, model.config.causal_size) for seed in (5, 6))]
     named = [{"number_class": name} for name in CLASSES] if write is write_with_classes else [{}]
     told = []

@@ -1,10 +1,9 @@
 """The vocabulary on two ranks, or half of the layers on each: the same tokens and values as `generate`."""
 
 import pytest
-from reference import PROMPTS, SETTINGS, Engines, compare, write_tiny
+from reference import PROMPTS, SETTINGS, Engines, compare, load_reference, write_tiny
 
 import causalqwen_vllm
-from causalqwen.modeling.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
 
@@ -18,7 +17,7 @@ def test_two_ranks_write_what_generate_writes(form, tiny_tokenizer, tmp_path, mo
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     folder = write_tiny(tmp_path / "model", "llama", tiny_tokenizer, **form)
     engines = Engines()
-    llm, model = engines(folder, tensor_parallel_size=2), load_model(folder)
+    llm, model = engines(folder, tensor_parallel_size=2), load_reference(folder)
     try:
         for preset in ("standard", "causal", "persona", "softmax"):
             same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS[preset])
@@ -37,7 +36,7 @@ def test_a_pipeline_of_two_ranks_writes_what_generate_writes(tiny_tokenizer, tmp
             tmp_path / name, "llama", tiny_tokenizer, number_context="digits", value_digits=2, **settings
         )
         # vLLM's runner for CPU makes what a rank is handed when it compiles, and nowhere else
-        llm, model = engines(folder, pipeline_parallel_size=2, enforce_eager=False), load_model(folder)
+        llm, model = engines(folder, pipeline_parallel_size=2, enforce_eager=False), load_reference(folder)
         try:
             for preset in ("standard", "persona", "softmax"):
                 same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS[preset])

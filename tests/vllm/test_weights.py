@@ -6,13 +6,12 @@ import shutil
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from reference import PROMPTS, Engines, compare, reference, write_tiny
+from reference import PROMPTS, Engines, compare, load_reference, reference, write_tiny
 from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
 import causalqwen_vllm
 from causalqwen import CausalDecoding
-from causalqwen.modeling.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
 GROUP = 32  # weights that share a scale
@@ -83,7 +82,7 @@ def test_four_bits_write_what_their_weights_write(context, folders, engines, tmp
     found = [answer.token_ids[0] for answer in answers]
     same = {}
     for name, folder in (("plain", plain), ("not rounded", folders[context])):
-        wanted = reference(load_model(folder), PROMPTS, CausalDecoding.preset("standard"), [1], 1).tokens
+        wanted = reference(load_reference(folder), PROMPTS, CausalDecoding.preset("standard"), [1], 1).tokens
         same[name] = sum(token == row[0] for token, row in zip(found, wanted, strict=True))
     print(f"four bits, {context}: first tokens the same of 64: {same}")
     assert same["plain"] >= 52 and same["not rounded"] <= 40
@@ -136,13 +135,13 @@ def test_each_request_has_an_adapter_of_its_own(context, folders, engines, tmp_p
     adapters, settings = [adapter for adapter, _ in asked], {"params": {"ignore_eos": True}, "max_tokens": 32}
     together = causalqwen_vllm.generate(llm, PROMPTS[:16], seed=1, adapter=adapters * 8, **settings)
     for index, (adapter, merged) in enumerate(asked):
-        same, _ = compare(llm, load_model(merged), "standard", PROMPTS[:16], 32, asked={"adapter": adapter})
+        same, _ = compare(llm, load_reference(merged), "standard", PROMPTS[:16], 32, asked={"adapter": adapter})
         assert same >= 14
         alone = causalqwen_vllm.generate(llm, PROMPTS[:16], seed=1, adapter=adapter, **settings)
         assert [answer.token_ids for answer in together[index::2]] == [answer.token_ids for answer in alone[index::2]]
     plain = causalqwen_vllm.generate(llm, PROMPTS[:16], seed=1, **settings)
     assert not {answer.text for answer in plain} & {answer.text for answer in together}
-    assert compare(llm, load_model(folder), "standard", PROMPTS[:16], 32)[0] >= 15
+    assert compare(llm, load_reference(folder), "standard", PROMPTS[:16], 32)[0] >= 15
     with pytest.raises(ValueError, match="ask for such requests apart"):
         causalqwen_vllm.generate(llm, PROMPTS[:2], seed=1, adapter=[adapters[0], None])
 
