@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from causalqwen.modeling import CausalQwenConfig
-from causalqwen_vllm.asking import PIECEWISE, WORKER
+from causalqwen_vllm.asking import WORKER, graphs
 from causalqwen_vllm.endpoints import INDIVIDUALS, Endpoints
 from causalqwen_vllm.wishes import FOLLOWER
 
@@ -30,7 +30,7 @@ def main() -> None:
     keys = said.get("api-key") or os.environ.get("VLLM_API_KEY") if given.api_key is None else any(given.api_key)
     further += [] if given.config is None else ["--config", given.config]
     further += [] if given.api_key is None else ["--api-key", *given.api_key]
-    cached = CausalQwenConfig.from_pretrained(given.model).by_tokens_alone
+    config = CausalQwenConfig.from_pretrained(given.model)
     # Naming one plug-in leaves out all others: those that vLLM loads unasked are named too.
     unasked = [group for group in entry_points().groups if group.startswith("vllm.") and "endpoint" not in group]
     known = ",".join(plugin.name for group in unasked for plugin in entry_points(group=group))
@@ -39,8 +39,8 @@ def main() -> None:
     if given.individuals is not None:
         os.environ[INDIVIDUALS] = given.individuals
     needed = ["--skip-tokenizer-init", "--logits-processors", FOLLOWER, "--worker-extension-cls", WORKER]
-    needed += ["--enable-prefix-caching" if cached else "--no-enable-prefix-caching"]
-    needed += ["--enforce-eager", "--compilation-config", json.dumps(PIECEWISE), "--host", host]
+    needed += ["--enable-prefix-caching" if config.by_tokens_alone else "--no-enable-prefix-caching"]
+    needed += ["--enforce-eager", "--compilation-config", json.dumps(graphs(config.context)), "--host", host]
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:
         print(f"anybody who reaches {host} may use this server: no API key is set", file=sys.stderr)
     from vllm.entrypoints.launchers.api_server.entry import main as serve

@@ -23,8 +23,16 @@ NEEDED = {
     "worker_extension_cls": WORKER,
 }
 """vLLM's own settings that a grafted model needs: `load` and `python -m causalqwen_vllm` set them."""
-PIECEWISE = {"cudagraph_mode": "PIECEWISE", "cudagraph_copy_inputs": True}
-"""Where vLLM compiles: CUDA graphs of parts of the backbone, which read copies of what is embedded; our heads stay outside."""
+
+
+def graphs(context: Context) -> dict[str, Any]:
+    """Where vLLM compiles on a GPU: CUDA graphs of the whole decoder for steps of one token a row, where model runner V2 runs
+    and no value of a number is embedded, and otherwise of its parts; our heads stay outside. They read copies of what is
+    embedded."""
+    from vllm import envs
+
+    whole = context.hides and envs.VLLM_USE_V2_MODEL_RUNNER is not False
+    return {"cudagraph_mode": "FULL_AND_PIECEWISE" if whole else "PIECEWISE", "cudagraph_copy_inputs": True}
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def load(model: str, **engine: Any) -> Any:
     """vLLM's `LLM` on the grafted model in a folder, with the settings that the plug-in needs; `engine` are vLLM's own.
 
     Its prefix cache is on where the context holds no value of a number and none is copied, and off elsewhere. The backbone is
-    compiled with `enforce_eager=False`, on a GPU into CUDA graphs of its parts.
+    compiled with `enforce_eager=False`, on a GPU into CUDA graphs (`graphs`).
 
     Raises:
         ValueError: settings under which a number could be wrong, all of them named.
@@ -76,12 +84,13 @@ def load(model: str, **engine: Any) -> Any:
     if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
         kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
         raise ValueError(f"a grafted model cannot be served with {', '.join(wrong)}; it needs {kept}")
-    cached = CausalQwenConfig.from_pretrained(model).by_tokens_alone
+    config = CausalQwenConfig.from_pretrained(model)
+    cached = config.by_tokens_alone
     engine = {"enable_prefix_caching": cached, "enforce_eager": True} | engine
     if engine["enable_prefix_caching"] and not cached:
         raise ValueError(f"a grafted model cannot be served this way: {TOKENS_ALONE}")
     if not engine["enforce_eager"] and isinstance(given := engine.get("compilation_config", {}), dict):
-        engine["compilation_config"] = PIECEWISE | given
+        engine["compilation_config"] = graphs(config.context) | given
     from vllm import LLM
 
     register()

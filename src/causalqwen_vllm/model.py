@@ -2,7 +2,6 @@
 
 import bisect
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +28,7 @@ from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
-from causalqwen_vllm.requests import Company, Request, companies, offered
+from causalqwen_vllm.requests import Company, Request, Step, companies, offered
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
 from causalqwen_vllm.wishes import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
@@ -37,6 +36,7 @@ from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """transformers' model types and vLLM's classes for them."""
+GRAPHS_OF_PARTS = "set cudagraph_mode='PIECEWISE'"
 LAWS_AT_ONCE = 64
 """Each has the features of all numbers before it beside it, where the model copies."""
 
@@ -69,7 +69,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         config = vllm_config.model_config.hf_config
         refuse_settings(vllm_config)
         self.config = config
-        self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)  # `GraftState` gives V2's
+        # The older runner's table, by which the model itself finds what a step reads. `GraftState` gives V2's, and tells.
+        self.table: RequestTable | None = RowFollower.of_engine.get(vllm_config.instance_id)
+        self._finds_steps = self.table is not None
         self.processor = processor_of(vllm_config.model_config.model, config.context)
         self.backbone = init_vllm_registered_model(
             vllm_config=vllm_config,
@@ -90,7 +92,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         for part in (self.abduction.loc_net, self.score_head):
             if part is not None:
                 part.to(vllm_config.model_config.dtype)
-        self._step: tuple[list[Request], Tensor] | None = None
+        self._step: Step | None = None
         self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
 
     @staticmethod
@@ -127,26 +129,11 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
     ) -> Any:
         """Features [N, H] of the N tokens of all rows, one row after the other; on a rank that does not decide, what vLLM's
         decoder hands to the next one."""
-        requests = [] if self.table is None else self.table.requests  # none while vLLM warms up
-        metadata = get_forward_context().attn_metadata
-        self._step, values = None, None
-        spans: list[tuple[int, int]] = []  # of the rows' tokens
-        if requests and metadata is not None:
-            count = len(requests)
-            if len(input_ids) == count:
-                starts, last = None, positions.clone()  # vLLM writes the next ones over them
-            else:
-                starts = next(iter(metadata.values())).query_start_loc[: count + 1]
-                last = positions[starts[1:].long() - 1]
-                starts = starts.tolist()
-            self._step = requests, last
-            spans = list(pairwise(range(count + 1) if starts is None else starts))
-            if self.config.context.writes:
-                ids, places = input_ids.tolist(), positions.tolist()
-                for request, (start, end) in zip(requests, spans, strict=True):
-                    request.feed(places[start], ids[start:end])
-            if not self.config.context.hides:
-                values = self._values(requests, input_ids, positions, starts)
+        if self._finds_steps:
+            self.begin(self._found_step(input_ids, positions), input_ids)
+        step, values = self._step, None
+        if step is not None and not self.config.context.hides:
+            values = self._values(step, input_ids, positions)
         if self.config.context.hides:
             embeddings = None  # plain tokens: the backbone embeds them itself
         elif values is None:
@@ -154,31 +141,39 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         else:
             embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
         features = self.backbone(input_ids, positions, intermediate_tensors, embeddings)
-        if not self.decides:
-            return features
-        for request, (start, end) in zip(requests, spans, strict=False):  # no spans while vLLM warms up
-            if request.wish.kept_from is not None:
-                request.keep(int(positions[start]), features[start:end])
-            if request.copies:
-                request.read(int(positions[start]), features[start:end])
+        if step is not None and self.decides:
+            step.read(features)
         return features
 
-    def _values(
-        self, requests: list[Request], input_ids: Tensor, positions: Tensor, starts: list[int] | None
-    ) -> Tensor | None:
-        """float64 [N], the values of the numbers among the tokens; those that lack one are decided first. None without any.
+    def begin(self, step: Step | None, input_ids: Tensor) -> None:
+        """A step begins, which reads the tokens [N]; None while vLLM warms up."""
+        self._step = step
+        if step is not None and self.config.context.writes:
+            step.feed(input_ids)
 
-        starts: where each row starts, and the last one's end, behind which CUDA graphs leave what stood there before; None
-        where each row has one token.
-        """
+    def _found_step(self, input_ids: Tensor, positions: Tensor) -> Step | None:
+        assert self.table is not None, "the older runner's is there before the model"
+        requests, metadata = self.table.requests, get_forward_context().attn_metadata
+        if not requests or metadata is None:  # vLLM warms up
+            return None
+        starts = list(range(len(requests) + 1))
+        if len(input_ids) > len(requests):
+            starts = next(iter(metadata.values())).query_start_loc[: len(starts)].tolist()
+        places = positions.tolist()
+        return Step.of(requests, starts, [places[start] for start in starts[:-1]], positions)
+
+    def _values(self, step: Step, input_ids: Tensor, positions: Tensor) -> Tensor | None:
+        """float64 [N], the values of the numbers among the tokens; those that lack one are decided first. None without any."""
         is_number = input_ids == self.config.num_token_id
-        if starts is not None:
-            is_number[starts[-1] :] = False
+        is_number[step.starts[-1] :] = False
         if not is_number.any():
             return None
         at_numbers = is_number.nonzero().flatten().tolist()
-        rows = [index if starts is None else bisect.bisect_right(starts, index) - 1 for index in at_numbers]
-        places = [(requests[row], place) for row, place in zip(rows, positions[at_numbers].tolist(), strict=True)]
+        rows = [bisect.bisect_right(step.starts, index) - 1 for index in at_numbers]
+        places = [
+            (step.requests[row], step.first[row] + index - step.starts[row])
+            for row, index in zip(rows, at_numbers, strict=True)
+        ]
         self._write([request for request, place in places if request.lacks(place)])
         for request, place in places:
             request.say(place)
@@ -234,10 +229,12 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Scores [B, V'] whose argmax is the decision, from the features [B, H] of each row's last token."""
         features = hidden_states.unsqueeze(1)
-        if self._step is None:
+        step, self._step = self._step, None
+        if step is None:
             return Chain(self, features).loc_S[:, 0]
-        (requests, last), self._step = self._step, None
-        places = (last + 1).tolist()
+        if not step.is_read:  # a CUDA graph of the whole decoder ran, for rows of one token, and no line of `forward`
+            step.read(hidden_states)
+        requests, places, last = step.requests, step.places, step.last
         is_open = [
             request.decide(place, of_row)
             for request, place, of_row in zip(requests, places, hidden_states, strict=True)
@@ -246,9 +243,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         asked = [requests[row] for row in rows]
         if len(rows) < len(requests):
             features, last = features[rows], last[rows]
-        scores = self._scores_of_groups(asked, features, last)
+        at = [places[row] for row in rows]
+        scores = self._scores_of_groups(asked, at, features, last)
         if self.config.context.hides:
-            self._announce(asked, [places[row] for row in rows], [is_open[row] for row in rows], scores)
+            self._announce(asked, at, [is_open[row] for row in rows], scores)
         return self._with_digits(requests, places, rows, scores) if self.config.context.writes else scores
 
     def _undecided(self, requests: list[Request], places: list[int]) -> list[int]:
@@ -267,10 +265,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         own = scores[:, number].clone()
         scores[:, number] = -torch.inf
         best = scores.amax(-1)  # a tenth of argmax's time on a CPU
-        is_chosen, tied = own > best, own == best  # as bfloat16 often is
-        if tied.any():
-            is_chosen[tied] = number < scores[tied].argmax(-1)
-        chosen = is_chosen.tolist()
+        chosen, is_tied = torch.stack([own > best, own == best]).tolist()  # the processor waits for a GPU here alone
+        if tied := [row for row, is_so in enumerate(is_tied) if is_so]:  # as bfloat16 often is
+            for row, first in zip(tied, scores[tied].argmax(-1).tolist(), strict=True):
+                chosen[row] = number < first
         announced = [
             (request, place)
             for request, place, is_number, may_be in zip(requests, places, chosen, is_open, strict=True)
@@ -286,25 +284,29 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         if len(rows) < len(requests):
             of_rows, scores = scores, scores.new_empty(len(requests), self.config.vocab_size)
             scores[rows] = of_rows
-        for row, (request, place) in enumerate(zip(requests, places, strict=True)):
-            if place in request.digits:
-                scores[row] = -torch.inf
-                scores[row, request.digits[place]] = 0.0
+        known = {
+            row: request.digits[place]
+            for row, (request, place) in enumerate(zip(requests, places, strict=True))
+            if place in request.digits
+        }
+        if known:
+            scores[list(known)] = -torch.inf
+            scores[list(known), list(known.values())] = 0.0
         return scores
 
     def _write_digits(self, request: Request, number: int, place: int) -> None:
         """The digits of the number at `number` stand from `place` on."""
         request.write_digits(place, self.processor.tokens_of(request.ids[:number], request.value(number)))
 
-    def _scores_of_groups(self, requests: list[Request], features: Tensor, last: Tensor) -> Tensor:
-        """[B, V'], each row's under its plan."""
+    def _scores_of_groups(self, requests: list[Request], places: list[int], features: Tensor, last: Tensor) -> Tensor:
+        """[B, V'], each row's under its plan, of the tokens at these places."""
         groups = self._grouped(requests)
         if len(groups) == 1:
-            return self._scores(requests, groups[0][1], features, last)
+            return self._scores(requests, places, groups[0][1], features, last)
         result = features.new_empty(len(requests), self.config.vocab_size, dtype=torch.float32)
         for rows, company in groups:
-            chosen = [requests[row] for row in rows]
-            result[rows] = self._scores(chosen, company, features[rows], last[rows]).float()
+            chosen, at = [requests[row] for row in rows], [places[row] for row in rows]
+            result[rows] = self._scores(chosen, at, company, features[rows], last[rows]).float()
         return result
 
     def _grouped(self, requests: list[Request]) -> list[tuple[list[int], Company | None]]:
@@ -314,7 +316,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             self._companies = self.table.version, companies(requests)
         return self._companies[1]
 
-    def _scores(self, requests: list[Request], company: Company | None, features: Tensor, last: Tensor) -> Tensor:
+    def _scores(
+        self, requests: list[Request], places: list[int], company: Company | None, features: Tensor, last: Tensor
+    ) -> Tensor:
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
         scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
         if self.config.free_token_ids:
@@ -324,9 +328,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             return scores
         temperatures, top_ps = [wish.plan.temperature for wish in wishes], [wish.top_p for wish in wishes]
         seeds = [wish.seed for wish in wishes]
-        lengths = [
-            place + request.hidden_before(place) for request, place in zip(requests, (last + 1).tolist(), strict=True)
-        ]
+        lengths = [place + request.hidden_before(place) for request, place in zip(requests, places, strict=True)]
         sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
         return sampler(last.unsqueeze(1), scores)
 
@@ -358,10 +360,16 @@ def refuse_settings(config: VllmConfig) -> None:
         "a drafted token has no decision of the plug-in's, and beside speculative decoding vLLM's first runner has no place "
         "for the logits processor that follows requests: leave speculative_config unset": config.speculative_config
         is not None,
-        "a CUDA graph of the whole model would freeze what differs from step to step: leave cudagraph_mode at 'PIECEWISE', "
-        "and VLLM_USE_BREAKABLE_CUDAGRAPH unset": (
-            compilation.cudagraph_mode.has_full_cudagraphs()
-            or (compilation.cudagraph_mode != CUDAGraphMode.NONE and envs.VLLM_USE_BREAKABLE_CUDAGRAPH)
+        f"a CUDA graph of the whole decoder leaves out the values of numbers: {GRAPHS_OF_PARTS}, or train with "
+        f"{CONTEXTS['digits']}": compilation.cudagraph_mode.has_full_cudagraphs() and not graft.context.hides,
+        f"vLLM's older model runner does not say what a CUDA graph of the whole decoder reads: {GRAPHS_OF_PARTS}, or leave "
+        "VLLM_USE_V2_MODEL_RUNNER unset": compilation.cudagraph_mode.has_full_cudagraphs()
+        and not config.use_v2_model_runner,
+        "a CUDA graph of a prompt would freeze what is read of it: set cudagraph_mode to 'FULL_AND_PIECEWISE'": (
+            compilation.cudagraph_mode == CUDAGraphMode.FULL
+        ),
+        "what breaks a CUDA graph inside the model freezes what lies between: leave VLLM_USE_BREAKABLE_CUDAGRAPH unset": (
+            compilation.cudagraph_mode != CUDAGraphMode.NONE and envs.VLLM_USE_BREAKABLE_CUDAGRAPH
         ),
         "a CUDA graph reads its input where it lay when it was captured: set cudagraph_copy_inputs=True": (
             compilation.cudagraph_mode != CUDAGraphMode.NONE and not compilation.cudagraph_copy_inputs

@@ -1,6 +1,8 @@
 """What is kept for a request while vLLM runs it: its draws, and its numbers by their place in the text."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -134,6 +136,52 @@ class Request:
         if place not in self.values:
             raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
         return self.values[place]
+
+
+@dataclass
+class Step:
+    """The rows of a step of vLLM's, whose tokens stand one row after the other.
+
+    starts: where each row's tokens start, and the last one's end, behind which CUDA graphs leave what stood there before.
+    first: the place of each row's first token; last: int64 [B], that of its last one, on the model's device.
+    is_read: whether what follows from the tokens was noted.
+    """
+
+    requests: list[Request]
+    starts: list[int]
+    first: list[int]
+    last: Tensor
+    is_read: bool = False
+
+    @classmethod
+    def of(cls, requests: list[Request], starts: list[int], first: list[int], positions: Tensor) -> "Step":
+        """positions [N] of all tokens, which vLLM may write over."""
+        at = (
+            slice(len(requests))
+            if starts[-1] == len(requests)
+            else torch.tensor(starts[1:], device=positions.device) - 1
+        )
+        return cls(requests, starts, first, positions[at].clone())
+
+    @property
+    def places(self) -> list[int]:
+        """Of each row, the place of the token that is decided next."""
+        return [place + end - start for place, (start, end) in zip(self.first, pairwise(self.starts), strict=True)]
+
+    def feed(self, tokens: Tensor) -> None:
+        """Note the ids [N] of all tokens."""
+        ids = tokens.tolist()
+        for request, place, (start, end) in zip(self.requests, self.first, pairwise(self.starts), strict=True):
+            request.feed(place, ids[start:end])
+
+    def read(self, features: Tensor) -> None:
+        """Keep of the features [N, H] of all tokens what somebody may ask for."""
+        for request, place, (start, end) in zip(self.requests, self.first, pairwise(self.starts), strict=True):
+            if request.wish.kept_from is not None:
+                request.keep(place, features[start:end])
+            if request.copies:
+                request.read(place, features[start:end])
+        self.is_read = True
 
 
 def offered(asked: Sequence[tuple[Request, int]]) -> Candidates | None:

@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
-from causalqwen_vllm.requests import Request
+from causalqwen_vllm.requests import Request, Step
 from causalqwen_vllm.table import RequestTable
 
 _RECENT = 65_536  # requests that a preemption may still bring back
@@ -31,6 +31,7 @@ class GraftState(DefaultModelState):
         super().__init__(vllm_config, model, encoder_cache, device)
         self._table = RequestTable(vllm_config, device)
         model.table = self._table  # type: ignore[assignment]
+        self._graft: Any = model
         self._slots: dict[int, Request] = {}
         self._by_id: OrderedDict[str, Request] = OrderedDict()
 
@@ -46,10 +47,16 @@ class GraftState(DefaultModelState):
         self._slots[req_index] = self._by_id[name]
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
-        rows = input_batch.idx_mapping_np.tolist() if self._slots else []  # none while vLLM warms up
-        self._table.stand([self._slots[slot] for slot in rows])
+        requests = [self._slots[slot] for slot in input_batch.idx_mapping_np.tolist()] if self._slots else []
+        self._table.stand(requests)
+        step = None
+        if requests:  # none while vLLM warms up
+            starts = input_batch.query_start_loc_np[: len(requests) + 1].tolist()
+            step = Step.of(requests, starts, input_batch.num_computed_tokens_np.tolist(), input_batch.positions)
+        self._graft.begin(step, input_batch.input_ids)
         return super().prepare_inputs(input_batch, req_states)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
         self._table.stand([])
+        self._graft.begin(None, torch.empty(0))
         return super().prepare_dummy_inputs(num_reqs, num_tokens)

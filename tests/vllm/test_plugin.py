@@ -13,6 +13,7 @@ from reference import (
     SETTINGS,
     Engines,
     Lookups,
+    WholeGraphs,
     compare,
     load_reference,
     make_numbers_likely,
@@ -24,7 +25,10 @@ from reference import (
 from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
+import vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
+from causalqwen.parts.contexts import CONTEXTS
+from causalqwen_vllm.asking import graphs
 from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
 from causalqwen_vllm.model import refuse_settings
 from causalqwen_vllm.requests import Request
@@ -352,6 +356,48 @@ def test_requests_that_a_gpu_is_warmed_up_by(model, folders, engines):
     assert same >= 3
 
 
+@every_runner
+@pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner has no graphs of the whole decoder")
+@pytest.mark.parametrize("preset", ["standard", "persona", "softmax"])
+def test_graphs_of_the_whole_decoder(preset, folders, engines):
+    """Seven rows, and one at the end when others are finished: what `forward` would note is noted around the graph."""
+    llm, model = engines(folders["digits"]), load_reference(folders["digits"])
+    with WholeGraphs(llm) as graphs:
+        same, numbers = compare(llm, model, preset, PROMPTS[::9][:7], 48, **SETTINGS[preset])
+    assert same >= 6 and numbers > 20 and graphs.steps > 40
+
+
+@every_runner
+@pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner has no graphs of the whole decoder")
+def test_what_a_graph_of_the_whole_decoder_leaves_to_note(tiny_tokenizer, tmp_path, engines):
+    """What later numbers may copy, and what is asked for of tokens."""
+    model = load_reference(write_copying(tmp_path / "copying", tiny_tokenizer, "digits"))
+    llm, prompts = engines(tmp_path / "copying"), PROMPTS[1:40:6]
+    keys = [f"row {row}" for row in range(len(prompts))]
+
+    def told():
+        wish = {"preset": "standard", "kept_from": 1, "max_tokens": 12, "params": {"ignore_eos": True}}
+        sent = [
+            causalqwen_vllm.request(model.processor, prompt, key=key, **wish)
+            for prompt, key in zip(prompts, keys, strict=True)
+        ]
+        outputs = llm.generate(*map(list, zip(*sent, strict=True)), use_tqdm=False)
+        questions = [
+            (key, len(output.prompt_token_ids), list(output.outputs[0].token_ids), 0)
+            for key, output in zip(keys, outputs, strict=True)
+        ]
+        seen = llm.collective_rpc("see_likelihoods", args=(questions,))[-1]
+        llm.collective_rpc("forget_numbers", args=(keys,))
+        return [log_prob for of_row in seen for [(_, log_prob, _)] in of_row]
+
+    wanted = told()
+    with WholeGraphs(llm) as graphs:
+        same, numbers = compare(llm, model, "standard", prompts, 48, temperature=1.0)
+        found = told()
+    assert same >= len(prompts) - 1 and numbers > 20 and graphs.steps > 50
+    assert len(found) == 12 * len(prompts) and found == pytest.approx(wanted)
+
+
 # ---- what vLLM does to requests under way ----------------------------------------------------------------------------
 
 
@@ -474,7 +520,9 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
     [
         ("parallel_config", "pipeline_parallel_size", 2, "the last rank of a pipeline decides numbers"),
         ("parallel_config", "data_parallel_size", 2, "context and data parallelism"),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "CUDA graph of the whole model"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "leaves out the values of numbers"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "older model runner does not say"),
+        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL, "a CUDA graph of a prompt would freeze"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
         (None, "speculative_config", object(), "a drafted token has no decision"),
         (None, "kv_transfer_config", object(), "another engine"),
@@ -486,6 +534,21 @@ def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, fold
     monkeypatch.setattr(getattr(config, part) if part else config, name, value)
     with pytest.raises(ValueError, match=message):
         refuse_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("context", "second", "mode"),
+    [
+        ("digits", None, "FULL_AND_PIECEWISE"),
+        ("digits", True, "FULL_AND_PIECEWISE"),
+        ("digits", False, "PIECEWISE"),
+        ("both", True, "PIECEWISE"),
+        ("value", True, "PIECEWISE"),
+    ],
+)
+def test_graphs_that_are_asked_for(context, second, mode, monkeypatch):
+    monkeypatch.setattr(vllm.envs, "VLLM_USE_V2_MODEL_RUNNER", second, raising=False)
+    assert graphs(CONTEXTS[context]) == {"cudagraph_mode": mode, "cudagraph_copy_inputs": True}
 
 
 def test_other_backbones_are_refused(folders, engines, monkeypatch):
