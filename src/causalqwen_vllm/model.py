@@ -362,11 +362,10 @@ def refuse_settings(config: VllmConfig) -> None:
         is not None,
         f"a CUDA graph of the whole decoder leaves out the values of numbers: {GRAPHS_OF_PARTS}, or train with "
         f"{CONTEXTS['digits']}": compilation.cudagraph_mode.has_full_cudagraphs() and not graft.context.hides,
-        f"vLLM's older model runner does not say what a CUDA graph of the whole decoder reads: {GRAPHS_OF_PARTS}, or leave "
-        "VLLM_USE_V2_MODEL_RUNNER unset": compilation.cudagraph_mode.has_full_cudagraphs()
-        and not config.use_v2_model_runner,
-        "a CUDA graph of a prompt would freeze what is read of it: set cudagraph_mode to 'FULL_AND_PIECEWISE'": (
-            compilation.cudagraph_mode == CUDAGraphMode.FULL
+        "vLLM's older model runner, which runs here, does not say what a CUDA graph of the whole decoder reads: "
+        f"{GRAPHS_OF_PARTS}": compilation.cudagraph_mode.has_full_cudagraphs() and not config.use_v2_model_runner,
+        "a CUDA graph of a prompt would freeze what is read of it: set cudagraph_mode='FULL_AND_PIECEWISE'": (
+            compilation.cudagraph_mode == CUDAGraphMode.FULL and graft.context.hides and config.use_v2_model_runner
         ),
         "what breaks a CUDA graph inside the model freezes what lies between: leave VLLM_USE_BREAKABLE_CUDAGRAPH unset": (
             compilation.cudagraph_mode != CUDAGraphMode.NONE and envs.VLLM_USE_BREAKABLE_CUDAGRAPH

@@ -342,17 +342,24 @@ def test_a_compiled_backbone(model, folders, engines):
 
 @every_runner
 @pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner warms up without requests")
-@pytest.mark.parametrize("model", ["llama", "digits"])
-def test_requests_that_a_gpu_is_warmed_up_by(model, folders, engines):
-    """V2 sends them before it serves, and only on a GPU; they wish nothing, and nothing stays of them."""
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_requests_that_a_gpu_is_warmed_up_by(context, tiny_tokenizer, tmp_path, engines):
+    """V2 sends them before it serves, and only on a GPU. They wish nothing: neither a plan, nor a class for their numbers."""
     from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup
 
-    llm = engines(folders[model])
-    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    assert run_mixed_prefill_decode_warmup(
-        worker.model_runner, worker.execute_model, worker.sample_tokens, num_tokens=16
-    )
-    same, _ = compare(llm, load_reference(folders[model]), "standard", PROMPTS[:4], 32)
+    model = load_reference(write_with_classes(tmp_path / "classes", tiny_tokenizer, context))
+    with torch.no_grad():
+        model.action.num_bias += 50.0
+    model.save_pretrained(tmp_path / "numbers alone")
+    for folder in (tmp_path / "numbers alone", tmp_path / "classes"):
+        llm = engines(folder)
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        assert run_mixed_prefill_decode_warmup(
+            worker.model_runner, worker.execute_model, worker.sample_tokens, num_tokens=16
+        )
+    model = load_reference(tmp_path / "classes")
+    model.number_class = "men"
+    same, _ = compare(llm, model, "standard", PROMPTS[:4], 32, asked={"number_class": "men"})
     assert same >= 3
 
 
@@ -522,7 +529,6 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
         ("parallel_config", "data_parallel_size", 2, "context and data parallelism"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "leaves out the values of numbers"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "older model runner does not say"),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL, "a CUDA graph of a prompt would freeze"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
         (None, "speculative_config", object(), "a drafted token has no decision"),
         (None, "kv_transfer_config", object(), "another engine"),
@@ -549,6 +555,18 @@ def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, fold
 def test_graphs_that_are_asked_for(context, second, mode, monkeypatch):
     monkeypatch.setattr(vllm.envs, "VLLM_USE_V2_MODEL_RUNNER", second, raising=False)
     assert graphs(CONTEXTS[context]) == {"cudagraph_mode": mode, "cudagraph_copy_inputs": True}
+
+
+@every_runner
+@pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner has no graphs of the whole decoder")
+def test_graphs_of_prompts_are_refused(folders, engines, monkeypatch):
+    config = engines(folders["digits"]).llm_engine.vllm_config
+    monkeypatch.setattr(config.compilation_config, "cudagraph_copy_inputs", True)
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE)
+    refuse_settings(config)
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
+    with pytest.raises(ValueError, match="of a prompt would freeze"):
+        refuse_settings(config)
 
 
 def test_other_backbones_are_refused(folders, engines, monkeypatch):
