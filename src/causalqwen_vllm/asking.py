@@ -1,5 +1,6 @@
 """The front: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
 
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,7 @@ def graphs(context: Context) -> dict[str, Any]:
     """Where vLLM compiles on a GPU: CUDA graphs of the whole decoder for steps of one token a row, where model runner V2 runs
     and no value of a number is embedded, and otherwise of its parts; our heads stay outside. They read copies of what is
     embedded."""
-    from vllm import envs
-
-    whole = context.hides and envs.VLLM_USE_V2_MODEL_RUNNER is not False
+    whole = context.hides and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
     return {"cudagraph_mode": "FULL_AND_PIECEWISE" if whole else "PIECEWISE", "cudagraph_copy_inputs": True}
 
 

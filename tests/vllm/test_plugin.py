@@ -25,7 +25,6 @@ from reference import (
 from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
-import vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen_vllm.asking import graphs
@@ -546,14 +545,16 @@ def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, fold
     ("context", "second", "mode"),
     [
         ("digits", None, "FULL_AND_PIECEWISE"),
-        ("digits", True, "FULL_AND_PIECEWISE"),
-        ("digits", False, "PIECEWISE"),
-        ("both", True, "PIECEWISE"),
-        ("value", True, "PIECEWISE"),
+        ("digits", "1", "FULL_AND_PIECEWISE"),
+        ("digits", "0", "PIECEWISE"),
+        ("both", "1", "PIECEWISE"),
+        ("value", "1", "PIECEWISE"),
     ],
 )
 def test_graphs_that_are_asked_for(context, second, mode, monkeypatch):
-    monkeypatch.setattr(vllm.envs, "VLLM_USE_V2_MODEL_RUNNER", second, raising=False)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    if second is not None:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", second)
     assert graphs(CONTEXTS[context]) == {"cudagraph_mode": mode, "cudagraph_copy_inputs": True}
 
 
