@@ -527,7 +527,12 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
         ("parallel_config", "pipeline_parallel_size", 2, "the last rank of a pipeline decides numbers"),
         ("parallel_config", "data_parallel_size", 2, "context and data parallelism"),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "leaves out the values of numbers"),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "older model runner does not say"),
+        (
+            "compilation_config",
+            "cudagraph_mode",
+            CUDAGraphMode.FULL_AND_PIECEWISE,
+            "older model runner, which runs here",
+        ),
         ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
         (None, "speculative_config", object(), "a drafted token has no decision"),
         (None, "kv_transfer_config", object(), "another engine"),
