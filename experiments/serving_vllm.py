@@ -59,8 +59,8 @@ def speed(folder: Path, presets: list[str], rounds: int, asked: list[str]) -> No
     """Prints the median tokens per second of the bare backbone and of each preset, the median of their ratios, and the numbers.
 
     The bare backbone takes the best token; beside `softmax` it stands once more, sampled by vLLM with the same settings, and
-    among graphs in those of its parts, which are all that a grafted model has.
-    Of the core's time, which other programs on the machine do not take, and of the clock's.
+    with `--graphs` once more with CUDA graphs of its parts alone. Of the core's time, which other programs on the machine do
+    not take, and of the clock's.
     """
     names = [BARE, *[IN_PARTS] * ("--graphs" in asked), *[SAMPLED] * ("softmax" in presets), *presets]
     workers = {name: _Worker(folder, name, asked) for name in names}

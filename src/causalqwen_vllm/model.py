@@ -146,12 +146,13 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         return features
 
     def begin(self, step: Step | None, input_ids: Tensor) -> None:
-        """A step begins, which reads the tokens [N]; None while vLLM warms up."""
+        """Note the step that vLLM runs next, which reads the tokens [N]; None while vLLM warms up."""
         self._step = step
         if step is not None and self.config.context.writes:
             step.feed(input_ids)
 
     def _found_step(self, input_ids: Tensor, positions: Tensor) -> Step | None:
+        """The step of the rows in the table, as the older runner leaves it to be found; None while vLLM warms up."""
         assert self.table is not None, "the older runner's is there before the model"
         requests, metadata = self.table.requests, get_forward_context().attn_metadata
         if not requests or metadata is None:  # vLLM warms up
@@ -265,7 +266,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         own = scores[:, number].clone()
         scores[:, number] = -torch.inf
         best = scores.amax(-1)  # a tenth of argmax's time on a CPU
-        chosen, is_tied = torch.stack([own > best, own == best]).tolist()  # the processor waits for a GPU here alone
+        chosen, is_tied = torch.stack([own > best, own == best]).tolist()  # one wait for a GPU
         if tied := [row for row, is_so in enumerate(is_tied) if is_so]:  # as bfloat16 often is
             for row, first in zip(tied, scores[tied].argmax(-1).tolist(), strict=True):
                 chosen[row] = number < first

@@ -1,6 +1,6 @@
 """What is kept for a request while vLLM runs it: its draws, and its numbers by their place in the text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -166,17 +166,21 @@ class Step:
     @property
     def places(self) -> list[int]:
         """Of each row, the place of the token that is decided next."""
-        return [place + end - start for place, (start, end) in zip(self.first, pairwise(self.starts), strict=True)]
+        return [place + end - start for _, place, (start, end) in self._rows()]
+
+    def _rows(self) -> Iterator[tuple[Request, int, tuple[int, int]]]:
+        """Each request, the place of its first token, and where its tokens start and end among all."""
+        return zip(self.requests, self.first, pairwise(self.starts), strict=True)
 
     def feed(self, tokens: Tensor) -> None:
         """Note the ids [N] of all tokens."""
         ids = tokens.tolist()
-        for request, place, (start, end) in zip(self.requests, self.first, pairwise(self.starts), strict=True):
+        for request, place, (start, end) in self._rows():
             request.feed(place, ids[start:end])
 
     def read(self, features: Tensor) -> None:
         """Keep of the features [N, H] of all tokens what somebody may ask for."""
-        for request, place, (start, end) in zip(self.requests, self.first, pairwise(self.starts), strict=True):
+        for request, place, (start, end) in self._rows():
             if request.wish.kept_from is not None:
                 request.keep(place, features[start:end])
             if request.copies:

@@ -366,7 +366,7 @@ def test_requests_that_a_gpu_is_warmed_up_by(context, tiny_tokenizer, tmp_path, 
 @pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner has no graphs of the whole decoder")
 @pytest.mark.parametrize("preset", ["standard", "persona", "softmax"])
 def test_graphs_of_the_whole_decoder(preset, folders, engines):
-    """Seven rows, and one at the end when others are finished: what `forward` would note is noted around the graph."""
+    """Seven rows, filled up to eight: what `forward` would note of a step is noted around the graph."""
     llm, model = engines(folders["digits"]), load_reference(folders["digits"])
     with WholeGraphs(llm) as graphs:
         same, numbers = compare(llm, model, preset, PROMPTS[::9][:7], 48, **SETTINGS[preset])
