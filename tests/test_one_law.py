@@ -12,6 +12,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
+from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts import common_scale
 from conftest import graft_tiny
 
@@ -255,8 +256,9 @@ def test_it_holds_on_the_real_backbone(smollm2):
 def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, monkeypatch):
     """Decisions by candidates are those by all scores, by bounds, by the second product, or by all."""
     monkeypatch.setattr(common_scale, "_SHARE", share)
+    monkeypatch.setattr(common_scale, "_PRODUCT", 0.0)
     model = uneven(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family)).to(dtype)
-    z, left = law_of(model, -4).unsqueeze(1).repeat_interleave(50, 0), 0
+    z, left, narrower = law_of(model, -4).unsqueeze(1).repeat_interleave(50, 0), 0, 0
     places = torch.arange(len(z)).unsqueeze(1)
     for preset in PLANS:
         for temperature in (0.3, 1.0, 6.0, 60.0):
@@ -272,11 +274,11 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, mon
                 if share == 1.0:
                     at = found.argmax(-1, keepdim=True)
                     torch.testing.assert_close(every.gather(-1, at).squeeze(-1), every.amax(-1), rtol=1e-5, atol=1e-5)
-                task.candidates()
-                if model.config.score_slope:
-                    kept = torch.zeros(task.columns.shape, dtype=torch.bool)
-                    kept[task.closer(torch.arange(len(z)))] = True
-                    assert kept.gather(-1, every.argmax(-1, keepdim=True)).all(), (preset, temperature)
+                kept, best = torch.zeros(2, *task.columns.shape, dtype=torch.bool), every.argmax(-1, keepdim=True)
+                kept[0][task.candidates()] = True
+                kept[1][task.closer(rows, tokens, torch.ones(len(z), dtype=torch.bool))] = True
+                assert kept.gather(-1, best.expand(2, -1, -1)).all(), (preset, temperature)
+                narrower += int(kept.sum())
                 if dtype != torch.bfloat16:  # whose product of both locs is rounded
                     slow = model.action.scales._all(Chain(model, z, bound.at(places))).flatten(0, -2)
                     best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
@@ -284,8 +286,54 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, mon
                     some = found > -torch.inf
                     torch.testing.assert_close(found[some], slow[some], rtol=1e-4, atol=1e-4, check_dtype=False)
                     left += int(some.sum())
+    assert narrower < 0.06 * len(PLANS) * 4 * task.columns.numel()
     if share == 1.0 and dtype != torch.bfloat16:
-        assert left < 0.5 * len(PLANS) * 4 * task.columns.numel()
+        assert left < 0.05 * len(PLANS) * 4 * task.columns.numel()
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_one_position_needs_neither_all_scales_nor_a_second_product(tiny_tokenizer, monkeypatch, family, is_trained):
+    """Batch 1 under the scale that training leaves, which differs from coordinate to coordinate."""
+    slope = {} if family == "gaussian" else {"score_slope": 0.0}
+    model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family, **slope)
+    model = uneven(model) if is_trained else model
+    z = law_of(model).unsqueeze(1)
+    for name in ("scales", "products"):
+        monkeypatch.setattr(Vocabulary, name, lambda *_: pytest.fail("all tokens were asked"))
+    for seed in range(20):
+        plan = CausalDecoding.preset("causal", seed=seed, temperature=0.5)
+        bound = BoundDecoding.bind(plan, 1, model.config.causal_size, z.device)
+        with torch.no_grad():
+            ranked = Chain(model, z, bound.at(torch.zeros(1, 1, dtype=torch.int64))).ranked()
+        assert (ranked > -torch.inf).any()
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("size", [1, 7, 1024])
+def test_scales_of_all_tokens_are_the_formula_s(tiny_tokenizer, monkeypatch, family, size):
+    """Values and gradients, float64, block by block of the matrix's rows."""
+    monkeypatch.setattr("causalqwen.modeling.vocabulary._ROWS_IN_CACHE", size)
+    model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family).double()
+    words, generator = model.vocabulary(), torch.Generator().manual_seed(0)
+    scale = torch.rand(3, 2, model.config.causal_size, generator=generator, dtype=torch.float64).requires_grad_()
+    rows, power = words.rows_of_all()[0].detach(), words.action.law.alpha
+    used = rows.abs().amax(-1) > 0  # the root of 0 has no gradient
+    wanted = ((scale**power) @ (rows[used].abs() ** power).T) ** (1 / power)
+    found = words.scales(scale)[..., used]
+    torch.testing.assert_close(found, wanted)
+    weights = torch.rand(wanted.shape, generator=generator, dtype=torch.float64)
+    slow, fast = (torch.autograd.grad((of * weights).sum(), scale)[0] for of in (wanted, found))
+    torch.testing.assert_close(fast, slow)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [0, 1, 2, 8, 9, 40])
+def test_the_fastest_product_is_the_product(tiny_tokenizer, dtype, count):
+    words = graft_tiny("qwen2", tiny_tokenizer).to(dtype).vocabulary()
+    loc = torch.randn(count, words.weight.shape[1], generator=torch.Generator().manual_seed(count)).to(dtype)
+    wanted = (loc.double() @ words.weight.double().T).to(dtype)
+    torch.testing.assert_close(words.products(loc), wanted)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])

@@ -81,30 +81,35 @@ class ScaleBounds:
 
 
 class Blocks:
-    """Scores [N, K] that are asked for their largest ones: what blocks of neighbours reach is looked at first, once."""
+    """Scores [N, K] that are asked for their largest ones: what blocks of neighbours reach is looked at first, once.
+
+    reached: the highest score of each block, [N, blocks]. best: of all, [N].
+    """
 
     def __init__(self, scores: Tensor) -> None:
         padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % _NEIGHBOURS), value=-torch.inf)
         self._blocks = padded.view(len(scores), -1, _NEIGHBOURS)
-        self._reached = self._blocks.amax(-1)
-        self.best = self._reached.amax(-1)
+        self.reached = self._blocks.amax(-1)
+        self.best = self.reached.amax(-1)
 
     def at_least(self, least: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and columns, int64 [n] each, of the scores that are not below their row's `least` [N]."""
-        rows, blocks = (self._reached >= least.unsqueeze(-1)).nonzero(as_tuple=True)
-        found, inside = (self._blocks[rows, blocks] >= least[rows].unsqueeze(-1)).nonzero(as_tuple=True)
+        """Rows and columns, int64 [n] each, of the scores that are not below `least`: their row's [N, 1], or their block's
+        [N, blocks]."""
+        rows, blocks = (self.reached >= least).nonzero(as_tuple=True)
+        least = least.expand(self.reached.shape)[rows, blocks]
+        found, inside = (self._blocks[rows, blocks] >= least.unsqueeze(-1)).nonzero(as_tuple=True)
         return rows[found], blocks[found] * _NEIGHBOURS + inside
 
 
 def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, moved: Tensor, drawn: Tensor) -> Tensor:
-    """What loc_k - C_k [N] must reach so that token k may still be the best, where something is drawn under the common scale.
+    """What loc_k - C_k must reach so that token k may still be the best, where something is drawn under the common scale.
 
     The scale of token k is left_k^a = whole + slope max(C - loc_k + moved_k, 0) - drawn_k^a, as far as that is positive.
 
     Args:
-        best: the highest (loc_k - C_k)/left_k that is known, [N].
-        whole: scale_S^a [N]. slope: 0, or that of a Gaussian (`Scores.slope`).
-        moved: at least every |moved_k|, [N]. drawn: at least every drawn_k^a, [N].
+        best: the highest (loc_k - C_k)/left_k that is known, [N, 1].
+        whole: scale_S^a [N, 1]. slope: 0, or that of a Gaussian (`Scores.slope`).
+        moved: at least every |moved_k| of some tokens, [N, blocks]. drawn: at least every drawn_k^a of these, [N, blocks].
     """
     far = -best  # where that lies below C, a better one lies x below C: x < far (whole + slope (x + moved))^(1/a)
     if slope:

@@ -5,14 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from causalqwen.distributions import upcast
+from causalqwen.distributions import SCALE_FLOOR, upcast
 from causalqwen.kernels import ScaleBounds
 
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
 
 _BLOCK = 8192
+_ROWS_IN_CACHE = 1024  # of the matrix in float32: several passes over these take a seventh of those over all
+_FEW_ROWS = 8  # of loc in float32: for fewer, the matrix stands on the left
 
 
 def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
@@ -57,12 +60,24 @@ class Vocabulary:
         own = self.action.token_thresholds  # only S_k - C_k decides anything: a threshold of its own leaves the score
         return scores if own is None else scores - own.to(scores.dtype)
 
+    def products(self, loc: Tensor) -> Tensor:
+        """W loc [N, V] of loc [N, C] up to last bits, without a bias, by the product that is fastest for so many rows."""
+        weight = self.weight
+        if isinstance(weight, Tensor) and (weight.dtype != torch.float32 or len(loc) > _FEW_ROWS):
+            return F.linear(loc, weight)
+        return (weight @ loc.mT).mT.contiguous()
+
     def at_once(self, loc: Tensor) -> Tensor:
-        """The same [..., V] up to last bits, by a product that costs two rows hardly more than one."""
-        flat = loc.flatten(0, -2)
-        scores = (self.weight @ flat.mT).mT.contiguous()
-        bias = self.bias
+        """loc_S [..., V] up to last bits."""
+        scores, bias = self.products(loc.flatten(0, -2)), self.bias
         return (scores if bias is None else scores + bias).view(*loc.shape[:-1], -1)
+
+    def scales(self, scale: Tensor) -> Tensor:
+        """(|W_k|^a scale^a)^(1/a) [..., V'] of the scale [..., C] of U', float32, block by block of rows."""
+        law, size = self.action.law, _ROWS_IN_CACHE if scale.device.type == "cpu" else _BLOCK
+        blocks = [law.linear_scale(scale, upcast(rows)) for rows in self.weight.split(size)]
+        scales = torch.cat(blocks, dim=-1).clamp(min=SCALE_FLOOR)
+        return self.action.number.put(self.action, scales, lambda: self.action.scale_of_row(scale, self.number_row()))
 
     @cached_property
     def _linear(self) -> tuple[Tensor, Tensor | None]:

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
-_FEWEST = 16  # positions: for fewer, two products at once cost hardly more than one, as they do for any on a GPU
-_SHARE = 1 / 64  # of the vocabulary: more tokens than that cost as much as all
+_SHARE = (
+    1 / 512
+)  # of the vocabulary: the rows of so many tokens cost what a product with all takes for one position more
+_PRODUCT = 1 / 32  # of the vocabulary: so many, for all positions, cost what it takes for the first
 _FAR = 1e30  # below C: a score of no token, which is -inf, never wins
+_SLACK = 1e-5  # float32 rounding of a scale
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
 """Of a product with the matrix, relative to the longest row."""
 
@@ -90,9 +93,8 @@ class CommonScale(ScoreScale):
         if chain.drawn is None:
             return chain.loc_S
         is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
-        is_dear = chain.threshold.numel() >= _FEWEST and chain.threshold.device.type == "cpu"
-        is_worth_it = is_bounded and is_dear and not chain.draws.every_score
-        return self._winners(chain) if is_worth_it else self._all(chain)
+        is_worth_it = is_bounded and chain.threshold.device.type == "cpu" and not chain.draws.every_score
+        return self._winners(chain) if is_worth_it else self._all(chain)  # a GPU would be waited for
 
     def _all(self, chain: "Chain") -> Tensor:
         """(loc_S - C) / scale_S [..., V'], with the products of both locs taken at once."""
@@ -105,80 +107,93 @@ class CommonScale(ScoreScale):
     def _winners(self, chain: "Chain") -> Tensor:
         """The same, -inf for tokens that are known to lose (theory 3.6)."""
         task = Decisions(chain)
-        scores = torch.full_like(task.columns, -torch.inf)
         rows, tokens = task.candidates()
-        many = rows.bincount(minlength=len(scores)) > _SHARE * scores.shape[-1]
-        if task.slope and bool(
-            many.any()
-        ):  # what is known of all tokens says too little: these have the second product
-            some, others = ~many[rows], task.closer(many.nonzero().flatten())
-            rows, tokens = torch.cat([rows[some], others[0]]), torch.cat([tokens[some], others[1]])
-            many = rows.bincount(minlength=len(scores)) > _SHARE * scores.shape[-1]
-        few = ~many[rows]
-        rows, tokens = rows[few], tokens[few]
-        scores[rows, tokens] = task.ranks(rows, tokens)
-        if bool(many.any()):
+        if (is_many := task.many(rows)).any():  # what is known of all tokens says too little
+            rows, tokens = task.closer(rows, tokens, is_many)
+            is_many = task.many(rows)
+        few = ~is_many[rows]
+        scores = torch.full_like(task.columns, -torch.inf, dtype=task.threshold.dtype)
+        scores[rows[few], tokens[few]] = task.ranks(rows[few], tokens[few])
+        if is_many.any():
             flat = chain._each(lambda step: step.flatten(0, -2))
-            scores[many] = self._all(flat[many])
+            scores[is_many] = self._all(flat[is_many])
         return scores.view(chain.loc_S.shape)
 
 
 class Decisions:
     """Who may be the best of N positions where something is drawn, and by how much; positions flat, [N, ...].
 
-    columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C];
-    drawn: its scale.
+    columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C],
+    and reach [N]: |W_k moved| is |W_k|_a times that at most; drawn: its scale.
     """
 
     def __init__(self, chain: "Chain") -> None:
         action, in_use = chain.action, chain.action.columns_in_use
-        self.law, self.slope, self.words = action.law, action.score_slope, chain.words
-        self.columns, self.threshold = upcast(chain.loc_S).flatten(0, -2), upcast(chain.threshold).flatten()
+        self.action, self.law, self.slope, self.words = action, action.law, action.score_slope, chain.words
+        self.columns, self.threshold = chain.loc_S.flatten(0, -2), upcast(chain.threshold).flatten()
         if in_use is not None:
             self.columns = self.columns.masked_fill(~in_use, -torch.inf)
         a = self.law.alpha
         self.whole = (chain.integrated.scale_S.flatten() ** a).clamp(min=SCALE_FLOOR**a)
         self.drawn = chain.drawn.flatten(0, -2)
         self.moved = (upcast(chain.loc) - upcast(chain.loc_U)).flatten(0, -2)
-        longest = chain.words.all_norms.max()
-        self.most_moved = longest * torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1)
-        self.most_drawn = (longest * self.drawn.amax(-1)) ** a
+        self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1)
+        self.longest = self.words.all_norms.max()
+
+    def many(self, rows: Tensor) -> Tensor:
+        """bool [N]: the positions with so many candidates that a product with all tokens costs less than theirs."""
+        counts = rows.bincount(minlength=len(self.columns))
+        is_many = counts > _SHARE * self.columns.shape[-1]
+        return is_many & (counts[is_many].sum() > _PRODUCT * self.columns.shape[-1])
 
     def ranks(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """(loc_S - C) / scale_S [n] of some tokens, exactly."""
         a, weight = self.law.alpha, self.words.rows_at(tokens)
-        excess = self.columns[rows, tokens] - self.threshold[rows]
+        excess = self._excess(rows, tokens)
         fallen = torch.linalg.vecdot(weight, self.moved[rows]) - excess  # of nobody in particular, below C
         taken = torch.linalg.vector_norm(weight * self.drawn[rows], a, dim=-1) ** a
         left = self.whole[rows] + self.slope * fallen.clamp(min=0) - taken
         return excess / self.law.root(left.clamp(min=SCALE_FLOOR**a))
 
     def candidates(self) -> tuple[Tensor, Tensor]:
-        """Rows and tokens that may be the best, by what holds of every token."""
-        blocks = Blocks(self.columns)
-        rows, tokens = blocks.at_least(blocks.best)
+        """Rows and tokens that may be the best, by the longest row of a block of tokens, then by the length of each one's."""
+        blocks, lengths = Blocks(self.columns), Blocks(self.words.all_norms.unsqueeze(0)).reached
+        self.highest = upcast(blocks.best)
+        rows, tokens = blocks.at_least(blocks.best.unsqueeze(-1))
         nobody = torch.full_like(self.threshold, -torch.inf)
         self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
-        bounds = self.most_moved, self.most_drawn
-        least = self.threshold + least_excess(self.best, self.whole, self.slope, self.law, *bounds)
-        # Whatever rounding does, the best that is known is kept.
-        return blocks.at_least(torch.minimum(least, blocks.best))
+        most_moved = lengths * self.reach.unsqueeze(-1)
+        most_drawn = (lengths * self.drawn.amax(-1, keepdim=True)) ** self.law.alpha
+        best, whole, threshold = (column.unsqueeze(-1) for column in (self.best, self.whole, self.threshold))
+        least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
+        rows, tokens = blocks.at_least(torch.minimum(least, self.highest.unsqueeze(-1)))
+        may_win = self._may_win(rows, tokens, 0.0, self.words.all_norms[tokens] * self.reach[rows])
+        return rows[may_win], tokens[may_win]
 
-    def closer(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of some rows of a Gaussian, by how far each token was moved."""
-        weight, moved = self.words.weight, self.moved[rows]
-        by_matrix = upcast((weight @ moved.to(weight.dtype).mT).mT)
-        of_all = self.words.action.number.put(
-            self.words.action, by_matrix, lambda: moved @ upcast(self.words.number_row())
-        )
-        slack = _ROUNDING[weight.dtype] * self.most_moved[rows].unsqueeze(-1)
-        best, whole, most_drawn = (one[rows].unsqueeze(-1) for one in (self.best, self.whole, self.most_drawn))
-        excess = self.columns[rows].sub_(self.threshold[rows].unsqueeze(-1))
-        fallen = of_all.add_(torch.where(best < 0, slack, -slack)).sub_(excess).clamp_(0, _FAR)
-        known = torch.where(best < 0, whole, whole * (1 - 1e-5) - most_drawn)
-        left = fallen.mul_(self.slope).add_(known).clamp_(min=SCALE_FLOOR**2)
-        least = left.mul_(best.abs() * best - 1e-4 * best**2)
-        highest = excess.amax(-1, keepdim=True)
-        may_win = (excess * excess.abs() >= least).logical_or_(excess == highest)
-        found, tokens = may_win.nonzero(as_tuple=True)
-        return rows[found], tokens
+    def closer(self, rows: Tensor, tokens: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """The same candidates, those of the positions `asked`, bool [N], by how far each token was moved too."""
+        is_asked, weight = asked[rows], self.words.weight
+        others, of_others = rows[is_asked], tokens[is_asked]
+        moved = self.moved[asked]
+        products = self.words.products(moved.to(weight.dtype))
+        products = self.action.number.put(self.action, products, lambda: moved @ upcast(self.words.number_row()))
+        known = upcast(products[(asked.cumsum(0) - 1)[others], of_others])
+        slack = _ROUNDING[weight.dtype] * self.longest * self.reach[others]
+        may_win = self._may_win(others, of_others, known, slack)
+        return torch.cat([rows[~is_asked], others[may_win]]), torch.cat([tokens[~is_asked], of_others[may_win]])
+
+    def _may_win(self, rows: Tensor, tokens: Tensor, moved: Tensor | float, slack: Tensor) -> Tensor:
+        """bool [n]: whether the scale of a token that was moved by moved +- slack can let it be better than the best known."""
+        best, excess, whole = self.best[rows], self._excess(rows, tokens), self.whole[rows]
+        is_below = best < 0  # a wide scale helps there, a narrow one elsewhere
+        drawn = torch.where(is_below, self.drawn.amin(-1)[rows], self.drawn.amax(-1)[rows])
+        taken = (self.words.all_norms[tokens] * drawn) ** self.law.alpha
+        left = whole * (1 + torch.where(is_below, _SLACK, -_SLACK)) - taken
+        left += self.slope * (moved + torch.where(is_below, slack, -slack) - excess).clamp(0, _FAR)
+        least = (best - 1e-4 * best.abs()) * self.law.root(left.clamp(min=SCALE_FLOOR**self.law.alpha))
+        # Whatever rounding does, the best that is known is kept.
+        return (excess >= least) | (self.columns[rows, tokens] >= self.highest[rows])
+
+    def _excess(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """loc_S - C [n]."""
+        return upcast(self.columns[rows, tokens]) - self.threshold[rows]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from causalqwen.distributions import SCALE_FLOOR, upcast
+from causalqwen.distributions import upcast
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ class DocumentsScale(ScoreScale):
 
     def of_all(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """scale_S [..., V']."""
-        scales = action.law.linear_scale(upcast(scale), upcast(words.weight)).clamp(min=SCALE_FLOOR)
-        return action.number.put(action, scales, lambda: self.of_number(action, scale, words))
+        return words.scales(upcast(scale))
 
     def of_products(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """What `linear_ovr_loss` makes the scales of: that of U' [..., C]."""
