@@ -109,7 +109,7 @@ def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, m
     Args:
         best: the highest (loc_k - C_k)/left_k that is known, [N, 1].
         whole: scale_S^a [N, 1]. slope: 0, or that of a Gaussian (`Scores.slope`).
-        moved: at least every |moved_k| of some tokens, [N, blocks]. drawn: at least every drawn_k^a of these, [N, blocks].
+        moved: at least every moved_k of some tokens and 0, [N, blocks]. drawn: at least every drawn_k^a of these, [N, blocks].
     """
     far = -best  # where that lies below C, a better one lies x below C: x < far (whole + slope (x + moved))^(1/a)
     if slope:

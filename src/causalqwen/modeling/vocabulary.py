@@ -107,17 +107,37 @@ class Vocabulary:
     @cached_property
     def norms(self) -> Tensor:
         """|W_k|_a [V], the a-norms of the rows, a the law's index, float32; 0 for rows that no token uses."""
-        with torch.no_grad():
-            blocks = [
-                torch.linalg.vector_norm(upcast(w), self.action.law.alpha, dim=1) for w in self.weight.split(_BLOCK)
-            ]
-            return torch.cat(blocks) * self.action.vocabulary_mask[: self.action.rows]
+        return self._distances(None)
 
     @cached_property
     def all_norms(self) -> Tensor:
         """`norms` with `<NUM>`'s, [V']."""
-        of_number = torch.linalg.vector_norm(upcast(self.number_row()), self.action.law.alpha)
-        return self.action.number.put(self.action, self.norms.clone(), lambda: of_number)
+        return self._with_number(self.norms, None)
+
+    @cached_property
+    def center(self) -> Tensor:
+        """The mean row [C] of the tokens that use one, float32."""
+        used, weight = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1), self.weight
+        with torch.no_grad():
+            blocks = zip(weight.split(_BLOCK), used.split(_BLOCK), strict=True)
+            return torch.stack([(upcast(w) * u).sum(0) for w, u in blocks]).sum(0) / used.sum()
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """|W_k - center|_a [V'], float32: how unlike others a token is moved."""
+        return self._with_number(self._distances(self.center), self.center)
+
+    @torch.no_grad()
+    def _distances(self, center: Tensor | None) -> Tensor:
+        """The a-norms [V] of the rows, from `center` or from 0; 0 for rows that no token uses."""
+        blocks = (upcast(w) if center is None else upcast(w) - center for w in self.weight.split(_BLOCK))
+        norms = [torch.linalg.vector_norm(rows, self.action.law.alpha, dim=1) for rows in blocks]
+        return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
+
+    def _with_number(self, norms: Tensor, center: Tensor | None) -> Tensor:
+        row = upcast(self.number_row())
+        of_number = torch.linalg.vector_norm(row if center is None else row - center, self.action.law.alpha)
+        return self.action.number.put(self.action, norms.clone(), lambda: of_number)
 
     @cached_property
     def bounds(self) -> ScaleBounds:

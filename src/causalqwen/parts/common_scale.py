@@ -123,8 +123,8 @@ class CommonScale(ScoreScale):
 class Decisions:
     """Who may be the best of N positions where something is drawn, and by how much; positions flat, [N, ...].
 
-    columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C],
-    and reach [N]: |W_k moved| is |W_k|_a times that at most; drawn: its scale.
+    columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C];
+    drawn: its scale. together: how far the mean row is moved, [N]; each token's is within its distance times reach [N] of it.
     """
 
     def __init__(self, chain: "Chain") -> None:
@@ -138,7 +138,7 @@ class Decisions:
         self.drawn = chain.drawn.flatten(0, -2)
         self.moved = (upcast(chain.loc) - upcast(chain.loc_U)).flatten(0, -2)
         self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1)
-        self.longest = self.words.all_norms.max()
+        self.together = self.moved @ self.words.center.to(self.moved.dtype)
 
     def many(self, rows: Tensor) -> Tensor:
         """bool [N]: the positions with so many candidates that a product with all tokens costs less than theirs."""
@@ -156,18 +156,19 @@ class Decisions:
         return excess / self.law.root(left.clamp(min=SCALE_FLOOR**a))
 
     def candidates(self) -> tuple[Tensor, Tensor]:
-        """Rows and tokens that may be the best, by the longest row of a block of tokens, then by the length of each one's."""
-        blocks, lengths = Blocks(self.columns), Blocks(self.words.all_norms.unsqueeze(0)).reached
+        """Rows and tokens that may be the best, by the longest row of a block of tokens, then by each one's own."""
+        blocks = Blocks(self.columns)
+        lengths, distances = (Blocks(n.unsqueeze(0)).reached for n in (self.words.all_norms, self.words.distances))
         self.highest = upcast(blocks.best)
         rows, tokens = blocks.at_least(blocks.best.unsqueeze(-1))
         nobody = torch.full_like(self.threshold, -torch.inf)
         self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
-        most_moved = lengths * self.reach.unsqueeze(-1)
+        most_moved = (self.together.unsqueeze(-1) + distances * self.reach.unsqueeze(-1)).clamp(min=0)
         most_drawn = (lengths * self.drawn.amax(-1, keepdim=True)) ** self.law.alpha
         best, whole, threshold = (column.unsqueeze(-1) for column in (self.best, self.whole, self.threshold))
         least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
         rows, tokens = blocks.at_least(torch.minimum(least, self.highest.unsqueeze(-1)))
-        may_win = self._may_win(rows, tokens, 0.0, self.words.all_norms[tokens] * self.reach[rows])
+        may_win = self._may_win(rows, tokens, self.together[rows], self.words.distances[tokens] * self.reach[rows])
         return rows[may_win], tokens[may_win]
 
     def closer(self, rows: Tensor, tokens: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,11 +179,11 @@ class Decisions:
         products = self.words.products(moved.to(weight.dtype))
         products = self.action.number.put(self.action, products, lambda: moved @ upcast(self.words.number_row()))
         known = upcast(products[(asked.cumsum(0) - 1)[others], of_others])
-        slack = _ROUNDING[weight.dtype] * self.longest * self.reach[others]
+        slack = _ROUNDING[weight.dtype] * self.words.all_norms[of_others] * self.reach[others]
         may_win = self._may_win(others, of_others, known, slack)
         return torch.cat([rows[~is_asked], others[may_win]]), torch.cat([tokens[~is_asked], of_others[may_win]])
 
-    def _may_win(self, rows: Tensor, tokens: Tensor, moved: Tensor | float, slack: Tensor) -> Tensor:
+    def _may_win(self, rows: Tensor, tokens: Tensor, moved: Tensor, slack: Tensor) -> Tensor:
         """bool [n]: whether the scale of a token that was moved by moved +- slack can let it be better than the best known."""
         best, excess, whole = self.best[rows], self._excess(rows, tokens), self.whole[rows]
         is_below = best < 0  # a wide scale helps there, a narrow one elsewhere
