@@ -313,7 +313,7 @@ def test_one_position_needs_neither_all_scales_nor_a_second_product(tiny_tokeniz
 @pytest.mark.parametrize("size", [1, 7, 1024])
 def test_scales_of_all_tokens_are_the_formula_s(tiny_tokenizer, monkeypatch, family, size):
     """Values and gradients, float64, block by block of the matrix's rows."""
-    monkeypatch.setattr("causalqwen.modeling.vocabulary._ROWS_IN_CACHE", size)
+    monkeypatch.setattr("causalqwen.modeling.vocabulary._ROWS_AT_ONCE", {"cpu": size})
     model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family).double()
     words, generator = model.vocabulary(), torch.Generator().manual_seed(0)
     scale = torch.rand(3, 2, model.config.causal_size, generator=generator, dtype=torch.float64).requires_grad_()

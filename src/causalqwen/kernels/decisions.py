@@ -18,7 +18,7 @@ from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 
 _SLACK = 1e-5  # float32 rounding of the bounds themselves
 _SHARE = 1 / 16  # of the vocabulary: more candidates than that cost as much as all
-_BLOCK = 8192
+_BLOCK = 1024  # rows of a matrix, which several passes find in a core's cache
 _NEIGHBOURS = 64
 
 

@@ -1,5 +1,6 @@
 """W_cls of all tokens for as long as its weights stand still: what follows from them is made once."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from causalqwen.kernels import ScaleBounds
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
 
-_BLOCK = 8192
-_ROWS_IN_CACHE = 1024  # of the matrix in float32: several passes over these take a seventh of those over all
+_ROWS_AT_ONCE = {
+    "cpu": 1024
+}  # of the matrix in float32: in a core's cache, where several passes take a seventh of the time
+_MOST_ROWS = 8192  # elsewhere
 _FEW_ROWS = 8  # of loc in float32: for fewer, the matrix stands on the left
 
 
@@ -74,8 +77,8 @@ class Vocabulary:
 
     def scales(self, scale: Tensor) -> Tensor:
         """(|W_k|^a scale^a)^(1/a) [..., V'] of the scale [..., C] of U', float32, block by block of rows."""
-        law, size = self.action.law, _ROWS_IN_CACHE if scale.device.type == "cpu" else _BLOCK
-        blocks = [law.linear_scale(scale, upcast(rows)) for rows in self.weight.split(size)]
+        law = self.action.law
+        blocks = [law.linear_scale(scale, upcast(rows)) for rows in self._blocks()]
         scales = torch.cat(blocks, dim=-1).clamp(min=SCALE_FLOOR)
         return self.action.number.put(self.action, scales, lambda: self.action.scale_of_row(scale, self.number_row()))
 
@@ -96,12 +99,17 @@ class Vocabulary:
             return bias
         return -own.to(self.weight.dtype) if bias is None else bias - own.to(bias.dtype)
 
+    def _blocks(self, rows: Tensor | None = None) -> Iterator[Tensor]:
+        """Rows [V, ...], those of the matrix by default, as many at a time as several passes are best taken over."""
+        rows = self.weight if rows is None else rows
+        return iter(rows.split(_ROWS_AT_ONCE.get(self.weight.device.type, _MOST_ROWS)))
+
     @cached_property
     def largest(self) -> Tensor:
         """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32."""
-        weight, used = self.weight, self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
+        used = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
         with torch.no_grad():  # row blocks: |W| of a whole vocabulary would be as large as the matrix itself
-            blocks = zip(weight.split(_BLOCK), used.split(_BLOCK), strict=True)
+            blocks = zip(self._blocks(), self._blocks(used), strict=True)
             return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
 
     @cached_property
@@ -117,9 +125,9 @@ class Vocabulary:
     @cached_property
     def center(self) -> Tensor:
         """The mean row [C] of the tokens that use one, float32."""
-        used, weight = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1), self.weight
+        used = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
         with torch.no_grad():
-            blocks = zip(weight.split(_BLOCK), used.split(_BLOCK), strict=True)
+            blocks = zip(self._blocks(), self._blocks(used), strict=True)
             return torch.stack([(upcast(w) * u).sum(0) for w, u in blocks]).sum(0) / used.sum()
 
     @cached_property
@@ -130,7 +138,7 @@ class Vocabulary:
     @torch.no_grad()
     def _distances(self, center: Tensor | None) -> Tensor:
         """The a-norms [V] of the rows, from `center` or from 0; 0 for rows that no token uses."""
-        blocks = (upcast(w) if center is None else upcast(w) - center for w in self.weight.split(_BLOCK))
+        blocks = (upcast(w) if center is None else upcast(w) - center for w in self._blocks())
         norms = [torch.linalg.vector_norm(rows, self.action.law.alpha, dim=1) for rows in blocks]
         return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
 
