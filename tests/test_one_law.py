@@ -299,14 +299,41 @@ def test_one_position_needs_neither_all_scales_nor_a_second_product(tiny_tokeniz
     model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family, **slope)
     model = uneven(model) if is_trained else model
     z = law_of(model).unsqueeze(1)
-    for name in ("scales", "products"):
-        monkeypatch.setattr(Vocabulary, name, lambda *_: pytest.fail("all tokens were asked"))
+    for of, name in ((Vocabulary, "scales"), (common_scale.Decisions, "closer"), (common_scale.CommonScale, "_all")):
+        monkeypatch.setattr(of, name, lambda *_: pytest.fail("all tokens were asked"))
     for seed in range(20):
         plan = CausalDecoding.preset("causal", seed=seed, temperature=0.5)
         bound = BoundDecoding.bind(plan, 1, model.config.causal_size, z.device)
         with torch.no_grad():
             ranked = Chain(model, z, bound.at(torch.zeros(1, 1, dtype=torch.int64))).ranked()
         assert (ranked > -torch.inf).any()
+
+
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("score", [3e38, torch.inf])
+def test_a_score_beyond_all_numbers_wins(tiny_tokenizer, count, score):
+    model = graft_tiny("qwen2", tiny_tokenizer)
+    z = law_of(model).unsqueeze(1)
+    bias = torch.zeros(model.action.rows)
+    bias[7] = score
+    model.get_output_embeddings().bias = torch.nn.Parameter(bias)
+    with torch.no_grad():
+        chain = drawn(model, z, CausalDecoding.preset("causal", seed=1), count)
+        assert (chain.ranked().flatten(0, -2).argmax(-1) == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer, kind):
+    """What is kept of the matrix says nothing of `<NUM>`'s own row."""
+    model = uneven(graft_tiny(kind, tiny_tokenizer))
+    z, generator = law_of(model).unsqueeze(1), torch.Generator().manual_seed(0)
+    plan = CausalDecoding.preset("causal", seed=1)
+    with torch.no_grad(), model.standing():
+        drawn(model, z, plan, 1).ranked()
+        model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
+        for name in ("all_norms", "distances"):
+            fresh = Vocabulary(model.action, model.vocabulary().layer)
+            torch.testing.assert_close(getattr(model.vocabulary(), name), getattr(fresh, name))
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])

@@ -68,7 +68,8 @@ class Vocabulary:
         weight = self.weight
         if isinstance(weight, Tensor) and (weight.dtype != torch.float32 or len(loc) > _FEW_ROWS):
             return F.linear(loc, weight)
-        return (weight @ loc.mT).mT.contiguous()
+        several = loc.repeat(2, 1) if len(loc) == 1 else loc  # one column takes longer than two
+        return (weight @ several.mT).mT[: len(loc)].contiguous()
 
     def at_once(self, loc: Tensor) -> Tensor:
         """loc_S [..., V] up to last bits."""
@@ -117,10 +118,10 @@ class Vocabulary:
         """|W_k|_a [V], the a-norms of the rows, a the law's index, float32; 0 for rows that no token uses."""
         return self._distances(None)
 
-    @cached_property
+    @property
     def all_norms(self) -> Tensor:
-        """`norms` with `<NUM>`'s, [V']."""
-        return self._with_number(self.norms, None)
+        """`norms` with `<NUM>`'s as it is now, [V']."""
+        return self._with_number(self.norms, upcast(self.number_row()))
 
     @cached_property
     def center(self) -> Tensor:
@@ -130,10 +131,14 @@ class Vocabulary:
             blocks = zip(self._blocks(), self._blocks(used), strict=True)
             return torch.stack([(upcast(w) * u).sum(0) for w, u in blocks]).sum(0) / used.sum()
 
-    @cached_property
+    @property
     def distances(self) -> Tensor:
-        """|W_k - center|_a [V'], float32: how unlike others a token is moved."""
-        return self._with_number(self._distances(self.center), self.center)
+        """|W_k - center|_a [V'], float32, `<NUM>`'s as it is now: how unlike others a token is moved."""
+        return self._with_number(self._from_center, upcast(self.number_row()) - self.center)
+
+    @cached_property
+    def _from_center(self) -> Tensor:
+        return self._distances(self.center)
 
     @torch.no_grad()
     def _distances(self, center: Tensor | None) -> Tensor:
@@ -142,9 +147,8 @@ class Vocabulary:
         norms = [torch.linalg.vector_norm(rows, self.action.law.alpha, dim=1) for rows in blocks]
         return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
 
-    def _with_number(self, norms: Tensor, center: Tensor | None) -> Tensor:
-        row = upcast(self.number_row())
-        of_number = torch.linalg.vector_norm(row if center is None else row - center, self.action.law.alpha)
+    def _with_number(self, norms: Tensor, row: Tensor) -> Tensor:
+        of_number = torch.linalg.vector_norm(row, self.action.law.alpha)
         return self.action.number.put(self.action, norms.clone(), lambda: of_number)
 
     @cached_property

@@ -117,20 +117,22 @@ class CommonScale(ScoreScale):
         if is_many.any():
             flat = chain._each(lambda step: step.flatten(0, -2))
             scores[is_many] = self._all(flat[is_many])
-        return scores.view(chain.loc_S.shape)
+        return scores.view(*chain.threshold.shape[:-1], -1)
 
 
 class Decisions:
     """Who may be the best of N positions where something is drawn, and by how much; positions flat, [N, ...].
 
     columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C];
-    drawn: its scale. together: how far the mean row is moved, [N]; each token's is within its distance times reach [N] of it.
+    drawn: its scale. norms, distances: how long each token's row is, and how far from the mean row, [V']. together: how far the
+    mean row is moved, [N]; each token's is within its distance times reach [N] of it.
     """
 
     def __init__(self, chain: "Chain") -> None:
         action, in_use = chain.action, chain.action.columns_in_use
         self.action, self.law, self.slope, self.words = action, action.law, action.score_slope, chain.words
-        self.columns, self.threshold = chain.loc_S.flatten(0, -2), upcast(chain.threshold).flatten()
+        loc, self.threshold = chain.loc.flatten(0, -2), upcast(chain.threshold).flatten()
+        self.columns = action.number.put(action, self.words.at_once(loc), lambda: action.num_loc(loc, self.words))
         if in_use is not None:
             self.columns = self.columns.masked_fill(~in_use, -torch.inf)
         a = self.law.alpha
@@ -139,6 +141,7 @@ class Decisions:
         self.moved = (upcast(chain.loc) - upcast(chain.loc_U)).flatten(0, -2)
         self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1)
         self.together = self.moved @ self.words.center.to(self.moved.dtype)
+        self.norms, self.distances = self.words.all_norms, self.words.distances
 
     def many(self, rows: Tensor) -> Tensor:
         """bool [N]: the positions with so many candidates that a product with all tokens costs less than theirs."""
@@ -158,7 +161,7 @@ class Decisions:
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Rows and tokens that may be the best, by the longest row of a block of tokens, then by each one's own."""
         blocks = Blocks(self.columns)
-        lengths, distances = (Blocks(n.unsqueeze(0)).reached for n in (self.words.all_norms, self.words.distances))
+        lengths, distances = Blocks(torch.stack([self.norms, self.distances])).reached.unsqueeze(1)
         self.highest = upcast(blocks.best)
         rows, tokens = blocks.at_least(blocks.best.unsqueeze(-1))
         nobody = torch.full_like(self.threshold, -torch.inf)
@@ -167,8 +170,10 @@ class Decisions:
         most_drawn = (lengths * self.drawn.amax(-1, keepdim=True)) ** self.law.alpha
         best, whole, threshold = (column.unsqueeze(-1) for column in (self.best, self.whole, self.threshold))
         least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
-        rows, tokens = blocks.at_least(torch.minimum(least, self.highest.unsqueeze(-1)))
-        may_win = self._may_win(rows, tokens, self.together[rows], self.words.distances[tokens] * self.reach[rows])
+        rows, tokens = blocks.at_least(
+            torch.fmin(least, self.highest.unsqueeze(-1))
+        )  # no number, where a score is infinite
+        may_win = self._may_win(rows, tokens, self.together[rows], self.distances[tokens] * self.reach[rows])
         return rows[may_win], tokens[may_win]
 
     def closer(self, rows: Tensor, tokens: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,7 +184,7 @@ class Decisions:
         products = self.words.products(moved.to(weight.dtype))
         products = self.action.number.put(self.action, products, lambda: moved @ upcast(self.words.number_row()))
         known = upcast(products[(asked.cumsum(0) - 1)[others], of_others])
-        slack = _ROUNDING[weight.dtype] * self.words.all_norms[of_others] * self.reach[others]
+        slack = _ROUNDING[weight.dtype] * self.norms[of_others] * self.reach[others]
         may_win = self._may_win(others, of_others, known, slack)
         return torch.cat([rows[~is_asked], others[may_win]]), torch.cat([tokens[~is_asked], of_others[may_win]])
 
@@ -188,7 +193,7 @@ class Decisions:
         best, excess, whole = self.best[rows], self._excess(rows, tokens), self.whole[rows]
         is_below = best < 0  # a wide scale helps there, a narrow one elsewhere
         drawn = torch.where(is_below, self.drawn.amin(-1)[rows], self.drawn.amax(-1)[rows])
-        taken = (self.words.all_norms[tokens] * drawn) ** self.law.alpha
+        taken = (self.norms[tokens] * drawn) ** self.law.alpha
         left = whole * (1 + torch.where(is_below, _SLACK, -_SLACK)) - taken
         left += self.slope * (moved + torch.where(is_below, slack, -slack) - excess).clamp(0, _FAR)
         least = (best - 1e-4 * best.abs()) * self.law.root(left.clamp(min=SCALE_FLOOR**self.law.alpha))
