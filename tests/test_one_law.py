@@ -50,6 +50,18 @@ def uneven(model):
     return model
 
 
+def unlike(model):
+    """Rows of the matrix whose length differs from block to block, and that share a large part."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        weight = model.get_output_embeddings().weight
+        weight *= torch.linspace(0.1, 2, len(weight)).unsqueeze(-1)
+        weight += weight.norm(dim=1).mean() * torch.nn.functional.normalize(
+            torch.randn(weight.shape[1], generator=generator), dim=0
+        )
+    return model
+
+
 @pytest.mark.parametrize("is_uneven", [False, True])
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
 @pytest.mark.parametrize("preset", list(PLANS))
@@ -253,11 +265,12 @@ def test_it_holds_on_the_real_backbone(smollm2):
 @pytest.mark.parametrize("share", [1.0, 1 / 64, 0.0])
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, monkeypatch):
+@pytest.mark.parametrize("rows", [lambda model: model, unlike])
+def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, rows, monkeypatch):
     """Decisions by candidates are those by all scores, by bounds, by the second product, or by all."""
     monkeypatch.setattr(common_scale, "_SHARE", share)
     monkeypatch.setattr(common_scale, "_PRODUCT", 0.0)
-    model = uneven(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family)).to(dtype)
+    model = uneven(rows(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family))).to(dtype)
     z, left, narrower = law_of(model, -4).unsqueeze(1).repeat_interleave(50, 0), 0, 0
     places = torch.arange(len(z)).unsqueeze(1)
     for preset in PLANS:
@@ -267,8 +280,8 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, mon
             with torch.no_grad():
                 found = Chain(model, z, bound.at(places)).ranked().flatten(0, -2)
                 task = common_scale.Decisions(Chain(model, z, bound.at(places)))
-                rows, tokens = torch.ones(task.columns.shape).nonzero(as_tuple=True)
-                every = task.ranks(rows, tokens).view(task.columns.shape)
+                all_rows, all_tokens = torch.ones(task.columns.shape).nonzero(as_tuple=True)
+                every = task.ranks(all_rows, all_tokens).view(task.columns.shape)
                 every = every.masked_fill(task.columns == -torch.inf, -torch.inf)
                 assert torch.isfinite(found.amax(-1)).all()
                 if share == 1.0:
@@ -276,7 +289,11 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, mon
                     torch.testing.assert_close(every.gather(-1, at).squeeze(-1), every.amax(-1), rtol=1e-5, atol=1e-5)
                 kept, best = torch.zeros(2, *task.columns.shape, dtype=torch.bool), every.argmax(-1, keepdim=True)
                 kept[0][task.candidates()] = True
-                kept[1][task.closer(rows, tokens, torch.ones(len(z), dtype=torch.bool))] = True
+                kept[1][task.closer(all_rows, all_tokens, torch.ones(len(z), dtype=torch.bool))] = True
+                of_rows, *_ = model.vocabulary().rows_of_all()
+                own = task.moved @ upcast(of_rows).T.to(task.moved.dtype) - task.together.unsqueeze(-1)
+                within = task.distances * task.reach.unsqueeze(-1) * (1 + 1e-4) + 1e-6
+                assert (own.abs() <= within)[:, model.action.vocabulary_mask].all()
                 assert kept.gather(-1, best.expand(2, -1, -1)).all(), (preset, temperature)
                 narrower += int(kept.sum())
                 if dtype != torch.bfloat16:  # whose product of both locs is rounded
@@ -331,9 +348,12 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     with torch.no_grad(), model.standing():
         drawn(model, z, plan, 1).ranked()
         model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
-        for name in ("all_norms", "distances"):
-            fresh = Vocabulary(model.action, model.vocabulary().layer)
-            torch.testing.assert_close(getattr(model.vocabulary(), name), getattr(fresh, name))
+        words = model.vocabulary()
+        rows, _, used = words.rows_of_all()
+        mean = words.weight[model.action.vocabulary_mask[: len(words.weight)]].mean(0)
+        for found, center in ((words.all_norms, 0.0), (words.distances, mean)):
+            wanted = (upcast(rows) - center).norm(dim=1)
+            torch.testing.assert_close(found[used], wanted[used])
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
