@@ -134,6 +134,7 @@ def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], Any], d
     small: Any = partial(CausalQwenForCausalLM.from_backbone, backbone)
     models = [
         (name, small, sizes.lengths),
+        (f"{name}, a scale for each coordinate", lambda: _as_trained(small()), sizes.lengths),
         (f"{name}, the documents' scale", partial(small, start="documents"), sizes.lengths),
     ]
     if sizes.large is not None:
@@ -142,6 +143,14 @@ def _models(backbone: str, sizes: Sizes) -> list[tuple[str, Callable[[], Any], d
         documents = partial(large, start="documents")
         models.append(("Qwen2 0.5B shape, random, the documents' scale", documents, sizes.large))
     return models
+
+
+@torch.no_grad()
+def _as_trained(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:
+    """A graft whose scale_U differs from coordinate to coordinate, as it does once abduction was trained."""
+    bias: torch.Tensor = model.abduction.get_parameter("scale_net.bias")
+    bias.add_(0.3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(0)))
+    return model
 
 
 def speed_table(results: dict[str, Any]) -> str:
