@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _SHARE = (
     1 / 512
-)  # of the vocabulary: the rows of so many tokens cost what a product with all takes for one position more
-_PRODUCT = 1 / 32  # of the vocabulary: so many, for all positions, cost what it takes for the first
+)  # of the vocabulary: the rows of so many tokens cost what one position more costs in a product with all
+_PRODUCT = 1 / 32  # of the vocabulary: so many, of all positions, cost what the first costs
 _FAR = 1e30  # below C: a score of no token, which is -inf, never wins
 _SLACK = 1e-5  # float32 rounding of a scale
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
-"""Of a product with the matrix, relative to the longest row."""
+"""Of a product with the matrix, relative to the length of a row."""
 
 
 class CommonScale(ScoreScale):
