@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
-_SHARE = (
-    1 / 512
-)  # of the vocabulary: the rows of so many tokens cost what one position more costs in a product with all
+_SHARE = 1 / 512  # of the vocabulary: the rows of so many tokens cost what a position adds to a product with all
 _PRODUCT = 1 / 32  # of the vocabulary: so many, of all positions, cost what the first costs
 _FAR = 1e30  # below C: a score of no token, which is -inf, never wins
 _SLACK = 1e-5  # float32 rounding of a scale
