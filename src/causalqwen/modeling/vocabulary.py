@@ -14,9 +14,7 @@ from causalqwen.kernels import ScaleBounds
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
 
-_ROWS_AT_ONCE = {
-    "cpu": 1024
-}  # of the matrix in float32: in a core's cache, where several passes take a seventh of the time
+_ROWS_AT_ONCE = {"cpu": 1024}  # of the matrix: in a core's cache, where several passes take a seventh of the time
 _MOST_ROWS = 8192  # elsewhere
 _FEW_ROWS = 8  # of loc in float32: for fewer, the matrix stands on the left
 

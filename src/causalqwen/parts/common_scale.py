@@ -106,7 +106,8 @@ class CommonScale(ScoreScale):
         """The same, -inf for tokens that are known to lose (theory 3.6)."""
         task = Decisions(chain)
         rows, tokens = task.candidates()
-        if (is_many := task.many(rows)).any():  # what is known of all tokens says too little
+        is_many = task.many(rows)
+        if task.slope and is_many.any():  # what is known of all tokens says too little
             rows, tokens = task.closer(rows, tokens, is_many)
             is_many = task.many(rows)
         few = ~is_many[rows]
@@ -168,9 +169,8 @@ class Decisions:
         most_drawn = (lengths * self.drawn.amax(-1, keepdim=True)) ** self.law.alpha
         best, whole, threshold = (column.unsqueeze(-1) for column in (self.best, self.whole, self.threshold))
         least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
-        rows, tokens = blocks.at_least(
-            torch.fmin(least, self.highest.unsqueeze(-1))
-        )  # no number, where a score is infinite
+        # Whatever rounding does, and where a score is infinite, the best that is known is kept.
+        rows, tokens = blocks.at_least(torch.fmin(least, self.highest.unsqueeze(-1)))
         may_win = self._may_win(rows, tokens, self.together[rows], self.distances[tokens] * self.reach[rows])
         return rows[may_win], tokens[may_win]
 
@@ -195,7 +195,6 @@ class Decisions:
         left = whole * (1 + torch.where(is_below, _SLACK, -_SLACK)) - taken
         left += self.slope * (moved + torch.where(is_below, slack, -slack) - excess).clamp(0, _FAR)
         least = (best - 1e-4 * best.abs()) * self.law.root(left.clamp(min=SCALE_FLOOR**self.law.alpha))
-        # Whatever rounding does, the best that is known is kept.
         return (excess >= least) | (self.columns[rows, tokens] >= self.highest[rows])
 
     def _excess(self, rows: Tensor, tokens: Tensor) -> Tensor:
