@@ -588,7 +588,7 @@ def test_a_plan_given_to_forward_situates_scores_and_values(tiny_llama):
 @pytest.mark.parametrize("block", [1, 7, 8192])
 def test_what_follows_from_the_vocabulary_is_that_of_its_rows(block, tiny_tokenizer, monkeypatch):
     """In blocks of rows, of which the last may be shorter; rows that no token uses are 0, whatever stands there."""
-    monkeypatch.setattr(vocabulary, "_BLOCK", block)
+    monkeypatch.setattr(vocabulary, "_ROWS_AT_ONCE", {"cpu": block})
     model = graft_tiny("llama", tiny_tokenizer)
     weight, used = model.get_output_embeddings().weight, model.action.vocabulary_mask[: model.action.rows]
     used[[3, -1]] = False
@@ -597,7 +597,9 @@ def test_what_follows_from_the_vocabulary_is_that_of_its_rows(block, tiny_tokeni
     words = model.vocabulary()
     torch.testing.assert_close(words.largest, weight[used].abs().amax(0))
     torch.testing.assert_close(words.norms[used], torch.linalg.vector_norm(weight[used], 2, dim=1))
-    assert not words.norms[~used].any()
+    torch.testing.assert_close(words.center, weight[used].mean(0))
+    torch.testing.assert_close(words.distances[: len(used)][used], (weight[used] - weight[used].mean(0)).norm(dim=1))
+    assert not words.norms[~used].any() and not words.distances[: len(used)][~used].any()
 
 
 def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):

@@ -99,7 +99,8 @@ class Vocabulary:
         return -own.to(self.weight.dtype) if bias is None else bias - own.to(bias.dtype)
 
     def _blocks(self, rows: Tensor | None = None) -> Iterator[Tensor]:
-        """Rows [V, ...], those of the matrix by default, as many at a time as several passes are best taken over."""
+        """Rows [V, ...], those of the matrix by default, as many at a time as several passes are best taken over. Asked for
+        outside of `no_grad`: it may be this that makes `weight`, which is kept."""
         rows = self.weight if rows is None else rows
         return iter(rows.split(_ROWS_AT_ONCE.get(self.weight.device.type, _MOST_ROWS)))
 
@@ -107,8 +108,8 @@ class Vocabulary:
     def largest(self) -> Tensor:
         """m [C]: m_j = max_k |W_kj| over the rows that tokens use, float32."""
         used = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
+        blocks = zip(self._blocks(), self._blocks(used), strict=True)
         with torch.no_grad():  # row blocks: |W| of a whole vocabulary would be as large as the matrix itself
-            blocks = zip(self._blocks(), self._blocks(used), strict=True)
             return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
 
     @cached_property
@@ -125,8 +126,8 @@ class Vocabulary:
     def center(self) -> Tensor:
         """The mean row [C] of the tokens that use one, float32."""
         used = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
+        blocks = zip(self._blocks(), self._blocks(used), strict=True)
         with torch.no_grad():
-            blocks = zip(self._blocks(), self._blocks(used), strict=True)
             return torch.stack([(upcast(w) * u).sum(0) for w, u in blocks]).sum(0) / used.sum()
 
     @property
@@ -138,12 +139,13 @@ class Vocabulary:
     def _from_center(self) -> Tensor:
         return self._distances(self.center)
 
-    @torch.no_grad()
     def _distances(self, center: Tensor | None) -> Tensor:
         """The a-norms [V] of the rows, from `center` or from 0; 0 for rows that no token uses."""
-        blocks = (upcast(w) if center is None else upcast(w) - center for w in self._blocks())
-        norms = [torch.linalg.vector_norm(rows, self.action.law.alpha, dim=1) for rows in blocks]
-        return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
+        blocks = self._blocks()
+        with torch.no_grad():
+            rows = (upcast(block) if center is None else upcast(block) - center for block in blocks)
+            norms = [torch.linalg.vector_norm(part, self.action.law.alpha, dim=1) for part in rows]
+            return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
 
     def _with_number(self, norms: Tensor, row: Tensor) -> Tensor:
         of_number = torch.linalg.vector_norm(row, self.action.law.alpha)
