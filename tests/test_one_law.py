@@ -357,6 +357,22 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_every_score_of_a_trained_individual_is_made_block_by_block(tiny_tokenizer, monkeypatch, family):
+    """A processor of `generate` wants them all: a matrix in float32, and its squares, would take ten times as long."""
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family))
+    z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset("causal", seed=3)
+    bound = BoundDecoding.bind(plan, 1, model.config.causal_size, z.device, every_score=True)
+    with torch.no_grad():
+        at = bound.at(torch.zeros(1, 1, dtype=torch.int64))
+        task = common_scale.Decisions(Chain(model, z, at))
+        rows, tokens = torch.ones(task.columns.shape).nonzero(as_tuple=True)
+        monkeypatch.setattr(Vocabulary, "rows_of_all", lambda *_: pytest.fail("the whole matrix was made"))
+        found = Chain(model, z, at).ranked().flatten()
+    used = model.action.vocabulary_mask
+    torch.testing.assert_close(found[used], task.ranks(rows, tokens)[used], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
 @pytest.mark.parametrize("size", [1, 7, 1024])
 def test_scales_of_all_tokens_are_the_formula_s(tiny_tokenizer, monkeypatch, family, size):
     """Values and gradients, float64, block by block of the matrix's rows."""

@@ -79,10 +79,8 @@ class CommonScale(ScoreScale):
     def left(self, chain: "Chain", drawn: Tensor) -> Tensor:
         """(scale_k^a - d_k^a)^(1/a) [..., V'], d_k = |W_k| drawn, of a chain with nothing drawn; drawn [..., C]."""
         a, words = chain.action.law.alpha, chain.words
-        if bool((drawn == drawn[..., :1]).all()):
-            taken = (drawn[..., :1] * words.all_norms) ** a
-        else:
-            taken = chain.action.law.linear_scale(drawn, words.rows_of_all()[0]) ** a
+        is_even = bool((drawn == drawn[..., :1]).all())
+        taken = (drawn[..., :1] * words.all_norms if is_even else words.scales(drawn)) ** a
         return (chain.scores.graded() ** a - taken).clamp(min=SCALE_FLOOR**a) ** (1 / a)
 
     def ranked(self, chain: "Chain") -> Tensor:
