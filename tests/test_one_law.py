@@ -267,9 +267,9 @@ def test_it_holds_on_the_real_backbone(smollm2):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [lambda model: model, unlike])
 def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, rows, monkeypatch):
-    """Decisions by candidates are those by all scores, by bounds, by the second product, or by all."""
-    monkeypatch.setattr(common_scale, "_SHARE", share)
-    monkeypatch.setattr(common_scale, "_PRODUCT", 0.0)
+    """Decisions by candidates are those by all scores, by bounds, by products of their rows or of all, or by all."""
+    for name, value in (("_SHARE", share), ("_PRODUCT", 0.0), ("_RANKED", 1.0), ("_FEW", 0)):
+        monkeypatch.setattr(common_scale, name, value)
     model = uneven(rows(graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family))).to(dtype)
     z, left, narrower = law_of(model, -4).unsqueeze(1).repeat_interleave(50, 0), 0, 0
     places = torch.arange(len(z)).unsqueeze(1)
@@ -289,7 +289,7 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
                     torch.testing.assert_close(every.gather(-1, at).squeeze(-1), every.amax(-1), rtol=1e-5, atol=1e-5)
                 kept, best = torch.zeros(2, *task.columns.shape, dtype=torch.bool), every.argmax(-1, keepdim=True)
                 kept[0][task.candidates()] = True
-                kept[1][task.closer(all_rows, all_tokens, torch.ones(len(z), dtype=torch.bool))] = True
+                kept[1][task.closer(all_rows, all_tokens)] = True
                 of_rows, *_ = model.vocabulary().rows_of_all()
                 own = task.moved @ upcast(of_rows).T.to(task.moved.dtype) - task.together.unsqueeze(-1)
                 within = task.distances * task.reach.unsqueeze(-1) * (1 + 1e-4) + 1e-6
@@ -316,7 +316,7 @@ def test_one_position_needs_neither_all_scales_nor_a_second_product(tiny_tokeniz
     model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family, **slope)
     model = uneven(model) if is_trained else model
     z = law_of(model).unsqueeze(1)
-    for of, name in ((Vocabulary, "scales"), (common_scale.Decisions, "closer"), (common_scale.CommonScale, "_all")):
+    for of, name in ((Vocabulary, "scales"), (common_scale.Decisions, "_moves"), (common_scale.CommonScale, "_all")):
         monkeypatch.setattr(of, name, lambda *_: pytest.fail("all tokens were asked"))
     for seed in range(20):
         plan = CausalDecoding.preset("causal", seed=seed, temperature=0.5)

@@ -22,7 +22,7 @@ class ShardedRows:
         self._known: dict[int, Tensor] = {}
         self.device, self.dtype = head.weight.device, head.weight.dtype
 
-    def __getitem__(self, index: int | slice | Tensor) -> Tensor:
+    def __getitem__(self, index: int | slice) -> Tensor:
         """Rows [..., C], on every rank."""
         if not isinstance(index, int):
             return self._gather(torch.arange(self._rows, device=self.device)[index])
@@ -30,15 +30,15 @@ class ShardedRows:
             self._known[index] = self._gather(torch.tensor([index], device=self.device))[0]
         return self._known[index]
 
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """Rows [n, C] of int64 [n], on every rank; dim: 0."""
+        return self._gather(index)
+
     def _gather(self, rows: Tensor) -> Tensor:
         is_mine = (rows >= self._start) & (rows < self._end)
         gathered = self._mine.new_zeros(*rows.shape, self._mine.shape[1])
         gathered[is_mine] = self._mine[rows[is_mine] - self._start]
         return tensor_model_parallel_all_reduce(gathered)  # every row is zero on all ranks but one
-
-    def __matmul__(self, columns: Tensor) -> Tensor:
-        """W columns [V, n], on every rank; columns [C, n]."""
-        return tensor_model_parallel_all_gather((self._mine @ columns).mT.contiguous())[:, : self._rows].mT
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Blocks of rows, one after the other."""
@@ -46,7 +46,8 @@ class ShardedRows:
 
 
 class VocabularyMatrix:
-    """`weight` [V, C] without padding, `bias`, and the product with the whole of it, by vLLM's own kernel."""
+    """`weight` [V, C] without padding, `bias`, and the product with the whole of it, by vLLM's own kernel and from its own copy
+    of the rows: a processor's takes half of the time that `weight` takes."""
 
     bias = None
 
@@ -64,3 +65,5 @@ class VocabularyMatrix:
         if self._shares > 1:
             scores = tensor_model_parallel_all_gather(scores)
         return scores[:, : self._rows].view(*loc.shape[:-1], self._rows)
+
+    products = __call__

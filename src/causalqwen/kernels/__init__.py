@@ -1,6 +1,6 @@
 """Fast paths, each beside its slow obvious reference. Stands on `losses`."""
 
-from causalqwen.kernels.decisions import Blocks, ScaleBounds, least_excess
+from causalqwen.kernels.decisions import Blocks, ScaleBounds, least_excess, places
 from causalqwen.kernels.linear_ovr import IMPLEMENTATIONS, linear_ovr_loss
 from causalqwen.kernels.negatives import Negatives, inclusion_probabilities, sample_negatives
 
@@ -12,5 +12,6 @@ __all__ = [
     "inclusion_probabilities",
     "least_excess",
     "linear_ovr_loss",
+    "places",
     "sample_negatives",
 ]

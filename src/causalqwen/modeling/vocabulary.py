@@ -49,7 +49,8 @@ class Vocabulary:
 
     Args:
         action: whose law it is; `<NUM>`'s own row, the tokens' thresholds and the rows in use are its.
-        layer: the linear layer of V rows, or what has `weight`, `bias` and the product.
+        layer: the linear layer of V rows, or what has `weight`, `bias` and the product; `products` too, W x without the bias,
+            where it keeps the rows in an order of its own, which its kernel is fast with.
     """
 
     def __init__(self, action: "ActionNetwork", layer: Any) -> None:
@@ -63,11 +64,19 @@ class Vocabulary:
 
     def products(self, loc: Tensor) -> Tensor:
         """W loc [N, V] of loc [N, C] up to last bits, without a bias, by the product that is fastest for so many rows."""
+        if (of_layer := getattr(self.layer, "products", None)) is not None:
+            products: Tensor = of_layer(loc)
+            return products
         weight = self.weight
-        if isinstance(weight, Tensor) and (weight.dtype != torch.float32 or len(loc) > _FEW_ROWS):
+        if weight.dtype != torch.float32 or len(loc) > _FEW_ROWS:
             return F.linear(loc, weight)
         several = loc.repeat(2, 1) if len(loc) == 1 else loc  # one column takes longer than two
         return (weight @ several.mT).mT[: len(loc)].contiguous()
+
+    def products_at(self, tokens: Tensor, loc: Tensor) -> Tensor:
+        """W_k loc [n] of some rows k, int64 [n], and one loc [C], as `products` has them."""
+        found = [F.linear(loc.unsqueeze(0), self._rows_of(part)) for part in tokens.split(_ROWS_AT_ONCE["cpu"])]
+        return torch.cat(found, dim=1)[0]
 
     def at_once(self, loc: Tensor) -> Tensor:
         """loc_S [..., V] up to last bits."""
@@ -161,15 +170,19 @@ class Vocabulary:
         for known, rows in self._rows:
             if known is ids:
                 return rows
-        self._rows.append((ids, upcast(self.weight[ids])))
+        self._rows.append((ids, upcast(self._rows_of(ids))))
         return self._rows[-1][1]
 
     def rows_at(self, tokens: Tensor) -> Tensor:
         """W [n, C] of tokens int64 [n], `<NUM>`'s where it stands, float32."""
-        rows = upcast(self.weight[tokens.clamp(max=self.action.rows - 1)])
+        rows = upcast(self._rows_of(tokens))
         if self.action.num_token_id is None:
             return rows
         return torch.where((tokens == self.action.num_token_id).unsqueeze(-1), upcast(self.number_row()), rows)
+
+    def _rows_of(self, tokens: Tensor) -> Tensor:
+        """Those of the matrix [n, C]; any one for a `<NUM>` behind them."""
+        return self.weight.index_select(0, tokens.clamp(max=self.action.rows - 1))
 
     def number_row(self) -> Tensor:
         """W_NUM [C], as far as the score scale lets it reach."""

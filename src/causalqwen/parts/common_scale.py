@@ -12,7 +12,7 @@ from torch import Tensor
 
 from causalqwen.decoding.plan import held_at
 from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import Blocks, least_excess
+from causalqwen.kernels import Blocks, least_excess, places
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
-_SHARE = 1 / 512  # of the vocabulary: the rows of so many tokens cost what a position adds to a product with all
-_PRODUCT = 1 / 32  # of the vocabulary: so many, of all positions, cost what the first costs
+_FEW = 32  # candidates of a position, which cost what it costs to ask how far each was moved
+_SHARE = 1 / 64  # of the vocabulary: the products of so many rows cost what a position adds to a product with all
+_PRODUCT = 1 / 4  # of the vocabulary: so many, of all positions, cost what the first costs
+_RANKED = 1 / 8  # as much as `_SHARE`: a row's score costs so much more than its product
 _FAR = 1e30  # below C: a score of no token, which is -inf, never wins
 _SLACK = 1e-5  # float32 rounding of a scale
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
@@ -104,13 +106,12 @@ class CommonScale(ScoreScale):
         """The same, -inf for tokens that are known to lose (theory 3.6)."""
         task = Decisions(chain)
         rows, tokens = task.candidates()
-        is_many = task.many(rows)
-        if task.slope and is_many.any():  # what is known of all tokens says too little
-            rows, tokens = task.closer(rows, tokens, is_many)
-            is_many = task.many(rows)
-        few = ~is_many[rows]
+        if task.slope:
+            rows, tokens = task.closer(rows, tokens)
+        is_many = task.many(task.counts(rows), _RANKED)
+        rows, tokens = task.chosen(~is_many[rows], rows, tokens)
         scores = torch.full_like(task.columns, -torch.inf, dtype=task.threshold.dtype)
-        scores[rows[few], tokens[few]] = task.ranks(rows[few], tokens[few])
+        scores[rows, tokens] = task.ranks(rows, tokens)
         if is_many.any():
             flat = chain._each(lambda step: step.flatten(0, -2))
             scores[is_many] = self._all(flat[is_many])
@@ -129,9 +130,10 @@ class Decisions:
         action, in_use = chain.action, chain.action.columns_in_use
         self.action, self.law, self.slope, self.words = action, action.law, action.score_slope, chain.words
         loc, self.threshold = chain.loc.flatten(0, -2), upcast(chain.threshold).flatten()
-        self.columns = action.number.put(action, self.words.at_once(loc), lambda: action.num_loc(loc, self.words))
+        columns = action.number.put(action, self.words.at_once(loc), lambda: action.num_loc(loc, self.words))
+        self.columns = columns.contiguous()
         if in_use is not None:
-            self.columns = self.columns.masked_fill(~in_use, -torch.inf)
+            self.columns.index_fill_(-1, (~in_use).nonzero().flatten(), -torch.inf)
         a = self.law.alpha
         self.whole = (chain.integrated.scale_S.flatten() ** a).clamp(min=SCALE_FLOOR**a)
         self.drawn = chain.drawn.flatten(0, -2)
@@ -140,16 +142,21 @@ class Decisions:
         self.together = self.moved @ self.words.center.to(self.moved.dtype)
         self.norms, self.distances = self.words.all_norms, self.words.distances
 
-    def many(self, rows: Tensor) -> Tensor:
-        """bool [N]: the positions with so many candidates that a product with all tokens costs less than theirs."""
-        counts = rows.bincount(minlength=len(self.columns))
-        is_many = counts > _SHARE * self.columns.shape[-1]
-        return is_many & (counts[is_many].sum() > _PRODUCT * self.columns.shape[-1])
+    def counts(self, rows: Tensor) -> Tensor:
+        """How many candidates each position has, int64 [N]."""
+        return rows.bincount(minlength=len(self.columns))
+
+    def many(self, counts: Tensor, share: float = 1.0) -> Tensor:
+        """bool [N]: the positions with so many candidates that a product with all tokens costs less than theirs; `share` for
+        what takes 1/share of a product's time."""
+        width = share * self.columns.shape[-1]
+        is_many = counts > _SHARE * width
+        return is_many & (counts[is_many].sum() > _PRODUCT * width)
 
     def ranks(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """(loc_S - C) / scale_S [n] of some tokens, exactly."""
         a, weight = self.law.alpha, self.words.rows_at(tokens)
-        excess = self._excess(rows, tokens)
+        excess = self._loc(rows, tokens) - self.threshold.index_select(0, rows)
         fallen = torch.linalg.vecdot(weight, self.moved[rows]) - excess  # of nobody in particular, below C
         taken = torch.linalg.vector_norm(weight * self.drawn[rows], a, dim=-1) ** a
         left = self.whole[rows] + self.slope * fallen.clamp(min=0) - taken
@@ -169,32 +176,60 @@ class Decisions:
         least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
         # Whatever rounding does, and where a score is infinite, the best that is known is kept.
         rows, tokens = blocks.at_least(torch.fmin(least, self.highest.unsqueeze(-1)))
-        may_win = self._may_win(rows, tokens, self.together[rows], self.distances[tokens] * self.reach[rows])
-        return rows[may_win], tokens[may_win]
+        reach = self.distances.index_select(0, tokens) * self.reach.index_select(0, rows)
+        return self.chosen(self._may_win(rows, tokens, self.together.index_select(0, rows), reach), rows, tokens)
 
-    def closer(self, rows: Tensor, tokens: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-        """The same candidates, those of the positions `asked`, bool [N], by how far each token was moved too."""
-        is_asked, weight = asked[rows], self.words.weight
-        others, of_others = rows[is_asked], tokens[is_asked]
-        moved = self.moved[asked]
-        products = self.words.products(moved.to(weight.dtype))
-        products = self.action.number.put(self.action, products, lambda: moved @ upcast(self.words.number_row()))
-        known = upcast(products[(asked.cumsum(0) - 1)[others], of_others])
-        slack = _ROUNDING[weight.dtype] * self.norms[of_others] * self.reach[others]
-        may_win = self._may_win(others, of_others, known, slack)
-        return torch.cat([rows[~is_asked], others[may_win]]), torch.cat([tokens[~is_asked], of_others[may_win]])
+    def closer(self, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The same candidates, where a position has more than a few by how far each token was moved too."""
+        counts = self.counts(rows)
+        asked = counts > _FEW
+        if not asked.any():
+            return rows, tokens
+        is_asked = asked.index_select(0, rows)
+        others, of_others = self.chosen(is_asked, rows, tokens)
+        known = self._moves(counts * asked, others, of_others)
+        lengths = self.norms.index_select(0, of_others) * self.reach.index_select(0, others)
+        slack = _ROUNDING[self.words.weight.dtype] * lengths
+        left = self.chosen(self._may_win(others, of_others, known, slack), others, of_others)
+        rows, tokens = self.chosen(~is_asked, rows, tokens)
+        return torch.cat([rows, left[0]]), torch.cat([tokens, left[1]])
+
+    def chosen(self, mask: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Those candidates where mask, bool [n], is True."""
+        at = places(mask)
+        return rows.index_select(0, at), tokens.index_select(0, at)
+
+    def _moves(self, counts: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """How far each candidate was moved, [n]: W_k moved. rows: in order, so many of each position as counts [N] says."""
+        moved, number, by_all = self.moved.to(self.words.weight.dtype), self.action.num_token_id, self.many(counts)
+        products = iter(self.words.products(moved[by_all]) if by_all.any() else ())
+        found = [
+            next(products)[of_one.clamp(max=self.action.rows - 1)]
+            if is_by_all
+            else self.words.products_at(of_one, moved[at])
+            for at, (of_one, is_by_all) in enumerate(zip(tokens.split(counts.tolist()), by_all.tolist(), strict=True))
+            if len(of_one)
+        ]
+        known = upcast(torch.cat(found))
+        if number is None:
+            return known
+        return torch.where(tokens == number, (self.moved @ upcast(self.words.number_row()))[rows], known)
 
     def _may_win(self, rows: Tensor, tokens: Tensor, moved: Tensor, slack: Tensor) -> Tensor:
         """bool [n]: whether the scale of a token that was moved by moved +- slack can let it be better than the best known."""
-        best, excess, whole = self.best[rows], self._excess(rows, tokens), self.whole[rows]
-        is_below = best < 0  # a wide scale helps there, a narrow one elsewhere
-        drawn = torch.where(is_below, self.drawn.amin(-1)[rows], self.drawn.amax(-1)[rows])
-        taken = (self.norms[tokens] * drawn) ** self.law.alpha
-        left = whole * (1 + torch.where(is_below, _SLACK, -_SLACK)) - taken
-        left += self.slope * (moved + torch.where(is_below, slack, -slack) - excess).clamp(0, _FAR)
-        least = (best - 1e-4 * best.abs()) * self.law.root(left.clamp(min=SCALE_FLOOR**self.law.alpha))
-        return (excess >= least) | (self.columns[rows, tokens] >= self.highest[rows])
+        a, best = self.law.alpha, self.best
+        # A wide scale helps below the threshold, a narrow one elsewhere.
+        sign = torch.where(best < 0, 1.0, -1.0).to(best.dtype)
+        drawn = torch.where(best < 0, self.drawn.amin(-1), self.drawn.amax(-1))
+        of_row = (sign, drawn, self.whole * (1 + sign * _SLACK), best - 1e-4 * best.abs(), self.threshold, self.highest)
+        sign, drawn, left, best, threshold, highest = (column.index_select(0, rows) for column in of_row)
+        loc = self._loc(rows, tokens)
+        excess = loc - threshold
+        left = left - (self.norms.index_select(0, tokens) * drawn) ** a
+        left += self.slope * (moved + sign * slack - excess).clamp(0, _FAR)
+        least = best * self.law.root(left.clamp(min=SCALE_FLOOR**a))
+        return (excess >= least) | (loc >= highest)
 
-    def _excess(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """loc_S - C [n]."""
-        return upcast(self.columns[rows, tokens]) - self.threshold[rows]
+    def _loc(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """loc_S [n] of some tokens."""
+        return upcast(self.columns.view(-1).index_select(0, rows * self.columns.shape[-1] + tokens))
