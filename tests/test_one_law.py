@@ -399,6 +399,40 @@ def test_the_fastest_product_is_the_product(tiny_tokenizer, dtype, count):
     torch.testing.assert_close(words.products(loc), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_products_of_some_rows_are_the_product(tiny_tokenizer, dtype, monkeypatch):
+    monkeypatch.setattr("causalqwen.modeling.vocabulary._ROWS_AT_ONCE", {"cpu": 5})
+    words = graft_tiny("llama", tiny_tokenizer).to(dtype).vocabulary()
+    loc = torch.randn(words.weight.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+    for tokens in (
+        torch.arange(len(words.weight)).flip(0),
+        torch.tensor([3, 3, 1]),
+        torch.tensor([len(words.weight) - 1]),
+    ):
+        wanted = (words.weight.double() @ loc.double())[tokens].to(dtype)
+        torch.testing.assert_close(words.products_at(tokens, loc), wanted)
+
+
+def test_a_layer_that_has_a_product_of_its_own_is_asked_for_it(tiny_tokenizer):
+    """vLLM keeps the rows packed as its kernel wants them, in half of the time that the matrix takes."""
+    model, asked = graft_tiny("qwen2", tiny_tokenizer), []
+
+    class Packed:
+        weight, bias = model.get_output_embeddings().weight, None
+
+        def products(self, loc):
+            asked.append(len(loc))
+            return loc @ self.weight.T
+
+    words = model.action.vocabulary(Packed())
+    z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset("causal", seed=3)
+    with torch.no_grad():
+        chain = drawn(model, z, plan, 3)
+        found, wanted = Chain(model, chain.features, chain.draws, words).ranked(), chain.ranked()
+    assert asked[0] == 3
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
 def test_the_longest_row_may_win_though_next_to_nothing_is_left_of_its_scale(tiny_tokenizer, family):
     """Rounding decides then what its bound is: the best token that is known stays a candidate."""
