@@ -22,7 +22,7 @@ class ShardedRows:
         self._known: dict[int, Tensor] = {}
         self.device, self.dtype = head.weight.device, head.weight.dtype
 
-    def __getitem__(self, index: int | slice) -> Tensor:
+    def __getitem__(self, index: int | slice | Tensor) -> Tensor:
         """Rows [..., C], on every rank."""
         if not isinstance(index, int):
             return self._gather(torch.arange(self._rows, device=self.device)[index])

@@ -9,10 +9,11 @@ from causalqwen.distributions.draws import (
     philox,
     uniform_draws,
 )
-from causalqwen.distributions.stable import FAMILIES, SCALE_FLOOR, StableFamily, get_family, upcast, widen
+from causalqwen.distributions.stable import FAMILIES, FAR, SCALE_FLOOR, StableFamily, get_family, upcast, widen
 
 __all__ = [
     "FAMILIES",
+    "FAR",
     "INDIVIDUAL_STREAM",
     "NOISE_STREAM",
     "SCALE_FLOOR",

@@ -20,8 +20,7 @@ from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 _SLACK = 1e-5  # float32 rounding of the bounds themselves
 _SHARE = 1 / 16  # of the vocabulary: more candidates than that cost as much as all
 _BLOCK = 1024  # rows of a matrix, which several passes find in a core's cache
-_BITS = 6
-_NEIGHBOURS = 1 << _BITS
+_NEIGHBOURS = 64
 _POSITIONS = 8  # whose scores a core's cache holds in float32, of which maxima are found faster
 
 
@@ -107,7 +106,7 @@ class Blocks:
         least = least.expand(self.reached.shape).flatten().index_select(0, blocks)
         some = self._blocks.flatten(0, 1).index_select(0, blocks)
         found, width = places(some >= least.unsqueeze(-1)), self.reached.shape[-1]
-        of_block, inside = found >> _BITS, found & (_NEIGHBOURS - 1)
+        of_block, inside = found // _NEIGHBOURS, found % _NEIGHBOURS
         rows, starts = blocks // width, blocks % width * _NEIGHBOURS
         return rows.index_select(0, of_block), starts.index_select(0, of_block) + inside
 

@@ -16,7 +16,7 @@ No order changes, and the tail of a Gaussian link becomes that of a softmax: log
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import StableFamily, get_family, upcast, widen
+from causalqwen.distributions import FAR, StableFamily, get_family, upcast, widen
 
 IGNORE_INDEX = -100
 """Label of a position that has no loss."""
@@ -26,11 +26,12 @@ NO_TARGET = -1
 
 
 def graded_scale(loc: Tensor, scale: Tensor, thresholds: Tensor, slope: Tensor | float, law: StableFamily) -> Tensor:
-    """(scale^a + slope max(C - loc, 0))^(1/a), shapes broadcast; `scale` itself without a slope (theory 3.5)."""
+    """(scale^a + slope max(C - loc, 0))^(1/a), shapes broadcast; `scale` itself without a slope (theory 3.5). Finite where
+    loc is -inf: such a token never decides."""
     if slope == 0.0:
         return scale
     loc, scale, thresholds = widen(loc, scale, thresholds)
-    return law.root(scale**law.alpha + slope * (thresholds - loc).clamp(min=0))
+    return law.root(scale**law.alpha + slope * (thresholds - loc).clamp(0, FAR))
 
 
 def ovr_log_probs(

@@ -74,7 +74,7 @@ class Vocabulary:
         return (weight @ several.mT).mT[: len(loc)].contiguous()
 
     def products_at(self, tokens: Tensor, loc: Tensor) -> Tensor:
-        """W_k loc [n] of some rows k, int64 [n], and one loc [C], as `products` has them."""
+        """W_k loc [n] of some rows k, int64 [n], and one loc [C], as `products` has them up to last bits."""
         found = [F.linear(loc.unsqueeze(0), self._rows_of(part)) for part in tokens.split(_ROWS_AT_ONCE["cpu"])]
         return torch.cat(found, dim=1)[0]
 

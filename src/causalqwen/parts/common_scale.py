@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding.plan import held_at
-from causalqwen.distributions import SCALE_FLOOR, upcast
+from causalqwen.distributions import FAR, SCALE_FLOOR, upcast
 from causalqwen.kernels import Blocks, least_excess, places
 from causalqwen.parts.score_scale import ScoreScale
 
@@ -25,7 +25,6 @@ _FEW = 32  # candidates of a position, which cost what it costs to ask how far e
 _SHARE = 1 / 64  # of the vocabulary: the products of so many rows cost what a position adds to a product with all
 _PRODUCT = 1 / 4  # of the vocabulary: so many, of all positions, cost what the first costs
 _RANKED = 1 / 8  # as much as `_SHARE`: a row's score costs so much more than its product
-_FAR = 1e30  # below C: a score of no token, which is -inf, never wins
 _SLACK = 1e-5  # float32 rounding of a scale
 _ROUNDING = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5, torch.float64: 1e-9}
 """Of a product with the matrix, relative to the length of a row."""
@@ -109,13 +108,19 @@ class CommonScale(ScoreScale):
         if task.slope:
             rows, tokens = task.closer(rows, tokens)
         is_many = task.many(task.counts(rows), _RANKED)
-        rows, tokens = task.chosen(~is_many[rows], rows, tokens)
+        rows, tokens = _chosen(~is_many[rows], rows, tokens)
         scores = torch.full_like(task.columns, -torch.inf, dtype=task.threshold.dtype)
         scores[rows, tokens] = task.ranks(rows, tokens)
         if is_many.any():
             flat = chain._each(lambda step: step.flatten(0, -2))
             scores[is_many] = self._all(flat[is_many])
         return scores.view(*chain.threshold.shape[:-1], -1)
+
+
+def _chosen(mask: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Those candidates where mask, bool [n], is True."""
+    at = places(mask)
+    return rows.index_select(0, at), tokens.index_select(0, at)
 
 
 class Decisions:
@@ -159,14 +164,14 @@ class Decisions:
         excess = self._loc(rows, tokens) - self.threshold.index_select(0, rows)
         fallen = torch.linalg.vecdot(weight, self.moved[rows]) - excess  # of nobody in particular, below C
         taken = torch.linalg.vector_norm(weight * self.drawn[rows], a, dim=-1) ** a
-        left = self.whole[rows] + self.slope * fallen.clamp(min=0) - taken
+        left = self.whole[rows] + self.slope * fallen.clamp(0, FAR) - taken
         return excess / self.law.root(left.clamp(min=SCALE_FLOOR**a))
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Rows and tokens that may be the best, by the longest row of a block of tokens, then by each one's own."""
         blocks = Blocks(self.columns)
         lengths, distances = Blocks(torch.stack([self.norms, self.distances])).reached.unsqueeze(1)
-        self.highest = upcast(blocks.best)
+        self.highest = blocks.best
         rows, tokens = blocks.at_least(blocks.best.unsqueeze(-1))
         nobody = torch.full_like(self.threshold, -torch.inf)
         self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
@@ -177,27 +182,22 @@ class Decisions:
         # Whatever rounding does, and where a score is infinite, the best that is known is kept.
         rows, tokens = blocks.at_least(torch.fmin(least, self.highest.unsqueeze(-1)))
         reach = self.distances.index_select(0, tokens) * self.reach.index_select(0, rows)
-        return self.chosen(self._may_win(rows, tokens, self.together.index_select(0, rows), reach), rows, tokens)
+        return _chosen(self._may_win(rows, tokens, self.together.index_select(0, rows), reach), rows, tokens)
 
     def closer(self, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The same candidates, where a position has more than a few by how far each token was moved too."""
+        """The same candidates; where a position has more than a few, those that win by how far each of them was moved, too."""
         counts = self.counts(rows)
         asked = counts > _FEW
         if not asked.any():
             return rows, tokens
         is_asked = asked.index_select(0, rows)
-        others, of_others = self.chosen(is_asked, rows, tokens)
+        others, of_others = _chosen(is_asked, rows, tokens)
         known = self._moves(counts * asked, others, of_others)
         lengths = self.norms.index_select(0, of_others) * self.reach.index_select(0, others)
         slack = _ROUNDING[self.words.weight.dtype] * lengths
-        left = self.chosen(self._may_win(others, of_others, known, slack), others, of_others)
-        rows, tokens = self.chosen(~is_asked, rows, tokens)
+        left = _chosen(self._may_win(others, of_others, known, slack), others, of_others)
+        rows, tokens = _chosen(~is_asked, rows, tokens)
         return torch.cat([rows, left[0]]), torch.cat([tokens, left[1]])
-
-    def chosen(self, mask: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Those candidates where mask, bool [n], is True."""
-        at = places(mask)
-        return rows.index_select(0, at), tokens.index_select(0, at)
 
     def _moves(self, counts: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
         """How far each candidate was moved, [n]: W_k moved. rows: in order, so many of each position as counts [N] says."""
@@ -226,7 +226,7 @@ class Decisions:
         loc = self._loc(rows, tokens)
         excess = loc - threshold
         left = left - (self.norms.index_select(0, tokens) * drawn) ** a
-        left += self.slope * (moved + sign * slack - excess).clamp(0, _FAR)
+        left += self.slope * (moved + sign * slack - excess).clamp(0, FAR)
         least = best * self.law.root(left.clamp(min=SCALE_FLOOR**a))
         return (excess >= least) | (loc >= highest)
 
