@@ -755,6 +755,15 @@ def test_columns_tell_what_the_text_alone_does_not(folder):
     assert own.experts_ is None and own.model_.config.value_columns == 4 and own.score(x[90:], y[90:]) > 0.7
 
 
+def test_a_row_is_told_the_same_beside_others(brief):
+    """Its place among them moves the last bits of a product, which float64 keeps out of the figures."""
+    frame, prices = products()
+    regressor = brief().fit(frame, prices)
+    for output_type in ("mean", "median"):
+        alone = [regressor.predict(frame[row : row + 1], output_type)[0] for row in range(20)]
+        assert alone == pytest.approx(regressor.predict(frame[:20], output_type), rel=1e-9, abs=1e-9)
+
+
 def test_spreads_follow_the_columns_from_the_start_where_these_tell_of_them(brief):
     random = np.random.default_rng(0)
     x = random.normal(size=(240, 2))

@@ -1,6 +1,7 @@
 """Numbers from the rows of a table, as scikit-learn has it (docs/tables.md)."""
 
 import atexit
+import copy
 import hashlib
 import json
 import math
@@ -349,8 +350,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _laws_of(self, examples: list[Example], columns: np.ndarray) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """The law of all rows, loc and scale float64 [n, 1] on the axis of a new number's."""
         kept = self._kept()
-        model, batches, copies = self.model_, [], list[Any]()
-        facts = np.concatenate([kept.features(examples), columns], axis=1)
+        model, batches, copies = _in_float64(self.model_), [], list[Any]()
+        facts = np.concatenate([kept.features(examples), columns], axis=1).astype(np.float64)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
         with model.standing():
@@ -600,6 +601,15 @@ def _is_strings(X: Any) -> bool:
             return False
         X = X.tolist()
     return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or is_missing(x) for x in X)
+
+
+def _in_float64(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:
+    """The model above the same backbone, its heads in float64: where a row stands among others moves the last bits of a
+    product, and those of float32 would be seen in what is predicted."""
+    twin = copy.copy(model)
+    heads = {name: copy.deepcopy(head).double() for name, head in model.named_children() if name != "backbone"}
+    twin._modules = model._modules | heads
+    return twin
 
 
 def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
