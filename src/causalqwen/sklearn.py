@@ -358,12 +358,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             for start in range(0, len(order), _ROWS_AT_ONCE):
                 count = min(len(order) - start, _ROWS_AT_ONCE)
                 rows = np.resize(order[start : start + count], _ROWS_AT_ONCE)
-                whole = torch.from_numpy(facts[rows]).to(model.device)
-                batches.append([column[:count].double().cpu() for column in Chain(model, whole).value()])
+                whole = torch.from_numpy(facts[rows])
+                batches.append([column[:count] for column in Chain(model, whole).value()])
                 numbers = kept.numbers([examples[row] for row in rows])
                 if numbers is not None:
-                    offered = Candidates(**numbers.candidates()).to(model.device)
-                    copies.append(model.copy_law(whole, offered).to("cpu")[:count])
+                    offered = Candidates(**numbers.candidates())
+                    copies.append(model.copy_law(whole, offered)[:count])
         back = torch.from_numpy(np.argsort(order))
         loc, scale = (torch.cat(column)[back].unsqueeze(-1) for column in zip(*batches, strict=True))
         law: Any = model.value_law
@@ -604,10 +604,10 @@ def _is_strings(X: Any) -> bool:
 
 
 def _in_float64(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:
-    """The model above the same backbone, its heads in float64: where a row stands among others moves the last bits of a
-    product, and those of float32 would be seen in what is predicted."""
+    """The model above the same backbone, its heads in float64 on the processor (Apple's accelerator has none): where a row
+    stands among others moves the last bits of a product, and those of float32 would be seen in what is predicted."""
     twin = copy.copy(model)
-    heads = {name: copy.deepcopy(head).double() for name, head in model.named_children() if name != "backbone"}
+    heads = {name: copy.deepcopy(head).cpu().double() for name, head in model.named_children() if name != "backbone"}
     twin._modules = model._modules | heads
     return twin
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SCALE_FLOOR = 1e-6
-FAR = 1e30  # as far as a score counts as below its threshold: that of no token is -inf
 """Scales are floored here before they are divided by or logged; probabilities never are."""
+FAR = 1e30
+"""A score counts as below its threshold by this much at most, so that one of -inf has a scale."""
 
 
 def upcast(tensor: Tensor) -> Tensor:
