@@ -297,7 +297,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         mean: what the mixture of the experts says, which has the least squared errors, moved to the law's mean as far as the
         rows held out ask for it (`FittedMean`); without experts the law's mean. A Cauchy law has no mean: that of its 199
         quantiles k/200 stands in for it, clipped to the training range widened by its own width (theory 3.11). median: of the
-        law. mode: the likeliest of the 199 quantiles.
+        law. mode: the likeliest quantile where these lie closest (`ValueLaw.mode`).
         quantiles: a list of arrays [n], one per level. full: all of these by name, and `predictions`, a `NumberPrediction` for
         each row.
         """
@@ -307,7 +307,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         asked = {
             "mean": lambda: self._means(law, loc, scale, columns),
             "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
-            "mode": lambda: law.or_said(_mode(self.model_.value_law, loc, scale))[:, 0].numpy(),
+            "mode": lambda: law.or_said(self.model_.value_law.mode(loc, scale))[:, 0].numpy(),
             "quantiles": lambda: list(law.quantile(loc, scale, torch.tensor(list(quantiles))).T.numpy()),
         }
         if output_type != "full":
@@ -617,10 +617,3 @@ def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.nda
     quantiles = law.clip(law.quantile(loc, scale, CRPS_LEVELS))
     both: np.ndarray = torch.stack([quantiles.mean(-1), quantiles[:, len(CRPS_LEVELS) // 2]], dim=1).numpy()
     return both
-
-
-def _mode(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[n, 1]."""
-    quantiles = law.quantile(loc, scale, CRPS_LEVELS)
-    best = law.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles).argmax(-1, keepdim=True)
-    return quantiles.gather(-1, best)
