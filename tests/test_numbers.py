@@ -688,12 +688,15 @@ def test_no_text_takes_the_scanner_quadratic_time(unit):
     assert time.process_time() - start < 3
 
 
-def likeliest(quantiles: list[float], log_prob: list[float]) -> float:
+def likeliest(quantiles: list[float], log_prob: list[float], law: ValueLaw) -> float:
     """`ValueLaw.mode` of one number, run by run."""
-    runs = [range(first, first + 16) for first in range(199 - 15)]
-    shortest = min(quantiles[run[-1]] - quantiles[run[0]] for run in runs)
-    within = {place for run in runs if quantiles[run[-1]] - quantiles[run[0]] == shortest for place in run}
-    return quantiles[max(sorted(within), key=log_prob.__getitem__)]
+    support, (least, greatest) = law.transform.support, law.value_range or (-math.inf, math.inf)
+    unseen = [end for end in (support.low, support.high) if end is not None and not least <= end <= greatest]
+    runs = [quantiles[first : first + 16] for first in range(199 - 15)]
+    runs = [run for run in runs if not set(run) & set(unseen)] or [quantiles]
+    shortest = min(run[-1] - run[0] for run in runs)
+    within = {value for run in runs if run[-1] - run[0] == shortest for value in run}
+    return max(sorted(within), key=dict(zip(quantiles, log_prob, strict=True)).__getitem__)
 
 
 SKEWED = torch.from_numpy(np.exp(np.random.default_rng(0).normal(12, 0.6, 200)))
@@ -704,18 +707,20 @@ WITH_ZEROS = torch.cat([SKEWED, torch.zeros(60)])
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
 @pytest.mark.parametrize("kind", ["affine", "log", "symlog", "quantile"])
 @pytest.mark.parametrize("values", [SKEWED, FEW, SKEWED.round(), WITH_ZEROS], ids=["skewed", "few", "whole", "zeros"])
-def test_the_mode_is_the_likeliest_where_quantiles_lie_closest(values, kind, family):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_mode_is_the_likeliest_where_quantiles_lie_closest(values, kind, family, is_known):
     if kind == "log" and not values.min() > 0:
         pytest.skip("a logarithm needs positive values")
-    law = ValueLaw(ValueTransform.fit(kind, values, Support.seen_in(values)), family)
-    loc = torch.tensor([[-1.0], [0.0], [0.3], [2.0]], dtype=torch.float64)
+    transform = ValueTransform.fit(kind, values, Support.seen_in(values))
+    law = ValueLaw(transform, family, (values.min().item(), values.max().item()) if is_known else None)
+    loc = torch.tensor([[-9.0], [-1.0], [0.0], [0.3], [2.0]], dtype=torch.float64)
     for scale in (0.05, 0.6, 1.0, 3.0):
         scales = torch.full_like(loc, scale)
         modes = law.mode(loc, scales)
         for mode, at, one_scale in zip(modes, loc, scales, strict=True):
             quantiles = law.quantile(at, one_scale, CRPS_LEVELS)
             log_prob = law.log_prob(at.expand(199), one_scale.expand(199), quantiles)
-            assert mode.item() == likeliest(quantiles.tolist(), log_prob.tolist())
+            assert mode.item() == likeliest(quantiles.tolist(), log_prob.tolist(), law)
 
 
 def test_an_end_of_the_support_is_the_mode_only_where_much_lies_beyond_it():
@@ -727,6 +732,8 @@ def test_an_end_of_the_support_is_the_mode_only_where_much_lies_beyond_it():
     assert 0.01 < below[0] < 0.02 and 0.1 < below[1] < 0.2
     medians, modes = law.quantile(at_zero, scales, 0.5), law.mode(at_zero, scales)
     assert modes[0] == medians[0] and modes[1] == floor
+    seen = replace(law, value_range=(SKEWED.min().item(), SKEWED.max().item()))  # nobody was ever there
+    assert seen.mode(at_zero, scales).equal(medians) and seen.mode(at_zero - 99, scales)[0] == floor
     thousand = ValueLaw(ValueTransform.fit("affine", 1000 * SKEWED, Support.seen_in(1000 * SKEWED)), "gaussian")
     torch.testing.assert_close(thousand.mode(at_zero, scales), 1000 * modes)
     rare = ValueLaw(ValueTransform.fit("affine", WITH_ZEROS, Support.seen_in(WITH_ZEROS)), "gaussian")

@@ -53,7 +53,9 @@ def test_a_number_that_a_text_says_is_copied_exactly(brief, tmp_path):  # noqa: 
         assert share * low * 1.01 <= of_new <= share * high * 1.01
         if not said[row]:
             quantiles = [new.quantile(p) for p in CRPS_LEVELS.tolist()]
-            assert full["mode"][row] == pytest.approx(likeliest(quantiles, [*map(new.log_prob, quantiles)]), rel=1e-9)
+            assert full["mode"][row] == pytest.approx(
+                likeliest(quantiles, [*map(new.log_prob, quantiles)], new.law), rel=1e-9
+            )
     middle = regressor.predict_interval(asked, 0.5)
     assert (middle[said] == true[said, None]).all() and (middle[~said, 0] < middle[~said, 1]).all()
     assert (regressor.sample(asked, 200)[said] == true[said, None]).mean() > 0.8

@@ -676,7 +676,7 @@ def test_what_is_predicted_of_rows(fitted):
     assert one.median == pytest.approx(full["median"][4]) and one.interval(0.9) == pytest.approx((low[4], high[4]))
     law = regressor.model_.value_law
     fine = np.array([one.quantile(k / 200) for k in range(1, 200)]).clip(*law.clip(torch.tensor([-1e9, 1e9])).tolist())
-    assert full["mode"][4] == pytest.approx(likeliest(fine.tolist(), [one.log_prob(value) for value in fine]))
+    assert full["mode"][4] == pytest.approx(likeliest(fine.tolist(), [one.log_prob(value) for value in fine], law))
     drawn = regressor.sample(frame, 2000, seed=3)
     assert np.array_equal(drawn, regressor.sample(frame, 2000, seed=3))
     assert inner.mean() > 0.5 and abs((drawn < low[:, None])[inner].mean() - 0.05) < 0.01

@@ -298,10 +298,17 @@ class ValueLaw(_Calibrated):
         beyond it, or in one of those that are equally short (Venter 1967); loc and scale [n, 1].
 
         An atom's probability and a density, which is per unit, cannot be compared: an end of the support, where all beyond it
-        lies, would be the mode of most laws.
+        lies, would be the mode of most laws. An end that no training value reached counts only where nothing else is left.
         """
         quantiles = self.quantile(loc, scale, CRPS_LEVELS)
+        unseen = torch.zeros_like(quantiles, dtype=torch.bool)
+        low, high = self.transform.support.low, self.transform.support.high
+        if self.value_range is not None and low is not None and low < self.value_range[0]:
+            unseen |= quantiles <= low
+        if self.value_range is not None and high is not None and high > self.value_range[1]:
+            unseen |= quantiles >= high
         lengths = quantiles[:, _MODE:] - quantiles[:, :-_MODE]
+        lengths = lengths.masked_fill(unseen[:, _MODE:] | unseen[:, :-_MODE], torch.inf)
         shortest = (lengths <= lengths.amin(-1, keepdim=True)).double()
         within = torch.nn.functional.pad(shortest, (_MODE, _MODE)).unfold(-1, _MODE + 1, 1).any(-1)
         log_prob = self.log_prob(loc.expand_as(quantiles), scale.expand_as(quantiles), quantiles)
