@@ -736,5 +736,5 @@ def test_an_end_of_the_support_is_the_mode_only_where_much_lies_beyond_it():
     assert seen.mode(at_zero, scales).equal(medians) and seen.mode(at_zero - 99, scales)[0] == floor
     thousand = ValueLaw(ValueTransform.fit("affine", 1000 * SKEWED, Support.seen_in(1000 * SKEWED)), "gaussian")
     torch.testing.assert_close(thousand.mode(at_zero, scales), 1000 * modes)
-    rare = ValueLaw(ValueTransform.fit("affine", WITH_ZEROS, Support.seen_in(WITH_ZEROS)), "gaussian")
-    assert (rare.mode(at_zero, scales)[1] == 0) == (rare.cdf(at_zero, scales, torch.tensor([0.0]))[1] > 0.075)
+    zeros = ValueLaw(ValueTransform.fit("affine", WITH_ZEROS, Support.seen_in(WITH_ZEROS)), "gaussian", (0.0, 1e6))
+    assert zeros.cdf(at_zero, scales, torch.zeros(1))[1] > 0.1 and zeros.mode(at_zero, scales)[1] == 0  # rows are 0

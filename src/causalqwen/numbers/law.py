@@ -301,12 +301,9 @@ class ValueLaw(_Calibrated):
         lies, would be the mode of most laws. An end that no training value reached counts only where nothing else is left.
         """
         quantiles = self.quantile(loc, scale, CRPS_LEVELS)
-        unseen = torch.zeros_like(quantiles, dtype=torch.bool)
-        low, high = self.transform.support.low, self.transform.support.high
-        if self.value_range is not None and low is not None and low < self.value_range[0]:
-            unseen |= quantiles <= low
-        if self.value_range is not None and high is not None and high > self.value_range[1]:
-            unseen |= quantiles >= high
+        support, (least, greatest) = self.transform.support, self.value_range or (-math.inf, math.inf)
+        ends = [end for end in (support.low, support.high) if end is not None and not least <= end <= greatest]
+        unseen = torch.isin(quantiles, quantiles.new_tensor(ends))
         lengths = quantiles[:, _MODE:] - quantiles[:, :-_MODE]
         lengths = lengths.masked_fill(unseen[:, _MODE:] | unseen[:, :-_MODE], torch.inf)
         shortest = (lengths <= lengths.amin(-1, keepdim=True)).double()
