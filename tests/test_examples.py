@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import importlib.util
+import itertools
 import json
 import runpy
 import subprocess
@@ -110,6 +111,27 @@ def experiment(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_seed_chooses_which_rated_words_are_learned_from(monkeypatch, tmp_path):
+    names = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=4)]
+    text = "".join(f"{name}\t{row % 9 - 4}\t0.5\n" for row, name in enumerate(names)) + ":)\t2.0\t0.5\n"
+    (tmp_path / "words.txt").write_text(text)
+    module, met = experiment("constants"), []
+    command = ["constants", "--lexicon", str(tmp_path / "words.txt"), "--output", str(tmp_path), "--constants", "2"]
+    monkeypatch.setattr(sys, "argv", [*command, "--rows", "text"])
+    with pytest.raises(SystemExit, match="words.txt: SHA-256 .*, expected"):
+        module.main()
+    monkeypatch.setattr(module, "SHA256", hashlib.sha256(text.encode()).hexdigest())
+    monkeypatch.setattr(module, "measure", lambda count, kind, parts, output: met.append((count, kind, parts)) or {})
+    for seed in ("0", "1", "1"):
+        monkeypatch.setattr(sys, "argv", [*command, "--rows", "text", "--seed", seed])
+        module.main()
+    assert (tmp_path / "2-text.json").is_file() and [one[:2] for one in met] == [(2, "text")] * 3
+    first, second, again = ({part: [row["name"] for row in of_part] for part, of_part in one[2].items()} for one in met)
+    assert (
+        second == again != first and sorted(itertools.chain(*first.values())) == names
+    )  # no word twice, none left out
 
 
 def test_multabench_scores_a_table_on_either_splits(monkeypatch, capsys, tmp_path):
