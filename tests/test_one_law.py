@@ -262,6 +262,19 @@ def test_it_holds_on_the_real_backbone(smollm2):
     assert standing.abs().max() < 5 and 0.7 < standing.square().mean() < 1.4
 
 
+def all_tokens(task: common_scale.Decisions) -> common_scale.Found:
+    """Of the matrix, at every position."""
+    rows, tokens = np.indices(task.scores.shape).reshape(2, -1)
+    return common_scale.Found(rows, tokens, upcast(task.scores).flatten().numpy())
+
+
+def every_rank(model, task: common_scale.Decisions) -> torch.Tensor:
+    """Of the matrix's tokens, -inf for rows that none uses, and of `<NUM>` where it stands, [N, V']."""
+    ranks = torch.from_numpy(task.ranks(all_tokens(task))).view(task.scores.shape)
+    ranks = ranks.masked_fill(task.scores == -torch.inf, -torch.inf)
+    return model.action.number.put(model.action, ranks, lambda: torch.from_numpy(task.of_number))
+
+
 @pytest.mark.parametrize("share", [1.0, 1 / 64, 0.0])
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -285,23 +298,24 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
             with torch.no_grad():
                 found = Chain(model, z, bound.at(places)).ranked().flatten(0, -2)
                 task = common_scale.Decisions(Chain(model, z, bound.at(places)))
-                all_rows, all_tokens = torch.ones(task.columns.shape).nonzero(as_tuple=True)
-                every = task.ranks(all_rows, all_tokens).view(task.columns.shape)
-                every = every.masked_fill(task.columns == -torch.inf, -torch.inf)
+                of_all = all_tokens(task)
+                every = every_rank(model, task)
                 assert torch.isfinite(found.amax(-1)).all()
                 if share == 1.0:
                     at = found.argmax(-1, keepdim=True)
                     torch.testing.assert_close(every.gather(-1, at).squeeze(-1), every.amax(-1), rtol=1e-5, atol=1e-5)
-                kept, best = torch.zeros(2, *task.columns.shape, dtype=torch.bool), every.argmax(-1, keepdim=True)
-                kept[0][task.candidates()] = True
-                kept[1][task.closer(all_rows, all_tokens)] = True
-                of_rows, *_ = model.vocabulary().rows_of_all()
-                own = task.moved @ upcast(of_rows).T.to(task.moved.dtype) - task.together.unsqueeze(-1)
-                told = task._moves(torch.full((len(z),), task.columns.shape[-1]), all_rows, all_tokens).view(own.shape)
-                rounding = common_scale._ROUNDING[dtype] * task.norms * task.reach.unsqueeze(-1)
-                used = model.action.vocabulary_mask
-                assert ((told - own - task.together.unsqueeze(-1)).abs() <= rounding + 1e-6)[:, used].all()
-                within = task.distances * task.reach.unsqueeze(-1) * (1 + 1e-4) + 1e-6
+                kept, best = torch.zeros(2, *every.shape, dtype=torch.bool), every.argmax(-1, keepdim=True)
+                for one, some in zip(kept, (task.candidates(), task.closer(of_all)), strict=True):
+                    one[torch.from_numpy(some.rows), torch.from_numpy(some.tokens)] = True
+                    one[:, model.action.num_token_id] = True
+                words, (reach, together) = model.vocabulary(), map(torch.from_numpy, (task.reach, task.together))
+                own = task.moved @ upcast(words.weight).T.to(task.moved.dtype) - together.unsqueeze(-1)
+                counts = np.full(len(z), len(words.weight))
+                told = torch.from_numpy(task._moves(counts, of_all)).view(own.shape)
+                rounding = common_scale._ROUNDING[dtype] * words.norms * reach.unsqueeze(-1)
+                used = model.action.vocabulary_mask[: len(words.weight)]
+                assert ((told - own - together.unsqueeze(-1)).abs() <= rounding + 1e-6)[:, used].all()
+                within = words.distances * reach.unsqueeze(-1) * (1 + 1e-4) + 1e-6
                 assert (own.abs() <= within)[:, used].all()
                 assert kept.gather(-1, best.expand(2, -1, -1)).all(), (preset, temperature)
                 narrower += int(kept.sum())
@@ -312,9 +326,9 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
                     some = found > -torch.inf
                     torch.testing.assert_close(found[some], slow[some], rtol=1e-4, atol=1e-4, check_dtype=False)
                     left += int(some.sum())
-    assert narrower < (0.1 if slope else 0.06) * len(PLANS) * 4 * task.columns.numel()
+    assert narrower < (0.1 if slope else 0.06) * len(PLANS) * 4 * every.numel()
     if share == 1.0 and dtype != torch.bfloat16:
-        assert left < 0.05 * len(PLANS) * 4 * task.columns.numel()
+        assert left < 0.05 * len(PLANS) * 4 * every.numel()
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
@@ -374,12 +388,11 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     with torch.no_grad(), model.standing():
         drawn(model, z, plan, 1).ranked()
         model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
-        words = model.vocabulary()
+        words, found = model.vocabulary(), drawn(model, z, plan, 1).ranked()
         rows, _, used = words.rows_of_all()
-        mean = words.weight[model.action.vocabulary_mask[: len(words.weight)]].mean(0)
-        for found, center in ((words.all_norms, 0.0), (words.distances, mean)):
-            wanted = (upcast(rows) - center).norm(dim=1)
-            torch.testing.assert_close(found[used], wanted[used])
+        torch.testing.assert_close(words.all_norms[used], upcast(rows).norm(dim=1)[used])
+    with torch.no_grad():
+        assert torch.equal(found, drawn(model, z, plan, 1).ranked())
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
@@ -390,12 +403,11 @@ def test_every_score_of_a_trained_individual_is_made_block_by_block(tiny_tokeniz
     bound = BoundDecoding.bind(plan, 1, model.config.causal_size, z.device, every_score=True)
     with torch.no_grad():
         at = bound.at(torch.zeros(1, 1, dtype=torch.int64))
-        task = common_scale.Decisions(Chain(model, z, at))
-        rows, tokens = torch.ones(task.columns.shape).nonzero(as_tuple=True)
+        wanted = every_rank(model, common_scale.Decisions(Chain(model, z, at))).flatten()
         monkeypatch.setattr(Vocabulary, "rows_of_all", lambda *_: pytest.fail("the whole matrix was made"))
         found = Chain(model, z, at).ranked().flatten()
     used = model.action.vocabulary_mask
-    torch.testing.assert_close(found[used], task.ranks(rows, tokens)[used], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[used], wanted[used], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])

@@ -11,6 +11,8 @@ that these bounds cannot rule out have their scale computed. Where too many are 
 reference: a scale that hardly moves from step to step, or never (`causal`, whose scale is the noise's), costs nothing.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -82,9 +84,8 @@ class ScaleBounds:
         return excess / self._scales(self.base)
 
 
-def places(mask: Tensor) -> Tensor:
-    """int64 [n]: where a bool mask is True, its axes taken as one; on a CPU, where numpy takes an eighth of torch's time."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+Array = np.ndarray[Any, Any]
+"""Where something is drawn, who may win is found in small pieces, of which numpy takes a third of torch's time."""
 
 
 class Blocks:
@@ -96,23 +97,22 @@ class Blocks:
     def __init__(self, scores: Tensor) -> None:
         if lacking := -scores.shape[-1] % _NEIGHBOURS:  # else no copy: of Qwen's scores 19 MB a step of 64 rows
             scores = torch.nn.functional.pad(scores, (0, lacking), value=-torch.inf)
-        self._blocks = scores.view(len(scores), -1, _NEIGHBOURS)
-        self.reached = torch.cat([upcast(part).amax(-1) for part in self._blocks.split(_POSITIONS)])
-        self.best = self.reached.amax(-1)
+        self._blocks = scores.contiguous().view(len(scores), -1, _NEIGHBOURS)
+        self.reached: Array = torch.cat([upcast(part).amax(-1) for part in self._blocks.split(_POSITIONS)]).numpy()
+        self.best: Array = self.reached.max(-1)
 
-    def at_least(self, least: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and columns, int64 [n] each, of the scores that are not below `least`: their row's [N, 1], or their block's
-        [N, blocks]."""
-        blocks = places(self.reached >= least)
-        least = least.expand(self.reached.shape).flatten().index_select(0, blocks)
-        some = self._blocks.flatten(0, 1).index_select(0, blocks)
-        found, width = places(some >= least.unsqueeze(-1)), self.reached.shape[-1]
-        of_block, inside = found // _NEIGHBOURS, found % _NEIGHBOURS
-        rows, starts = blocks // width, blocks % width * _NEIGHBOURS
-        return rows.index_select(0, of_block), starts.index_select(0, of_block) + inside
+    def at_least(self, least: Array) -> tuple[Array, Array, Array]:
+        """Rows and columns, int64 [n] each, and scores of those that are not below `least`: their row's [N, 1], or their
+        block's [N, blocks]."""
+        blocks = np.flatnonzero(self.reached >= least)
+        least = np.broadcast_to(least, self.reached.shape).reshape(-1)[blocks]
+        some = upcast(self._blocks.flatten(0, 1).index_select(0, torch.from_numpy(blocks))).numpy()
+        found, width = np.flatnonzero(some >= least[:, None]), self.reached.shape[-1]
+        blocks = blocks[found // _NEIGHBOURS]
+        return blocks // width, blocks % width * _NEIGHBOURS + found % _NEIGHBOURS, some.reshape(-1)[found]
 
 
-def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, moved: Tensor, drawn: Tensor) -> Tensor:
+def least_excess(best: Array, whole: Array, slope: float, law: StableFamily, moved: Array, drawn: Array) -> Array:
     """What loc_k - C_k must reach so that token k may still be the best, where something is drawn under the common scale.
 
     The scale of token k is left_k^a = whole + slope max(C - loc_k + moved_k, 0) - drawn_k^a, as far as that is positive.
@@ -122,12 +122,15 @@ def least_excess(best: Tensor, whole: Tensor, slope: float, law: StableFamily, m
         whole: scale_S^a [N, 1]. slope: 0, or that of a Gaussian (`Scores.slope`).
         moved: at least every moved_k of some tokens and 0, [N, blocks]. drawn: at least every drawn_k^a of these, [N, blocks].
     """
-    far = -best  # where that lies below C, a better one lies x below C: x < far (whole + slope (x + moved))^(1/a)
+    far, a = (
+        -best,
+        law.alpha,
+    )  # where that lies below C, a better one lies x below C: x < far (whole + slope (x + moved))^(1/a)
     if slope:
         linear, constant = far**2 * slope, far**2 * (whole + slope * moved)
-        below = -(linear + (linear**2 + 4 * constant).sqrt()) / 2
+        below = -(linear + np.sqrt(linear**2 + 4 * constant)) / 2
     else:
-        below = -far * law.root(whole)
-    above = best * law.root((whole * (1 - _SLACK) - drawn).clamp(min=SCALE_FLOOR**law.alpha))
-    least = torch.where(best < 0, below, above)
-    return least - _SLACK * (least.abs() + law.root(whole))
+        below = -far * whole ** (1 / a)
+    above = best * np.maximum(whole * (1 - _SLACK) - drawn, SCALE_FLOOR**a) ** (1 / a)
+    least = np.where(best < 0, below, above)
+    return least - _SLACK * (np.abs(least) + whole ** (1 / a))

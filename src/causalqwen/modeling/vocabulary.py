@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import ScaleBounds
+from causalqwen.kernels import Array, Blocks, ScaleBounds
 
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
@@ -56,6 +56,7 @@ class Vocabulary:
     def __init__(self, action: "ActionNetwork", layer: Any) -> None:
         self.action, self.layer = action, layer
         self._rows: list[tuple[Tensor, Tensor]] = []
+        self._number: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, loc: Tensor) -> Tensor:
         scores: Tensor = self.layer(loc)
@@ -126,10 +127,16 @@ class Vocabulary:
         """|W_k|_a [V], the a-norms of the rows, a the law's index, float32; 0 for rows that no token uses."""
         return self._distances(None)
 
+    @cached_property
+    def longest(self) -> Tensor:
+        """max_k |W_k|_a, a number."""
+        return self.norms.max()
+
     @property
     def all_norms(self) -> Tensor:
         """`norms` with `<NUM>`'s as it is now, [V']."""
-        return self._with_number(self.norms, upcast(self.number_row()))
+        of_number = lambda: torch.linalg.vector_norm(upcast(self.number_row()), self.action.law.alpha)  # noqa: E731
+        return self.action.number.put(self.action, self.norms.clone(), of_number)
 
     @cached_property
     def center(self) -> Tensor:
@@ -139,14 +146,22 @@ class Vocabulary:
         with torch.no_grad():
             return torch.stack([(upcast(w) * u).sum(0) for w, u in blocks]).sum(0) / used.sum()
 
-    @property
+    @cached_property
     def distances(self) -> Tensor:
-        """|W_k - center|_a [V'], float32, `<NUM>`'s as it is now: how unlike others a token is moved."""
-        return self._with_number(self._from_center, upcast(self.number_row()) - self.center)
+        """|W_k - center|_a [V], float32; 0 for rows that no token uses: how unlike others a token is moved."""
+        return self._distances(self.center)
 
     @cached_property
-    def _from_center(self) -> Tensor:
-        return self._distances(self.center)
+    def of_blocks(self) -> tuple[Array, Array]:
+        """The largest of `norms` and of `distances` in each of the blocks of tokens that `Blocks` looks at, [blocks]."""
+        lengths, distances = Blocks(torch.stack([self.norms, self.distances])).reached
+        return lengths, distances
+
+    @cached_property
+    def no_words(self) -> Tensor:
+        """int64: rows that no token uses, and that which `<NUM>` has."""
+        used = self.action.rest_in_use
+        return torch.empty(0, dtype=torch.int64) if used is None else (~used).nonzero().flatten()
 
     def _distances(self, center: Tensor | None) -> Tensor:
         """The a-norms [V] of the rows, from `center` or from 0; 0 for rows that no token uses."""
@@ -155,10 +170,6 @@ class Vocabulary:
             rows = (upcast(block) if center is None else upcast(block) - center for block in blocks)
             norms = [torch.linalg.vector_norm(part, self.action.law.alpha, dim=1) for part in rows]
             return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
-
-    def _with_number(self, norms: Tensor, row: Tensor) -> Tensor:
-        of_number = torch.linalg.vector_norm(row, self.action.law.alpha)
-        return self.action.number.put(self.action, norms.clone(), lambda: of_number)
 
     @cached_property
     def bounds(self) -> ScaleBounds:
@@ -174,18 +185,23 @@ class Vocabulary:
         return self._rows[-1][1]
 
     def rows_at(self, tokens: Tensor) -> Tensor:
-        """W [n, C] of tokens int64 [n], `<NUM>`'s where it stands, float32."""
-        rows = upcast(self._rows_of(tokens))
-        if self.action.num_token_id is None:
-            return rows
-        return torch.where((tokens == self.action.num_token_id).unsqueeze(-1), upcast(self.number_row()), rows)
+        """W [n, C] of tokens of the matrix, int64 [n], float32."""
+        return upcast(self._rows_of(tokens))
 
     def _rows_of(self, tokens: Tensor) -> Tensor:
-        """Those of the matrix [n, C]; any one for a `<NUM>` behind them."""
-        return self.weight.index_select(0, tokens.clamp(max=self.action.rows - 1))
+        return self.weight.index_select(0, tokens)
 
     def number_row(self) -> Tensor:
-        """W_NUM [C], as far as the score scale lets it reach."""
+        """W_NUM [C], as far as the score scale lets it reach. It may move while the matrix stands still; where it did not, and
+        nobody asks for a gradient, it is kept: by comparing, which a GPU would be waited for."""
+        own = self.action.num_row
+        if torch.is_grad_enabled() or own.device.type != "cpu":
+            return self._number_row()
+        if self._number is None or not torch.equal(self._number[0], own):
+            self._number = own.detach().clone(), self._number_row()
+        return self._number[1]
+
+    def _number_row(self) -> Tensor:
         action = self.action
         return action.scales.number_row(action.number.row(action, self), self)
 

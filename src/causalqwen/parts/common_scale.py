@@ -5,14 +5,15 @@ U': argmax_k P_k is then argmax_k loc_S, the backbone's own decision. Where indi
 loc by S(0, d_k), and its scale is what d_k leaves. The mean of P_k over the draws is P_k as it was.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from causalqwen.decoding.plan import held_at
 from causalqwen.distributions import FAR, SCALE_FLOOR, upcast
-from causalqwen.kernels import Blocks, least_excess, places
+from causalqwen.kernels import Array, Blocks, least_excess
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ class CommonScale(ScoreScale):
         coordinates, as at the start.
         """
         scale = upcast(scale)
-        longest = scale.amax(-1) * words.norms.max()
+        longest = scale.amax(-1) * words.longest
         return torch.minimum(longest, action.common_scale(scale, words)).clamp(min=SCALE_FLOOR)
 
     def number_row(self, row: Tensor, words: "Vocabulary") -> Tensor:
         """W_NUM [C] within +-m, and no longer than the longest row: the common scale bounds `<NUM>`'s too, and never moves with
         it."""
-        limit, longest = words.largest.to(row.dtype), words.norms.max().to(row.dtype)
+        limit, longest = words.largest.to(row.dtype), words.longest.to(row.dtype)
         row = torch.maximum(torch.minimum(row, limit), -limit)
         length = torch.linalg.vector_norm(row, words.action.law.alpha).clamp(min=SCALE_FLOOR)
         return row * (longest / length).clamp(max=1.0)
@@ -104,132 +105,147 @@ class CommonScale(ScoreScale):
     def _winners(self, chain: "Chain") -> Tensor:
         """The same, -inf for tokens that are known to lose (theory 3.6)."""
         task = Decisions(chain)
-        rows, tokens = task.candidates()
+        found = task.candidates()
         if task.slope:
-            rows, tokens = task.closer(rows, tokens)
-        is_many = task.many(task.counts(rows), _RANKED)
-        rows, tokens = _chosen(~is_many[rows], rows, tokens)
-        scores = torch.full_like(task.columns, -torch.inf, dtype=task.threshold.dtype)
-        scores[rows, tokens] = task.ranks(rows, tokens)
+            found = task.closer(found)
+        is_many = task.many(task.counts(found), _RANKED)
+        if is_many.any():
+            found = found.where(~is_many[found.rows])
+        scores = torch.full((len(is_many), chain.action.rows + chain.action.number.columns), -torch.inf)
+        scores = scores.to(task.moved.dtype)
+        scores.numpy()[found.rows, found.tokens] = task.ranks(found)
+        if chain.action.num_token_id is not None:
+            scores.numpy()[:, chain.action.num_token_id] = task.of_number
         if is_many.any():
             flat = chain._each(lambda step: step.flatten(0, -2))
-            scores[is_many] = self._all(flat[is_many])
+            scores[is_many] = self._all(flat[torch.from_numpy(is_many)])
         return scores.view(*chain.threshold.shape[:-1], -1)
 
 
-def _chosen(mask: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Those candidates where mask, bool [n], is True."""
-    at = places(mask)
-    return rows.index_select(0, at), tokens.index_select(0, at)
+class Found(NamedTuple):
+    """Tokens of some positions, in their order: int64 [n] each, and loc_S [n] of each."""
+
+    rows: Array
+    tokens: Array
+    loc: Array
+
+    def where(self, mask: Array) -> "Found":
+        """Those where mask, bool [n], is True."""
+        return Found(*(column[mask] for column in self))
 
 
 class Decisions:
-    """Who may be the best of N positions where something is drawn, and by how much; positions flat, [N, ...].
+    """Which token of the matrix may be the best of N positions where something is drawn, and by how much; on a CPU.
 
-    columns: loc_S [N, V'], -inf for rows of no token. whole: scale_S^a [N] with nothing drawn. moved: what is drawn, [N, C];
-    drawn: its scale. norms, distances: how long each token's row is, and how far from the mean row, [V']. together: how far the
-    mean row is moved, [N]; each token's is within its distance times reach [N] of it.
+    scores: loc_S [N, V] of the matrix's rows, -inf for those that are no such token. whole: scale_S^a [N] with nothing drawn.
+    moved: what is drawn, [N, C]; drawn: its scale. together: how far the matrix's mean row is moved, [N]; a token's is within
+    its row's distance from that, times reach [N], of it. `<NUM>` has its rank, [N], in `of_number`.
     """
 
     def __init__(self, chain: "Chain") -> None:
-        action, in_use = chain.action, chain.action.columns_in_use
-        self.action, self.law, self.slope, self.words = action, action.law, action.score_slope, chain.words
-        loc, self.threshold = chain.loc.flatten(0, -2), upcast(chain.threshold).flatten()
-        columns = action.number.put(action, self.words.at_once(loc), lambda: action.num_loc(loc, self.words))
-        self.columns = columns.contiguous()
-        if in_use is not None:
-            self.columns.index_fill_(-1, (~in_use).nonzero().flatten(), -torch.inf)
-        a = self.law.alpha
-        self.whole = (chain.integrated.scale_S.flatten() ** a).clamp(min=SCALE_FLOOR**a)
+        action, words = chain.action, chain.words
+        self.law, self.slope, self.words, a = action.law, action.score_slope, words, action.law.alpha
+        loc, self.threshold = chain.loc.flatten(0, -2), upcast(chain.threshold).flatten().numpy()
+        self.scores = words.at_once(loc)
+        if len(words.no_words):
+            self.scores.index_fill_(-1, words.no_words, -torch.inf)
+        self.whole = (chain.integrated.scale_S.flatten() ** a).clamp(min=SCALE_FLOOR**a).numpy()
         self.drawn = chain.drawn.flatten(0, -2)
+        self.widest, self.narrowest = self.drawn.amax(-1).numpy(), self.drawn.amin(-1).numpy()
         self.moved = (upcast(chain.loc) - upcast(chain.loc_U)).flatten(0, -2)
-        self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1)
-        self.together = self.moved @ self.words.center.to(self.moved.dtype)
-        self.norms, self.distances = self.words.all_norms, self.words.distances
+        self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1).numpy()
+        self.together = (self.moved @ words.center.to(self.moved.dtype)).numpy()
+        self.of_number = np.full_like(self.threshold, -np.inf)
+        if action.num_token_id is not None:
+            row, of_number = upcast(words.number_row()), upcast(action.num_loc(loc, words).to(loc.dtype)).numpy()
+            taken = self.law.linear_scale(self.drawn, row.unsqueeze(0).to(self.drawn.dtype))[:, 0] ** a
+            along = self.moved @ row.to(self.moved.dtype)
+            self.of_number = self._ranks(of_number, slice(None), along.numpy(), taken.numpy())
 
-    def counts(self, rows: Tensor) -> Tensor:
+    def counts(self, found: Found) -> Array:
         """How many candidates each position has, int64 [N]."""
-        return rows.bincount(minlength=len(self.columns))
+        return np.bincount(found.rows, minlength=len(self.threshold))
 
-    def many(self, counts: Tensor, share: float = 1.0) -> Tensor:
+    def many(self, counts: Array, share: float = 1.0) -> Array:
         """bool [N]: the positions with so many candidates that a product with all tokens costs less than theirs; `share` for
         what takes 1/share of a product's time."""
-        width = share * self.columns.shape[-1]
+        width = share * self.scores.shape[-1]
         is_many = counts > _SHARE * width
         return is_many & (counts[is_many].sum() > _PRODUCT * width)
 
-    def ranks(self, rows: Tensor, tokens: Tensor) -> Tensor:
+    def ranks(self, found: Found) -> Array:
         """(loc_S - C) / scale_S [n] of some tokens, exactly."""
-        a, weight = self.law.alpha, self.words.rows_at(tokens)
-        excess = self._loc(rows, tokens) - self.threshold.index_select(0, rows)
-        fallen = torch.linalg.vecdot(weight, self.moved[rows]) - excess  # of nobody in particular, below C
-        taken = torch.linalg.vector_norm(weight * self.drawn[rows], a, dim=-1) ** a
-        left = self.whole[rows] + self.slope * fallen.clamp(0, FAR) - taken
-        return excess / self.law.root(left.clamp(min=SCALE_FLOOR**a))
+        weight, rows = self.words.rows_at(torch.from_numpy(found.tokens)), torch.from_numpy(found.rows)
+        along = torch.linalg.vecdot(weight, self.moved.index_select(0, rows))
+        taken = torch.linalg.vector_norm(weight * self.drawn.index_select(0, rows), self.law.alpha, dim=-1)
+        return self._ranks(found.loc, found.rows, along.numpy(), taken.numpy() ** self.law.alpha)
 
-    def candidates(self) -> tuple[Tensor, Tensor]:
-        """Rows and tokens that may be the best, by the longest row of a block of tokens, then by each one's own."""
-        blocks = Blocks(self.columns)
-        lengths, distances = Blocks(torch.stack([self.norms, self.distances])).reached.unsqueeze(1)
-        self.highest = blocks.best
-        rows, tokens = blocks.at_least(blocks.best.unsqueeze(-1))
-        nobody = torch.full_like(self.threshold, -torch.inf)
-        self.best = nobody.scatter_reduce(0, rows, self.ranks(rows, tokens), "amax")
-        most_moved = (self.together.unsqueeze(-1) + distances * self.reach.unsqueeze(-1)).clamp(min=0)
-        most_drawn = (lengths * self.drawn.amax(-1, keepdim=True)) ** self.law.alpha
-        best, whole, threshold = (column.unsqueeze(-1) for column in (self.best, self.whole, self.threshold))
-        least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
-        # Whatever rounding does, and where a score is infinite, the best that is known is kept.
-        rows, tokens = blocks.at_least(torch.fmin(least, self.highest.unsqueeze(-1)))
-        reach = self.distances.index_select(0, tokens) * self.reach.index_select(0, rows)
-        return _chosen(self._may_win(rows, tokens, self.together.index_select(0, rows), reach), rows, tokens)
+    def _ranks(self, loc: Array, rows: Array | slice, along: Array, taken: Array) -> Array:
+        """The same of tokens that were moved `along`, and of whose scale^a so much is drawn."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            excess = loc - self.threshold[rows]
+            fallen = along - excess  # of nobody in particular, below C
+            left = self.whole[rows] + self.slope * fallen.clip(0, FAR) - taken
+            ranks: Array = excess / np.maximum(left, SCALE_FLOOR**self.law.alpha) ** (1 / self.law.alpha)
+        return ranks
 
-    def closer(self, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(self) -> Found:
+        """Tokens that may be the best, by the longest row of a block of tokens, then by each one's own."""
+        blocks = Blocks(self.scores)
+        self.highest, self.best = blocks.best, self.of_number.copy()
+        highest = Found(*blocks.at_least(self.highest[:, None]))
+        np.maximum.at(self.best, highest.rows, self.ranks(highest))
+        lengths, distances = self.words.of_blocks
+        with np.errstate(invalid="ignore", over="ignore"):
+            most_moved = (self.together[:, None] + distances * self.reach[:, None]).clip(0)
+            most_drawn = (lengths * self.widest[:, None]) ** self.law.alpha
+            best, whole, threshold = (column[:, None] for column in (self.best, self.whole, self.threshold))
+            least = threshold + least_excess(best, whole, self.slope, self.law, most_moved, most_drawn)
+            # Whatever rounding does, and where a score is infinite, the best that is known is kept.
+            found = Found(*blocks.at_least(np.fmin(least, self.highest[:, None])))
+            reach = self.words.distances.numpy()[found.tokens] * self.reach[found.rows]
+            return found.where(self._may_win(found, self.together[found.rows], reach))
+
+    def closer(self, found: Found) -> Found:
         """The same candidates; where a position has more than a few, those that win by how far each of them was moved, too."""
-        counts = self.counts(rows)
+        counts = self.counts(found)
         asked = counts > _FEW
         if not asked.any():
-            return rows, tokens
-        is_asked = asked.index_select(0, rows)
-        others, of_others = _chosen(is_asked, rows, tokens)
-        known = self._moves(counts * asked, others, of_others)
-        lengths = self.norms.index_select(0, of_others) * self.reach.index_select(0, others)
-        slack = _ROUNDING[self.words.weight.dtype] * lengths
-        left = _chosen(self._may_win(others, of_others, known, slack), others, of_others)
-        rows, tokens = _chosen(~is_asked, rows, tokens)
-        return torch.cat([rows, left[0]]), torch.cat([tokens, left[1]])
+            return found
+        is_asked = asked[found.rows]
+        others, few = found.where(is_asked), found.where(~is_asked)
+        slack = _ROUNDING[self.scores.dtype] * self.words.norms.numpy()[others.tokens] * self.reach[others.rows]
+        left = others.where(self._may_win(others, self._moves(counts * asked, others), slack))
+        return Found(*map(np.concatenate, zip(few, left, strict=True)))
 
-    def _moves(self, counts: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """How far each candidate was moved, [n]: W_k moved. rows: in order, so many of each position as counts [N] says."""
-        moved, number, by_all = self.moved.to(self.words.weight.dtype), self.action.num_token_id, self.many(counts)
-        products = iter(self.words.products(moved[by_all]) if by_all.any() else ())
-        found = [
-            next(products)[of_one.clamp(max=self.action.rows - 1)]
-            if is_by_all
-            else self.words.products_at(of_one, moved[at])
+    def _moves(self, counts: Array, found: Found) -> Array:
+        """How far each candidate was moved, [n]: W_k moved. counts [N]: how many of each position there are."""
+        moved, by_all, tokens = (
+            self.moved.to(self.words.weight.dtype),
+            self.many(counts),
+            torch.from_numpy(found.tokens),
+        )
+        products = iter(self.words.products(moved[torch.from_numpy(by_all)]) if by_all.any() else ())
+        moves = [
+            next(products)[of_one] if is_by_all else self.words.products_at(of_one, moved[at])
             for at, (of_one, is_by_all) in enumerate(zip(tokens.split(counts.tolist()), by_all.tolist(), strict=True))
             if len(of_one)
         ]
-        known = upcast(torch.cat(found))
-        if number is None:
-            return known
-        return torch.where(tokens == number, (self.moved @ upcast(self.words.number_row()))[rows], known)
+        return upcast(torch.cat(moves)).numpy()
 
-    def _may_win(self, rows: Tensor, tokens: Tensor, moved: Tensor, slack: Tensor) -> Tensor:
+    def _may_win(self, found: Found, moved: Array, slack: Array) -> Array:
         """bool [n]: whether the scale of a token that was moved by moved +- slack can let it be better than the best known."""
-        a, best = self.law.alpha, self.best
-        # A wide scale helps below the threshold, a narrow one elsewhere.
-        sign = torch.where(best < 0, 1.0, -1.0).to(best.dtype)
-        drawn = torch.where(best < 0, self.drawn.amin(-1), self.drawn.amax(-1))
-        of_row = (sign, drawn, self.whole * (1 + sign * _SLACK), best - 1e-4 * best.abs(), self.threshold, self.highest)
-        sign, drawn, left, best, threshold, highest = (column.index_select(0, rows) for column in of_row)
-        loc = self._loc(rows, tokens)
-        excess = loc - threshold
-        left = left - (self.norms.index_select(0, tokens) * drawn) ** a
-        left += self.slope * (moved + sign * slack - excess).clamp(0, FAR)
-        least = best * self.law.root(left.clamp(min=SCALE_FLOOR**a))
-        return (excess >= least) | (loc >= highest)
-
-    def _loc(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """loc_S [n] of some tokens."""
-        return upcast(self.columns.view(-1).index_select(0, rows * self.columns.shape[-1] + tokens))
+        a = self.law.alpha
+        with np.errstate(invalid="ignore", over="ignore"):
+            # A wide scale helps below the threshold, a narrow one elsewhere.
+            sign = np.where(self.best < 0, 1.0, -1.0).astype(self.best.dtype)
+            drawn = np.where(self.best < 0, self.narrowest, self.widest)
+            best, whole = self.best - 1e-4 * np.abs(self.best), self.whole * (1 + sign * _SLACK)
+            sign, drawn, whole, best, threshold, highest = (
+                column[found.rows] for column in (sign, drawn, whole, best, self.threshold, self.highest)
+            )
+            excess = found.loc - threshold
+            left = whole - (self.words.norms.numpy()[found.tokens] * drawn) ** a
+            left += self.slope * (moved + sign * slack - excess).clip(0, FAR)
+            may: Array = (excess >= best * np.maximum(left, SCALE_FLOOR**a) ** (1 / a)) | (found.loc >= highest)
+        return may
