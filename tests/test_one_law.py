@@ -11,6 +11,8 @@ from causalqwen import CausalDecoding, Individual
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
+from causalqwen.kernels import Decisions, drawn_decisions
+from causalqwen.kernels.drawn_decisions import Found
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts import common_scale
@@ -262,13 +264,13 @@ def test_it_holds_on_the_real_backbone(smollm2):
     assert standing.abs().max() < 5 and 0.7 < standing.square().mean() < 1.4
 
 
-def all_tokens(task: common_scale.Decisions) -> common_scale.Found:
+def all_tokens(task: Decisions) -> Found:
     """Of the matrix, at every position."""
     rows, tokens = np.indices(task.scores.shape).reshape(2, -1)
-    return common_scale.Found(rows, tokens, upcast(task.scores).flatten().numpy())
+    return Found(rows, tokens, upcast(task.scores).flatten().numpy())
 
 
-def every_rank(model, task: common_scale.Decisions) -> torch.Tensor:
+def every_rank(model, task: Decisions) -> torch.Tensor:
     """Of the matrix's tokens, -inf for rows that none uses, and of `<NUM>` where it stands, [N, V']."""
     ranks = torch.from_numpy(task.ranks(all_tokens(task))).view(task.scores.shape)
     ranks = ranks.masked_fill(task.scores == -torch.inf, -torch.inf)
@@ -283,7 +285,7 @@ def every_rank(model, task: common_scale.Decisions) -> torch.Tensor:
 def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, rows, kind, slope, monkeypatch):
     """Decisions by candidates are those by all scores, by bounds, by products of their rows or of all, or by all."""
     for name, value in (("_SHARE", share), ("_PRODUCT", 0.0), ("_RANKED", 1.0), ("_FEW", 0)):
-        monkeypatch.setattr(common_scale, name, value)
+        monkeypatch.setattr(drawn_decisions, name, value)
     slope = slope if family == "gaussian" else {}
     model = uneven(rows(graft_tiny(kind, tiny_tokenizer, vocabulary_family=family, **slope)))
     with torch.no_grad():
@@ -297,7 +299,7 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
             bound = BoundDecoding.bind(plan, len(z), model.config.causal_size, z.device, copies=len(z))
             with torch.no_grad():
                 found = Chain(model, z, bound.at(places)).ranked().flatten(0, -2)
-                task = common_scale.Decisions(Chain(model, z, bound.at(places)))
+                task = Decisions(Chain(model, z, bound.at(places)))
                 of_all = all_tokens(task)
                 every = every_rank(model, task)
                 assert torch.isfinite(found.amax(-1)).all()
@@ -312,7 +314,7 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
                 own = task.moved @ upcast(words.weight).T.to(task.moved.dtype) - together.unsqueeze(-1)
                 counts = np.full(len(z), len(words.weight))
                 told = torch.from_numpy(task._moves(counts, of_all)).view(own.shape)
-                rounding = common_scale._ROUNDING[dtype] * words.norms * reach.unsqueeze(-1)
+                rounding = drawn_decisions._ROUNDING[dtype] * words.norms * reach.unsqueeze(-1)
                 used = model.action.vocabulary_mask[: len(words.weight)]
                 assert ((told - own - together.unsqueeze(-1)).abs() <= rounding + 1e-6)[:, used].all()
                 within = words.distances * reach.unsqueeze(-1) * (1 + 1e-4) + 1e-6
@@ -339,7 +341,7 @@ def test_one_position_needs_neither_all_scales_nor_a_second_product(tiny_tokeniz
     model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family, **slope)
     model = uneven(model) if is_trained else model
     z = law_of(model).unsqueeze(1)
-    for of, name in ((Vocabulary, "scales"), (common_scale.Decisions, "_moves"), (common_scale.CommonScale, "_all")):
+    for of, name in ((Vocabulary, "scales"), (Decisions, "_moves"), (common_scale.CommonScale, "_all")):
         monkeypatch.setattr(of, name, lambda *_: pytest.fail("all tokens were asked"))
     for seed in range(20):
         plan = CausalDecoding.preset("causal", seed=seed, temperature=0.5)
@@ -403,7 +405,7 @@ def test_every_score_of_a_trained_individual_is_made_block_by_block(tiny_tokeniz
     bound = BoundDecoding.bind(plan, 1, model.config.causal_size, z.device, every_score=True)
     with torch.no_grad():
         at = bound.at(torch.zeros(1, 1, dtype=torch.int64))
-        wanted = every_rank(model, common_scale.Decisions(Chain(model, z, at))).flatten()
+        wanted = every_rank(model, Decisions(Chain(model, z, at))).flatten()
         monkeypatch.setattr(Vocabulary, "rows_of_all", lambda *_: pytest.fail("the whole matrix was made"))
         found = Chain(model, z, at).ranked().flatten()
     used = model.action.vocabulary_mask

@@ -5,11 +5,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import Array, Blocks, ScaleBounds
+from causalqwen.kernels import Blocks, ScaleBounds
 
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
@@ -135,8 +136,8 @@ class Vocabulary:
     @property
     def all_norms(self) -> Tensor:
         """`norms` with `<NUM>`'s as it is now, [V']."""
-        of_number = lambda: torch.linalg.vector_norm(upcast(self.number_row()), self.action.law.alpha)  # noqa: E731
-        return self.action.number.put(self.action, self.norms.clone(), of_number)
+        of_number = torch.linalg.vector_norm(upcast(self.number_row()), self.action.law.alpha)
+        return self.action.number.put(self.action, self.norms.clone(), lambda: of_number)
 
     @cached_property
     def center(self) -> Tensor:
@@ -152,10 +153,9 @@ class Vocabulary:
         return self._distances(self.center)
 
     @cached_property
-    def of_blocks(self) -> tuple[Array, Array]:
-        """The largest of `norms` and of `distances` in each of the blocks of tokens that `Blocks` looks at, [blocks]."""
-        lengths, distances = Blocks(torch.stack([self.norms, self.distances])).reached
-        return lengths, distances
+    def of_blocks(self) -> NDArray[Any]:
+        """The largest of `norms` and of `distances` in each of the blocks of tokens that `Blocks` looks at, [2, blocks]."""
+        return Blocks(torch.stack([self.norms, self.distances])).reached
 
     @cached_property
     def no_words(self) -> Tensor:
