@@ -11,7 +11,7 @@ from causalqwen import CausalDecoding, Individual
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
-from causalqwen.kernels import Decisions, drawn_decisions
+from causalqwen.kernels import Blocks, Decisions, drawn_decisions
 from causalqwen.kernels.drawn_decisions import Found
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.vocabulary import Vocabulary
@@ -321,8 +321,8 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
                 assert (own.abs() <= within)[:, used].all()
                 assert kept.gather(-1, best.expand(2, -1, -1)).all(), (preset, temperature)
                 narrower += int(kept.sum())
+                slow = model.action.scales._all(Chain(model, z, bound.at(places))).flatten(0, -2)
                 if dtype != torch.bfloat16:  # whose product of both locs is rounded
-                    slow = model.action.scales._all(Chain(model, z, bound.at(places))).flatten(0, -2)
                     best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
                     torch.testing.assert_close(best, slow.amax(-1), rtol=1e-5, atol=1e-5)
                     some = found > -torch.inf
@@ -331,6 +331,76 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
     assert narrower < (0.1 if slope else 0.06) * len(PLANS) * 4 * every.numel()
     if share == 1.0 and dtype != torch.bfloat16:
         assert left < 0.05 * len(PLANS) * 4 * every.numel()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 200), st.sampled_from(["row", "block", "nothing"]),
+       st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))  # fmt: skip
+def test_the_largest_scores_are_found_by_blocks(seed, rows, width, least, dtype):
+    """Of rows that lie in a wider matrix, as the products of a padded vocabulary do."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, width + 3, generator=generator).to(dtype)[:, :width]
+    scores[torch.rand(rows, width, generator=generator) < 0.2] = -torch.inf
+    blocks = Blocks(scores)
+    assert torch.equal(torch.from_numpy(blocks.best).to(dtype), scores.amax(-1))
+    asked = {"row": (rows, 1), "block": blocks.reached.shape, "nothing": (rows, 1)}[least]
+    bounds = (
+        torch.randn(asked, generator=generator).double().numpy() + 1 if least != "nothing" else np.full(asked, -np.inf)
+    )
+    of_each = np.broadcast_to(bounds, blocks.reached.shape).repeat(64, axis=1)[:, :width]
+    found = [
+        set(zip(at.tolist(), tokens.tolist(), one.tolist(), strict=True))
+        for at, tokens, one in [blocks.at_least(bounds)]
+    ]
+    every = upcast(scores).numpy()
+    assert found == [
+        {(at, token, every[at, token].item()) for at, token in zip(*np.nonzero(every >= of_each), strict=True)}
+    ]
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_a_gradient_goes_through_every_score(tiny_tokenizer, family):
+    """Where one may be asked for, and where the steps before were taken with one."""
+    model = uneven(graft_tiny("llama", tiny_tokenizer, vocabulary_family=family))
+    z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset("causal", seed=1)
+    chain = drawn(model, z, plan, 3)
+    (gradient,) = torch.autograd.grad(chain.ranked().logsumexp(-1).sum(), model.abduction.scale_net.bias)
+    assert gradient.isfinite().all() and gradient.any()
+    chain = drawn(model, z, plan, 3).situated()
+    with torch.no_grad():
+        assert torch.equal(chain.ranked(), drawn(model, z, plan, 3).ranked())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_autocast_moves_what_is_read_and_no_bound(tiny_tokenizer, kind):
+    model = uneven(graft_tiny(kind, tiny_tokenizer))
+    z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset("causal", seed=1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = drawn(model, z, plan, 20).ranked().flatten(0, -2)
+        slow = model.action.scales._all(drawn(model, z, plan, 20)).flatten(0, -2)
+    best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
+    torch.testing.assert_close(best, slow.amax(-1), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_number_is_ranked_with_the_last_bits_of_others(tiny_tokenizer, kind, dtype):
+    model = uneven(graft_tiny(kind, tiny_tokenizer))
+    with torch.no_grad():
+        model.action.num_row.copy_(torch.randn(model.action.num_row.shape, generator=torch.Generator().manual_seed(2)))
+        model, plan = model.to(dtype), CausalDecoding.preset("causal", seed=1, temperature=1e-6)
+        chains = [drawn(model, law_of(model).unsqueeze(1), plan, 20) for _ in range(2)]
+        slow = model.action.scales._all(chains[0])[:, 0, model.action.num_token_id]
+        found = torch.from_numpy(Decisions(chains[1]).of_number)
+    torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+def test_a_vocabulary_that_says_nothing_leaves_the_number(tiny_tokenizer):
+    """Its last block is filled up with what no token has."""
+    model = uneven(graft_tiny("llama", tiny_tokenizer))
+    model.get_output_embeddings().bias = torch.nn.Parameter(torch.full((model.action.rows,), -torch.inf))
+    with torch.no_grad():
+        ranked = drawn(model, law_of(model).unsqueeze(1), CausalDecoding.preset("causal", seed=1), 3).ranked()
+    assert (ranked.argmax(-1) == model.action.num_token_id).all()
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
@@ -393,8 +463,16 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
         words, found = model.vocabulary(), drawn(model, z, plan, 1).ranked()
         rows, _, used = words.rows_of_all()
         torch.testing.assert_close(words.all_norms[used], upcast(rows).norm(dim=1)[used])
+        wider = model.double()
+        row = wider.vocabulary().number_row()
     with torch.no_grad():
-        assert torch.equal(found, drawn(model, z, plan, 1).ranked())
+        assert row.dtype == torch.float64  # not the one that was kept, though it is equal
+        assert torch.equal(found, drawn(model.float(), z, plan, 1).ranked())
+    with model.standing():
+        with torch.no_grad():
+            kept = model.vocabulary().number_row()
+        row = model.vocabulary().number_row()
+        assert torch.equal(row, kept) and row.requires_grad
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])

@@ -38,7 +38,8 @@ class Blocks:
     """
 
     def __init__(self, scores: Tensor) -> None:
-        if lacking := -scores.shape[-1] % _NEIGHBOURS:  # else no copy: of Qwen's scores 19 MB a step of 64 rows
+        self._width = scores.shape[-1]
+        if lacking := -self._width % _NEIGHBOURS:  # else no copy: of Qwen's scores 19 MB a step of 64 rows
             scores = torch.nn.functional.pad(scores, (0, lacking), value=-torch.inf)
         self._blocks = scores.contiguous().view(len(scores), -1, _NEIGHBOURS)
         self.reached: Array = torch.cat([upcast(part).amax(-1) for part in self._blocks.split(_POSITIONS)]).numpy()
@@ -51,8 +52,12 @@ class Blocks:
         least = np.broadcast_to(least, self.reached.shape).reshape(-1)[blocks]
         some = upcast(self._blocks.flatten(0, 1).index_select(0, torch.from_numpy(blocks))).numpy()
         found, width = np.flatnonzero(some >= least[:, None]), self.reached.shape[-1]
-        blocks = blocks[found // _NEIGHBOURS]
-        return blocks // width, blocks % width * _NEIGHBOURS + found % _NEIGHBOURS, some.reshape(-1)[found]
+        blocks, values = blocks[found // _NEIGHBOURS], some.reshape(-1)[found]
+        rows, columns = blocks // width, blocks % width * _NEIGHBOURS + found % _NEIGHBOURS
+        if width * _NEIGHBOURS == self._width:
+            return rows, columns, values
+        there = columns < self._width  # what fills the last block up is not below -inf
+        return rows[there], columns[there], values[there]
 
 
 def least_excess(best: Array, whole: Array, slope: float, law: StableFamily, moved: Array, drawn: Array) -> Array:
@@ -98,26 +103,29 @@ class Decisions:
     """
 
     def __init__(self, chain: "Chain") -> None:
-        action, words = chain.action, chain.words
+        action, words, a = chain.action, chain.words, chain.action.law.alpha
         self.columns, self.number = action.rows + action.number.columns, action.num_token_id
-        self.law, self.slope, self.words, a = action.law, action.score_slope, words, action.law.alpha
-        loc, self.threshold = chain.loc.flatten(0, -2), upcast(chain.threshold).flatten().numpy()
-        self.scores = words.at_once(loc)
+        self.law, self.slope, self.words = action.law, action.score_slope, words
+        loc = chain.loc.detach().flatten(0, -2)
+        self.scores = words.at_once(loc).detach()
         if len(words.no_words):
             self.scores.index_fill_(-1, words.no_words, -torch.inf)
-        self.whole = (chain.integrated.scale_S.flatten() ** a).clamp(min=SCALE_FLOOR**a).numpy()
-        self.drawn = chain.drawn.flatten(0, -2)
-        self.widest, self.narrowest = self.drawn.amax(-1).numpy(), self.drawn.amin(-1).numpy()
-        self.moved = (upcast(chain.loc) - upcast(chain.loc_U)).flatten(0, -2)
-        self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1).numpy()
-        self.together = (self.moved @ words.center.to(self.moved.dtype)).numpy()
-        self.of_number = np.full_like(self.threshold, -np.inf)
-        if self.number is not None:
-            row, of_number = upcast(words.number_row()), upcast(action.num_loc(loc, words).to(loc.dtype)).numpy()
-            taken = self.law.linear_scale(self.drawn, row.unsqueeze(0).to(self.drawn.dtype))[:, 0] ** a
-            along = self.moved @ row.to(self.moved.dtype)
-            self.of_number = self._ranks(of_number, slice(None), along.numpy(), taken.numpy())
+        with torch.autocast("cpu", enabled=False):  # bounds are no better than what they follow from
+            self.threshold = upcast(chain.threshold).detach().flatten().numpy()
+            self.whole = (chain.integrated.scale_S.detach().flatten() ** a).clamp(min=SCALE_FLOOR**a).numpy()
+            self.drawn = chain.drawn.detach().flatten(0, -2)
+            self.widest, self.narrowest = self.drawn.amax(-1).numpy(), self.drawn.amin(-1).numpy()
+            self.moved = upcast(loc) - upcast(chain.loc_U.detach()).flatten(0, -2)
+            self.reach = torch.linalg.vector_norm(self.moved, torch.inf if a == 1 else a / (a - 1), dim=-1).numpy()
+            self.together = (self.moved @ words.center.to(self.moved.dtype)).numpy()
+            self.of_number = np.full_like(self.threshold, -np.inf)
+            if self.number is not None:
+                row, of_number = upcast(words.number_row()).detach(), action.num_loc(loc, words).detach().to(loc.dtype)
+                taken = self.law.linear_scale(self.drawn, row.unsqueeze(0).to(self.drawn.dtype))[:, 0] ** a
+                along = self.moved @ row.to(self.moved.dtype)
+                self.of_number = self._ranks(upcast(of_number).numpy(), slice(None), along.numpy(), taken.numpy())
 
+    @torch.autocast("cpu", enabled=False)
     def ranked(self) -> tuple[Tensor, Tensor]:
         """(loc_S - C) / scale_S [N, V'], -inf for tokens that are known to lose, and bool [N]: the positions with so many
         candidates that nobody was asked there, because all scores together cost less."""
@@ -127,7 +135,7 @@ class Decisions:
         unasked = self.many(self.counts(found), _RANKED)
         if unasked.any():
             found = found.where(~unasked[found.rows])
-        scores = torch.full((len(unasked), self.columns), -torch.inf, dtype=self.moved.dtype)
+        scores = self.moved.new_full((len(unasked), self.columns), -torch.inf)
         written = scores.numpy()
         written[found.rows, found.tokens] = self.ranks(found)
         if self.number is not None:
@@ -186,7 +194,7 @@ class Decisions:
             return found
         is_asked = asked[found.rows]
         others, few = found.where(is_asked), found.where(~is_asked)
-        slack = _ROUNDING[self.scores.dtype] * self.words.norms.numpy()[others.tokens] * self.reach[others.rows]
+        slack = _ROUNDING[self.words.weight.dtype] * self.words.norms.numpy()[others.tokens] * self.reach[others.rows]
         left = others.where(self._may_win(others, self._moves(counts * asked, others), slack))
         return Found(*map(np.concatenate, zip(few, left, strict=True)))
 

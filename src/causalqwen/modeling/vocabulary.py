@@ -161,7 +161,9 @@ class Vocabulary:
     def no_words(self) -> Tensor:
         """int64: rows that no token uses, and that which `<NUM>` has."""
         used = self.action.rest_in_use
-        return torch.empty(0, dtype=torch.int64) if used is None else (~used).nonzero().flatten()
+        return (
+            self.action.vocabulary_mask.new_empty(0, dtype=torch.int64) if used is None else (~used).nonzero().flatten()
+        )
 
     def _distances(self, center: Tensor | None) -> Tensor:
         """The a-norms [V] of the rows, from `center` or from 0; 0 for rows that no token uses."""
@@ -197,7 +199,7 @@ class Vocabulary:
         own = self.action.num_row
         if torch.is_grad_enabled() or own.device.type != "cpu":
             return self._number_row()
-        if self._number is None or not torch.equal(self._number[0], own):
+        if self._number is None or self._number[0].dtype != own.dtype or not torch.equal(self._number[0], own):
             self._number = own.detach().clone(), self._number_row()
         return self._number[1]
 

@@ -82,8 +82,9 @@ class CommonScale(ScoreScale):
         if chain.drawn is None:
             return chain.loc_S
         is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
-        is_worth_it = is_bounded and chain.threshold.device.type == "cpu" and not chain.draws.every_score
-        return self._winners(chain) if is_worth_it else self._all(chain)  # a GPU would be waited for
+        is_on_cpu = chain.threshold.device.type == "cpu"  # a GPU would be waited for
+        all_asked = chain.draws.every_score or torch.is_grad_enabled()  # a gradient goes through all of them
+        return self._winners(chain) if is_bounded and is_on_cpu and not all_asked else self._all(chain)
 
     def _all(self, chain: "Chain") -> Tensor:
         """(loc_S - C) / scale_S [..., V'], with the products of both locs taken at once."""
