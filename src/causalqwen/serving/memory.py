@@ -16,8 +16,8 @@ def held_small() -> Iterator[None]:
     """While a server runs, glibc and the garbage collector keep little.
 
     glibc keeps up to twice the largest piece that it ever gave back, 64 MiB for each thread, unless it is told from which
-    size on a piece is the system's, and a heap for each thread. What stands now, the model, is no garbage: whoever looks for some need not pass over
-    half a million objects each time.
+    size on a piece is the system's, and a heap for each thread, unless it is told how many there are. What stands now, the
+    model, is no garbage: whoever looks for some need not pass over half a million objects each time.
     """
     _libc("mallopt", _MMAP_THRESHOLD, _LARGE)
     _libc("mallopt", _ARENA_MAX, _HEAPS)
