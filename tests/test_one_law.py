@@ -309,7 +309,7 @@ def test_tokens_that_are_left_out_lose(tiny_tokenizer, dtype, family, share, row
                 kept, best = torch.zeros(2, *every.shape, dtype=torch.bool), every.argmax(-1, keepdim=True)
                 for one, some in zip(kept, (task.candidates(), task.closer(of_all)), strict=True):
                     one[torch.from_numpy(some.rows), torch.from_numpy(some.tokens)] = True
-                    one[:, model.action.num_token_id] = True
+                kept[..., model.action.num_token_id] = True
                 words, (reach, together) = model.vocabulary(), map(torch.from_numpy, (task.reach, task.together))
                 own = task.moved @ upcast(words.weight).T.to(task.moved.dtype) - together.unsqueeze(-1)
                 counts = np.full(len(z), len(words.weight))
@@ -392,6 +392,25 @@ def test_the_number_is_ranked_with_the_last_bits_of_others(tiny_tokenizer, kind,
         slow = model.action.scales._all(chains[0])[:, 0, model.action.num_token_id]
         found = torch.from_numpy(Decisions(chains[1]).of_number)
     torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_products_are_as_rough_as_the_matrix_whatever_the_bias_is(tiny_tokenizer, monkeypatch, kind):
+    for name, value in (("_PRODUCT", 1e9), ("_FEW", 0)):
+        monkeypatch.setattr(drawn_decisions, name, value)
+    model = unlike(graft_tiny(kind, tiny_tokenizer, vocabulary_family="gaussian", score_slope=50.0))
+    model = uneven(model).to(torch.bfloat16)
+    model.get_output_embeddings().bias = torch.nn.Parameter(torch.zeros(model.action.rows))
+    z = law_of(model, -4).unsqueeze(1).expand(50, 1, -1)
+    for seed in range(12):
+        plan = CausalDecoding.preset("causal", seed=seed // 2, temperature=(6.0, 60.0)[seed % 2])
+        bound = BoundDecoding.bind(plan, len(z), model.config.causal_size, z.device, copies=len(z))
+        with torch.no_grad():
+            task = Decisions(Chain(model, z, bound.at(torch.arange(len(z)).unsqueeze(1))))
+            every, (found, unasked) = every_rank(model, task), task.ranked()
+        assert not unasked.any()
+        best = every.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
+        torch.testing.assert_close(best, every.amax(-1), rtol=1e-4, atol=1e-4)
 
 
 def test_a_vocabulary_that_says_nothing_leaves_the_number(tiny_tokenizer):
