@@ -106,10 +106,11 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         """Weights stand still from when they are loaded: one for ever."""
         if self._standing is None:
             layer = VocabularyMatrix(self.backbone.lm_head, self.config.text_config.vocab_size)
-            self._standing = self.action.vocabulary(layer if self.score_head is None else self.score_head)
+            self._standing = Vocabulary(self.action, layer if self.score_head is None else self.score_head, served=True)
         return self._standing
 
     _standing: Vocabulary | None = None
+    _free: Tensor | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         self._standing = None
@@ -322,8 +323,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
     ) -> Tensor:
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
         scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
-        if self.config.free_token_ids:
-            scores[:, self.config.free_token_ids] = -torch.inf
+        if self._free is None:  # kept where the scores are: a list would go there at every step
+            self._free = torch.tensor(self.config.free_token_ids, dtype=torch.int64, device=scores.device)
+        if len(self._free):
+            scores.index_fill_(1, self._free, -torch.inf)
         wishes = [request.wish for request in requests]
         if company is not None or all(wish.plan.temperature == 0 for wish in wishes):
             return scores

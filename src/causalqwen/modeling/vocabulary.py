@@ -41,6 +41,10 @@ def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
     return weight, of_adapter if bias is None else bias + of_adapter
 
 
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
 class Vocabulary:
     """The rows that the tokens' scores are made of, and what follows from them, made when it is first asked for.
 
@@ -52,10 +56,11 @@ class Vocabulary:
         action: whose law it is; `<NUM>`'s own row, the tokens' thresholds and the rows in use are its.
         layer: the linear layer of V rows, or what has `weight`, `bias` and the product; `products` too, W x without the bias,
             where it keeps the rows in an order of its own, which its kernel is fast with.
+        served: whether `<NUM>`'s own row stands still too, for as long as this is there.
     """
 
-    def __init__(self, action: "ActionNetwork", layer: Any) -> None:
-        self.action, self.layer = action, layer
+    def __init__(self, action: "ActionNetwork", layer: Any, served: bool = False) -> None:
+        self.action, self.layer, self.served = action, layer, served
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._number: tuple[Tensor, Tensor] | None = None
 
@@ -197,9 +202,9 @@ class Vocabulary:
         """W_NUM [C], as far as the score scale lets it reach. It may move while the matrix stands still; where it did not, and
         nobody asks for a gradient, it is kept: by comparing, which a GPU would be waited for."""
         own = self.action.num_row
-        if torch.is_grad_enabled() or own.device.type != "cpu":
+        if not self.served and (torch.is_grad_enabled() or own.device.type != "cpu"):
             return self._number_row()
-        if self._number is None or self._number[0].dtype != own.dtype or not torch.equal(self._number[0], own):
+        if self._number is None or not (self.served or _same(self._number[0], own)):
             self._number = own.detach().clone(), self._number_row()
         return self._number[1]
 

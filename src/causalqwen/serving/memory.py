@@ -6,9 +6,8 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # mallopt's M_MMAP_THRESHOLD and M_ARENA_MAX
+_MMAP_THRESHOLD = -3  # mallopt's M_MMAP_THRESHOLD
 _LARGE = 16 << 20  # bytes; from 1 MiB a long prompt costs a quarter more time (docs/experiments/speed.md 9.1)
-_HEAPS = 2  # that threads share: one of its own for each keeps what was its largest need
 
 
 @contextlib.contextmanager
@@ -16,11 +15,10 @@ def held_small() -> Iterator[None]:
     """While a server runs, glibc and the garbage collector keep little.
 
     glibc keeps up to twice the largest piece that it ever gave back, 64 MiB for each thread, unless it is told from which
-    size on a piece is the system's, and a heap for each thread, unless it is told how many there are. What stands now, the
-    model, is no garbage: whoever looks for some need not pass over half a million objects each time.
+    size on a piece is the system's. What stands now, the model, is no garbage: whoever looks for some need not pass over
+    half a million objects each time.
     """
     _libc("mallopt", _MMAP_THRESHOLD, _LARGE)
-    _libc("mallopt", _ARENA_MAX, _HEAPS)
     gc.collect()
     gc.freeze()
     try:
