@@ -422,7 +422,7 @@ def test_a_value_that_is_straight_in_the_features_starts_at_its_regression(tiny_
     assert 3 < short.median < 9 and 1e4 < long.median < 4e4
     again = CausalQwenForCausalLM.from_pretrained(saved(model, tmp_path / "saved"))
     again.processor = model.processor
-    assert again.predict_number("The long one is")[0].median == pytest.approx(long.median)
+    assert again.predict_number("The long one is")[0].median == pytest.approx(long.median, rel=1e-5)
 
 
 def saved(model, folder):

@@ -519,7 +519,8 @@ def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved(
     assert np.corrcoef(answers[:, 0], values)[0, 1] > 0.8
     weight = np.arange(50.0)
     weighted, both = Experts.fit(rows, values, weight=weight).process, GaussianProcess.fit(rows, wanted, weight=weight)
-    np.testing.assert_array_equal(weighted.answers(rows), both.answers(rows))
+    np.testing.assert_allclose(weighted.answers(rows), both.answers(rows), atol=2e-3)  # a search ends by last bits
+    assert np.abs(weighted.answers(rows) - found.process.answers(rows)).max() > 0.02
     tensors, about = found.state("experts.")
     again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
     np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
