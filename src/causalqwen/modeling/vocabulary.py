@@ -199,8 +199,11 @@ class Vocabulary:
         return self.weight.index_select(0, tokens)
 
     def number_row(self) -> Tensor:
-        """W_NUM [C], as far as the score scale lets it reach. It may move while the matrix stands still; where it did not, and
-        nobody asks for a gradient, it is kept: by comparing, which a GPU would be waited for."""
+        """W_NUM [C], as far as the score scale lets it reach.
+
+        A `served` one is made once. Any other may move while the matrix stands still: where no gradient is asked for it is kept
+        until it differs, but on a GPU, which the comparison would wait for.
+        """
         own = self.action.num_row
         if not self.served and (torch.is_grad_enabled() or own.device.type != "cpu"):
             return self._number_row()
