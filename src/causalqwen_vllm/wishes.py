@@ -47,7 +47,7 @@ class Wish:
 
     @classmethod
     def read(cls, given: Any, text_temperature: float = 1.0) -> "Wish":
-        """From `extra_args["causalqwen"]`. ValueError names what is wrong.
+        """From `extra_args["causalqwen"]`; a setting that is None asks for nothing. ValueError names what is wrong.
 
         text_temperature: of the model, for what a request that names no temperature draws (`CausalDecoding.fresh_at`).
         """
@@ -56,6 +56,7 @@ class Wish:
                 f"a grafted model needs extra_args={{'{KEY}': {{...}}}} with preset, seed and the values of the prompt's "
                 "numbers; `causalqwen_vllm.request` makes them"
             )
+        given = {name: value for name, value in given.items() if value is not None}
         if unknown := sorted(set(given) - _KNOWN):
             raise ValueError(f"unknown settings {', '.join(unknown)}; known settings: {', '.join(sorted(_KNOWN))}")
         named, individual = _named(given), given.get("individual")

@@ -61,7 +61,7 @@ def _kind_of(observation: Any) -> str:
     if not isinstance(observation, dict | BaseModel):
         return "<text>"
     given = observation if isinstance(observation, dict) else vars(observation)
-    return "<choice>" if "options" in given else "<said>"
+    return "<said>" if given.get("options") is None else "<choice>"
 
 
 Observed = Annotated[

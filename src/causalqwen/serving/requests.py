@@ -3,11 +3,11 @@
 What this server cannot do is refused with the field's name, never ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, PRESETS
@@ -16,6 +16,7 @@ from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.settings import ApiError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "annotations": ([],),
     "audio": (),
     "best_of": (1,),
     "frequency_penalty": (0,),
@@ -29,16 +30,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "presence_penalty": (0,),
     "reasoning_effort": ("none",),
+    "refusal": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
+    "tool_calls": ([],),
     "tool_choice": ("none",),
     "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields of OpenAI's that are not supported, with the values beside None that ask for nothing."""
+"""Fields of OpenAI's requests and messages that are not supported, with the values beside null that ask for nothing."""
 
 _UNSUPPORTED = "unsupported_parameter"
 _SEED = 1 << 62
@@ -64,13 +67,26 @@ def _shape_of_prompt(prompt: Any) -> str:
     return _shape(prompt) if isinstance(first, str) else _ROWS if isinstance(first, list) else _IDS
 
 
-def _or(default: Any) -> BeforeValidator:
-    """OpenAI's null for a field that has a default."""
-    return BeforeValidator(lambda given: default if given is None else given)
-
-
 class Strict(BaseModel):
+    """An object of a request. A field that is null asks for nothing, whatever its name: it is as if it were not there.
+
+    neutral: fields that are not supported, with further values that ask for nothing.
+    """
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        for name in cls.neutral.keys() & given.keys():
+            value = given.pop(name)
+            if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in cls.neutral[name]):
+                raise PydanticCustomError(_UNSUPPORTED, f"{name} is not supported here; leave it out", {"param": name})
+        return given
 
 
 class CausalOptions(Strict):
@@ -97,16 +113,17 @@ class CausalOptions(Strict):
 
 
 class StreamOptions(Strict):
-    include_usage: bool | None = None
+    include_usage: bool = False
 
 
 class TextRequest(Strict):
     """What both endpoints share."""
 
+    neutral = _NEUTRAL
     is_chat: ClassVar[bool]
 
     model: str
-    n: Annotated[Count, _or(1)] = 1
+    n: Count = 1
     max_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -118,26 +135,12 @@ class TextRequest(Strict):
         ]
         | None
     ) = None
-    stream: bool | None = False
+    stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    causal: Annotated[CausalOptions, _or({})] = Field(default_factory=CausalOptions)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name in _NEUTRAL.keys() & data.keys():
-            value = data[name]
-            asks_nothing = value is None or any(
-                value == one and isinstance(value, bool) is isinstance(one, bool) for one in _NEUTRAL[name]
-            )
-            if not asks_nothing:
-                raise PydanticCustomError(_UNSUPPORTED, f"{name} is not supported here; leave it out", {"param": name})
-        return {name: value for name, value in data.items() if name not in _NEUTRAL}
+    causal: CausalOptions = Field(default_factory=CausalOptions)
 
     @model_validator(mode="after")
     def _check_stream(self) -> "TextRequest":
@@ -151,7 +154,7 @@ class TextRequest(Strict):
 
     @property
     def wants_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return self.stream_options is not None and self.stream_options.include_usage
 
     def length(self) -> int | None:
         """The tokens asked for; None for as many as there may be."""
@@ -185,7 +188,7 @@ class CompletionRequest(TextRequest):
         Discriminator(_shape_of_prompt),
     ]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    echo: bool | None = False
+    echo: bool = False
     logprobs: Logprobs | None = None
 
     @model_validator(mode="after")
@@ -203,7 +206,7 @@ class CompletionRequest(TextRequest):
 
     @property
     def echoes(self) -> bool:
-        return bool(self.echo)
+        return self.echo
 
     @property
     def likeliest(self) -> int | None:
@@ -216,9 +219,18 @@ class ContentPart(Strict):
 
 
 class Message(Strict):
+    """A message as clients send it, or dump it from an answer. An assistant's without content is empty."""
+
+    neutral = _NEUTRAL
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Annotated[str, Tag(_TEXT)] | Annotated[list[ContentPart], Tag(_TEXTS)], Discriminator(_shape)]
+    content: Annotated[Annotated[str, Tag(_TEXT)] | Annotated[list[ContentPart], Tag(_TEXTS)], Discriminator(_shape)] = ""
     name: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Message":
+        if self.role != "assistant" and "content" not in self.model_fields_set:
+            raise ValueError(f"a message of the role {self.role!r} needs content")
+        return self
 
     @property
     def plain(self) -> dict[str, str]:
@@ -235,7 +247,7 @@ class ChatRequest(TextRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     continue_final_message: bool = False
-    logprobs: bool | None = False
+    logprobs: bool = False
     top_logprobs: Logprobs | None = None
 
     @model_validator(mode="after")
