@@ -190,7 +190,7 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     assert len(worlds) == 4
     for world in worlds:
         assert "".join(text for kind, text in world["changes"] if kind != "gone") == world["text"]
-    arguments = ("counterfactual", "--model", trained, "--prompt", " ", "--text", "a", "--edit", "b")
+    arguments = ("counterfactual", "--model", trained, "--prompt", "", "--text", "a", "--edit", "b")
     assert "the prompt is empty" in run(*arguments, code=1).stderr
 
 
@@ -236,7 +236,7 @@ BAD = [
     ("train", {"--config": "bad.yaml"}, r"bad.yaml: unknown setting vlaues; did you mean values"),
     ("evaluate", {"--data": "notjson.jsonl"}, r"row 2: not JSON"),
     ("generate", {"--preset": "casual"}, r"unknown preset 'casual'; known presets"),
-    ("generate", {"--prompt": " "}, r"the prompt is empty"),
+    ("generate", {"--prompt": ""}, r"the prompt is empty"),
     ("generate", {"--prompt": "word " * 400}, r"tokens, but the context of this model holds 256"),
     ("generate", {"--prompt": "is " + "9" * 400}, r"9{21}.* too large for float64"),
     ("generate", {"--top-k": "5"}, r"top_k belong to transformers' samplers"),

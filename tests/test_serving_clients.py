@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -258,6 +259,109 @@ def test_null_is_as_good_as_left_out(server):
     assert [status for status, _ in answers] == [200, 200]
     texts = [json.loads(body)["choices"] for _, body in answers]
     assert texts[0] == texts[1]
+
+
+def test_a_history_goes_back_as_the_official_client_dumps_it(server):
+    said = [{"role": "user", "content": "How far is it?"}]
+    fields = {"model": "tiny", "max_tokens": 4, "seed": 3}
+    answer = server.client.chat.completions.create(messages=said, **fields).choices[0].message
+    plain = {"role": "assistant", "content": answer.content}
+    dumped = answer.model_dump()
+    assert {"refusal", "audio", "function_call", "tool_calls", "annotations"} <= dumped.keys()
+    histories = [
+        [*said, plain, *said],
+        [*said, dumped, *said],
+        [*said, dumped | {"annotations": [], "tool_calls": [], "name": None, "reasoning": None}, *said],
+        [said[0] | {"name": None}, plain | {"content": [{"type": "text", "text": answer.content, "x": None}]}, *said],
+    ]
+    made = [server.client.chat.completions.create(messages=one, **fields).choices[0] for one in histories]
+    assert len({one.message.content for one in made}) == 1
+    empty = [*said, {"role": "assistant", "content": None, "refusal": None}, *said]
+    assert server.client.chat.completions.create(messages=empty, **fields).usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "why"),
+    [
+        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "tool_calls", "tool_calls is not supported"),
+        ({"role": "assistant", "content": None, "refusal": "No."}, "refusal", "refusal is not supported"),
+        ({"role": "user", "content": None}, "messages.0", "a message of the role 'user' needs content"),
+        ({"role": "user"}, "messages.0", "a message of the role 'user' needs content"),
+        ({"role": "user", "content": "x", "weight": 0}, "messages.0.weight", "Extra"),
+    ],
+)  # fmt: skip
+def test_a_message_that_asks_for_more_is_refused(server, message, param, why):
+    status, body = server.send({"model": "tiny", "messages": [message], "max_tokens": 1}, "/v1/chat/completions")
+    error = json.loads(body)["error"]
+    assert (status, error["param"]) == (400, param) and why in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"prompt": "It was", "max_tokens": 2, "seed": 3, "causal": {"seed": None, "none": None}}),
+        ("completions", {"prompt": "It was", "max_tokens": 2, "seed": 3, "stream_options": {"include_usage": None},
+                         "stream": True}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "seed": 3,
+                              "continue_final_message": None}),
+        ("numbers", {"prompts": ["It was"], "levels": None, "values": [None]}),
+        ("individuals", {"individuals": [{"seed": 7, "observations": None, "likelihood": None, "share": None}]}),
+        ("individuals", {"individuals": [{"observations": [{"text": "a b c", "prompt": None, "options": None}]}],
+                         "words": None, "save": None}),
+        ("population", {"individuals": None, "drawn": {"count": 2, "seed": None}, "draws": None,
+                        "questions": [{"prompt": "It was", "options": ["a", "b"], "name": None}]}),
+        ("worlds", {"prompt": "It was", "text": " a b", "interventions": [{"prompt": "He was", "tokens": None,
+                    "values": None}], "noise": None, "num_samples": None, "seed": None}),
+    ],
+)  # fmt: skip
+def test_null_asks_for_nothing_in_every_object(server, path, fields):
+    def without_nulls(part):
+        if isinstance(part, dict):
+            return {name: without_nulls(one) for name, one in part.items() if one is not None}
+        return [without_nulls(one) if isinstance(one, dict) else one for one in part] if isinstance(part, list) else part
+
+    def answer(body):
+        status, text = server.send({"model": "tiny"} | body, f"/v1/{path}")
+        assert status == 200, text
+        return re.sub(rb'"(id|created|seconds)": ?[^,}]+', b"", text)
+
+    assert answer(fields | {"anything": None}) == answer(without_nulls(fields))
+
+
+@pytest.mark.parametrize("preset", ["softmax", "standard"])
+def test_a_space_at_the_end_of_a_prompt_is_given_back_once(server, preset):
+    bare, spaced, only = (
+        server.complete({"preset": preset}, prompt=prompt, echo=True, max_tokens=12) for prompt in (WORDS, WORDS + " ", " ")
+    )
+    bare, spaced, only = bare.choices[0], spaced.choices[0], only.choices[0]
+    behind = bare.text.removeprefix(WORDS)
+    assert spaced.text == WORDS + " " + behind.removeprefix(" ")
+    assert only.text.startswith(" ") and len(only.text) > 1
+    moved = 1 - behind.startswith(" ")
+    for one, other in zip(bare.causal["numbers"], spaced.causal["numbers"], strict=True):
+        assert [at + moved for at in one["span"]] == other["span"]
+        assert spaced.text[slice(*other["span"])] == bare.text[slice(*one["span"])]
+    alone = server.complete({"preset": preset}, prompt=WORDS + " ", max_tokens=12).choices[0].text
+    assert WORDS + " " + alone == spaced.text
+    streamed = server.complete({"preset": preset}, prompt=WORDS + " ", max_tokens=12, stream=True)
+    assert "".join(event.choices[0].text for event in streamed) == alone
+
+
+def test_a_space_at_the_end_is_read_where_nothing_is_to_follow(server):
+    asked = [server.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0] for prompt in ("A b", "A b ")]
+    assert [one.text for one in asked] == ["A b", "A b "]
+    assert "".join(asked[1].logprobs.tokens) == "A b " and len(asked[1].logprobs.tokens) == len(asked[0].logprobs.tokens) + 1
+
+
+def test_a_number_behind_a_space_has_its_digits_where_they_are(tiny_tokenizer, model):
+    processor, ids = model.processor, model.processor("It is ", prompt=True)
+    growing = GrowingText(processor, ids["input_ids"], ids["numeric_values"], (), after_space=True)
+    assert growing.append(processor.num_token_id, -351.4) == (0, 6)
+    ends = [growing.end]
+    for token in processor.tokens_of(ids["input_ids"], -351.4):
+        growing.append(token, 0.0)
+        ends.append(growing.end)
+    assert growing.take(final=True) == "-351.4" and ends == sorted(ends) and (ends[0], ends[-1]) == (0, 6)
 
 
 def test_usage_comes_last_and_null_before(server):

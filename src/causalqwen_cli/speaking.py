@@ -49,7 +49,7 @@ def generate(
     from causalqwen import CausalDecoding, Individual, NumberTextStreamer
     from causalqwen.modeling.loading import load_model
 
-    if not prompt.strip():
+    if not prompt:
         raise ValueError("the prompt is empty")
     settings: dict[str, Any] = {"seed": seed, "central_mass": central_mass, "noise_temperature": noise_temperature}
     settings["temperature"] = 1.0 if temperature is None else temperature
@@ -273,10 +273,10 @@ def counterfactual(
     from causalqwen.modeling.changes import word_changes, world_numbers
     from causalqwen.modeling.loading import load_model
 
-    if not prompt.strip():
+    if not prompt:
         raise ValueError("the prompt is empty")
     for place, other in enumerate(edit or []):
-        if not other.strip():
+        if not other:
             raise ValueError(f"--edit {place + 1} is empty")
     values = {place: _finite("--value", number) for place, number in _at_places("--value", value).items()}
     tokens = _at_places("--force", force)

@@ -11,6 +11,7 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts import value_axes
 from causalqwen.parts.contexts import Context
@@ -211,7 +212,10 @@ def generate(
         [tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False, lora_request=adapters
     )
     numbers = llm.collective_rpc("take_numbers", args=(keys,))[-1]  # the last rank decides
-    return [answer(processor, output, *asked[row], numbers[row], seeds[row]) for row, output in enumerate(outputs)]
+    return [
+        answer(processor, output, *asked[row], numbers[row], seeds[row], prompts[row] != read_as_prompt(prompts[row]))
+        for row, output in enumerate(outputs)
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -223,13 +227,20 @@ def processor_of(folder: str, context: Context) -> CausalQwenProcessor:
 
 
 def answer(
-    processor: CausalQwenProcessor, output: Any, tokens: Any, params: Any, numbers: dict[str, dict], seed: int
+    processor: CausalQwenProcessor,
+    output: Any,
+    tokens: Any,
+    params: Any,
+    numbers: dict[str, dict],
+    seed: int,
+    after_space: bool = False,
 ) -> Answer:
-    """vLLM's output for a `request`, and what `take_numbers` gave for its key, as text and numbers."""
+    """vLLM's output for a `request`, and what `take_numbers` gave for its key, as text and numbers. after_space: whether the
+    prompt ends with a space that was not read, as of `GrowingText`."""
     ids, known = tokens["prompt_token_ids"], iter(params.extra_args[KEY]["values"])
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]
-    text, said, of_token = GrowingText(processor, ids, values, ()), [], []
+    text, said, of_token = GrowingText(processor, ids, values, (), after_space=after_space), [], []
     made = list(written(processor, done.token_ids, len(ids), numbers))
     for index, (_, token, law) in enumerate(made):
         of_token.append(0.0 if law is None else law["value"])

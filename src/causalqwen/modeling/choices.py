@@ -147,7 +147,7 @@ def last_features(model: "CausalQwenForCausalLM", text: EncodedText, voice: Tens
 
 def _ids_behind(model: "CausalQwenForCausalLM", prompt: str, option: str) -> tuple[int, ...]:
     """The tokens of an option as it stands behind a prompt, through the end of its line."""
-    last, first = prompt.rstrip(" ")[-1], option.strip()[0]
+    last, first = (prompt.rstrip(" ") or prompt)[-1], option.strip()[0]
     joined = last.isspace() or any(unicodedata.east_asian_width(one) in "WF" for one in (last, first))
     text = f"{'' if joined else ' '}{option.strip()}\n"
     return tuple(model.processor.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -9,6 +9,12 @@ from transformers import BatchEncoding
 from causalqwen.numbers import format_number
 
 
+def read_as_prompt(text: str) -> str:
+    """The text that the model reads of a prompt: without one space at its end, which the next word or `<NUM>` brings itself,
+    unless that space is all there is."""
+    return text[:-1] if text.endswith(" ") and len(text) > 1 else text
+
+
 class NumberText(str):
     """A number as it stands in a text, with the space that `<NUM>` absorbed, and the value that was read there."""
 

@@ -25,6 +25,7 @@ from causalqwen.modeling.encoded import (
     TokenizedText,
     announced,
     as_tensor,
+    read_as_prompt,
     rows_of,
 )
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
@@ -146,7 +147,8 @@ class CausalQwenProcessor(ProcessorMixin):
 
         Args:
             text: a string or a list of strings.
-            prompt: drop one trailing space of each text, because the `<NUM>` (or word) that follows brings its own.
+            prompt: drop one trailing space of each text, because the `<NUM>` (or word) that follows brings its own
+                (`read_as_prompt`).
             return_tensors: "pt" or None.
             kwargs: what the tokenizer takes: padding, padding_side, truncation, max_length, add_special_tokens...
 
@@ -165,7 +167,7 @@ class CausalQwenProcessor(ProcessorMixin):
         if not isinstance(texts, list | tuple) or not all(isinstance(item, str) for item in texts):
             raise ValueError("the processor takes a string or a list of strings")
         if prompt:
-            texts = [item[:-1] if item.endswith(" ") else item for item in texts]
+            texts = [read_as_prompt(item) for item in texts]
         spans = []
         for row, item in enumerate(texts):
             try:

@@ -10,6 +10,7 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, ValueEvidence
+from causalqwen.modeling.encoded import read_as_prompt
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -117,7 +118,7 @@ def encode_text(model: "CausalQwenForCausalLM", text: str, *, prompt: bool = Fal
         if model.config.num_token_id in encoding["input_ids"]:
             model.config.require("a text with numbers that somebody said, or that a world holds,")
         return EncodedText.of(encoding["input_ids"], encoding["numeric_values"], encoding.digits[0])
-    text = text[:-1] if prompt and text.endswith(" ") else text
+    text = read_as_prompt(text) if prompt else text
     ids = model.processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return EncodedText.of(ids, [0.0] * len(ids), [False] * len(ids))
 

@@ -31,12 +31,13 @@ from causalqwen.serving.text import GrowingText
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """A prompt as the model reads it. echo: its text, where that is given back. starts: of each token of that text, where its
-    log-probabilities are asked for."""
+    log-probabilities are asked for. after_space: it ends with a space that the model does not read."""
 
     ids: list[int]
     values: list[float]
     echo: str = ""
     starts: list[int] | None = None
+    after_space: bool = False
 
 
 class Beside(NamedTuple):

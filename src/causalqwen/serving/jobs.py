@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from causalqwen.decoding import CausalDecoding
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
 from causalqwen.serving.batching import Job, Piece, Prompt, Row
 from causalqwen.serving.requests import TextRequest, one_of
@@ -116,7 +117,12 @@ def job_of(
     width = max(len(prompt.ids) for prompt in read)
     check_width(width)
     rows = [
-        Row(place, prompt, seed + place % asked.n, GrowingText(processor, prompt.ids, prompt.values, asked.stops))
+        Row(
+            place,
+            prompt,
+            seed + place % asked.n,
+            GrowingText(processor, prompt.ids, prompt.values, asked.stops, after_space=prompt.after_space),
+        )
         for place, prompt in enumerate(prompt for prompt in read for _ in range(asked.n))
     ]
     return Job(
@@ -143,14 +149,17 @@ def _read(
     if scored:
         config.require("the likelihood of a prompt")
     if isinstance(prompt, str):
-        encoded, text = processor(prompt, prompt=not asked.is_chat), prompt.removesuffix(" ")
+        goes_on = not asked.is_chat and asked.length() != 0  # else it is read to its end
+        text = read_as_prompt(prompt) if goes_on else prompt
+        encoded = processor(text)
         ids, values = encoded["input_ids"], list(encoded["numeric_values"])
         if not ids:
             raise ValueError("the prompt is empty")
-        if not scored:
-            return Prompt(ids, values, text if asked.echoes else "")
-        offsets = processor.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
-        return Prompt(ids, values, text, [start for start, _ in offsets])
+        starts = None
+        if scored:
+            offsets = processor.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+            starts = [start for start, _ in offsets]
+        return Prompt(ids, values, prompt if asked.echoes else "", starts, text != prompt)
     config.require("a prompt of token ids")
     for token in prompt:
         if token >= len(processor.tokenizer) or token == processor.num_token_id:

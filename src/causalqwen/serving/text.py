@@ -14,7 +14,8 @@ class GrowingText:
 
     A stop string is matched on text, but never inside a generated number: "." does not end 351.4. What may be the
     beginning of one is held back. Where digits stand in the context, a number is written with its `<NUM>`, and the digits that
-    are appended behind it add nothing. `special` shows special tokens too.
+    are appended behind it add nothing. `special` shows special tokens too. `after_space`: the prompt ends with a space that the
+    model did not read (`read_as_prompt`), so that the text begins without the one that the model writes in its place.
     """
 
     def __init__(
@@ -24,10 +25,12 @@ class GrowingText:
         values: Sequence[float],
         stops: Sequence[str],
         special: bool = False,
+        after_space: bool = False,
     ) -> None:
         self.processor, self.stops, self.special = processor, stops, special
         self.text = ""
         self.stopped = False
+        self._after_space = after_space
         self._in_digits = processor.context.writes
         self._digits: list[int] = []  # of the last number
         self._number = self._expected = 0  # where it starts; digits that are written already, and still to come
@@ -49,7 +52,7 @@ class GrowingText:
         """Where the text of the next token starts."""
         if not self._expected:
             return len(self.text)
-        return self._number + len(self.processor.decode(self._digits[: -self._expected]))
+        return max(self._number + len(self.processor.decode(self._digits[: -self._expected])), 0)
 
     @property
     def tail(self) -> tuple[list[int], list[float]]:
@@ -94,10 +97,14 @@ class GrowingText:
         ):  # no character is longer
             return
         piece = whole[len(known) :]
-        self.text += piece
-        self._masked += piece
         if piece:
             self._start = self._read
+            if self._after_space and piece[0] == " ":
+                piece = piece[1:]
+                self._number -= 1  # its digits are decoded with their space
+            self._after_space = False
+        self.text += piece
+        self._masked += piece
         self._read = len(self._ids)
 
     def _decode(self, end: int) -> str:
