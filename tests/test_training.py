@@ -522,6 +522,56 @@ def run_values(tokenizer, rows_of, output, stage, **settings):
     return model
 
 
+def stock_trainer(tokenizer, folder, size, texts, **batch):
+    """transformers' own Trainer after one step of 8 rows, `size` at a time: its log, and the parameters that it moved."""
+    from transformers import Trainer, TrainingArguments
+
+    model = graft_tiny("llama", tokenizer, number_context="value")
+    arguments = TrainingArguments(
+        folder,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=8 // size,
+        max_steps=1,
+        logging_steps=1,
+        optim="sgd",
+        learning_rate=1e-3,
+        max_grad_norm=1e9,
+        report_to=[],
+        save_strategy="no",
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+
+    def collated(rows):
+        inputs = model.processor(list(rows), return_tensors="pt", padding=True)
+        labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+        return dict(inputs) | {"labels": labels} | batch
+
+    trainer = Trainer(model, arguments, data_collator=collated, train_dataset=texts)
+    trainer.train()
+    moved = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+    return trainer.state.log_history[0], moved
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_transformers_own_trainer_gives_one_loss_however_it_accumulates(tiny_tokenizer, tmp_path, uneven):
+    several = ["A 1 B 2.5 C 30 D", "no number at all in here", "it is 7", "it is 8 and then it is 9000"]
+    texts = [several[0]] * 3 + [several[1]] * 5 if uneven else several * 2
+    (whole, moved), *others = (stock_trainer(tiny_tokenizer, tmp_path, size, texts) for size in (8, 4, 1))
+    model = graft_tiny("llama", tiny_tokenizer, number_context="value")
+    inputs = model.processor(texts, return_tensors="pt", padding=True)
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    made = model(**inputs, labels=labels)
+    numbers, tokens = (labels[:, 1:] == model.config.num_token_id).sum(), (labels[:, 1:] != -100).sum()
+    expected = made.loss_cls + made.loss_reg * numbers / tokens  # the sums of both over tokens
+    assert numbers > 0 and whole["loss"] == pytest.approx(expected.item(), rel=1e-4)
+    for log, after in others:
+        assert log["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+        assert log["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+        torch.testing.assert_close(after, moved)
+
+
 @pytest.mark.parametrize("count", [24, 21])
 def test_one_by_eight_equals_eight_by_one(tiny_tokenizer, tmp_path, count):
     """Rows of very different lengths and numbers of numbers, also when the last batch is not full."""

@@ -14,7 +14,7 @@ class LossMasks:
 
     cls_mask: the next token counts in L_cls. is_number: it is moreover `<NUM>`. num_mask: with a finite value. also_right:
     int64 [B, S-1, R], further right tokens. num_items, num_numbers: what the two losses are divided by, counted over the whole
-    accumulated batch; this batch's own where None.
+    accumulated batch; this batch's own where both are None, and the tokens for both where only they were counted.
     """
 
     targets: Tensor
@@ -91,6 +91,9 @@ def total_loss(
 ) -> LossParts:
     """L = sum L_cls / n_tokens + lambda sum(gate NLL) / n_numbers, the second part 0 without numbers (theory 3.7).
 
+    Where only the tokens of the accumulated batch were counted, as by transformers' Trainer, both sums are over n_tokens: of
+    what this batch knows, nothing else adds up to the same loss however it is accumulated.
+
     Args:
         rest_loss: [B, S-1], what every token but `<NUM>` adds to L_cls.
         log_p_num: log P_NUM and log(1 - P_NUM), [B, S-1] each, for `<NUM>`'s own term and for the gate.
@@ -100,5 +103,6 @@ def total_loss(
     cls = (rest_loss - torch.where(masks.is_number, log_num, log_not_num)).masked_fill(~masks.cls_mask, 0.0).sum()
     cls = mean_over_batch(cls, masks.num_items, masks.cls_mask.sum())
     weights = gate(log_num[masks.num_mask].exp(), alpha, detach=detach_gate)
-    reg = mean_over_batch((weights * nll).sum(), masks.num_numbers, masks.num_mask.sum()).to(cls.dtype)
+    count = masks.num_items if masks.num_numbers is None else masks.num_numbers
+    reg = mean_over_batch((weights * nll).sum(), count, masks.num_mask.sum()).to(cls.dtype)
     return LossParts(cls + value_weight * reg, cls, reg)

@@ -311,7 +311,8 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
             scores_only: compute `logits` alone, and where a plan decides, by what it decides: see `scores`.
             causal_decoding: situate U by a plan: logits, values and decisions are those of the drawn individuals.
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
-                divided by; this batch's own by default.
+                divided by; this batch's own by default. With the first alone, as transformers' Trainer counts, both are divided
+                by it: see `total_loss`.
             cache: keys and values of the tokens before these. past_key_values: its name before transformers 5.24.
         """
         cache = past_key_values if cache is None else cache
