@@ -62,6 +62,15 @@ def test_one_person_is_told_as_the_library_tells_them(server, model, people):
     assert "draws" not in number
 
 
+def test_braces_are_text_but_for_the_name(server, model, people):
+    prompts = ['Is {"a": 1} JSON? It is', r"\frac{1}{2} is", "{name} said {{x}}", "{nobody} is"]
+    status, answer = ask(server, [{"prompt": one} for one in prompts], draws=2)
+    assert status == 200
+    filled = [one.replace("{name}", "Eva") for one in prompts]
+    for entry, prediction in zip(answer["data"], model.predict_number(filled, individual=people["Eva"]), strict=True):
+        assert entry["median"] == pytest.approx(prediction.median)
+
+
 def test_draws_are_those_of_the_survey(server, model, people):
     _, answer = ask(server, draws=40, seed=3)
     asked = [Question(**(one | {"options": one.get("options")})) for one in QUESTIONS]
@@ -83,7 +92,6 @@ def test_draws_are_those_of_the_survey(server, model, people):
         ({"questions": [{"prompt": "He said", "max_new_tokens": 9}], "draws": 3}, "27 tokens of texts"),
         ({"questions": [{"prompt": f"He said {n}"} for n in range(6)]}, "6 questions are more than the 5"),
         ({"questions": [{"prompt": "He said"}, {"prompt": "He said"}], "draws": 1}, "two columns"),
-        ({"questions": [{"prompt": "He is {age}"}], "draws": 1}, "the fact 'age'"),
         ({"whatever": 1}, "whatever"),
     ],
 )

@@ -315,7 +315,6 @@ def test_a_prompt_is_read_once(model, people, monkeypatch):
         ([Question("a is"), Question("a is")], {}, "two columns would be called 'a is'"),
         ([Question("a is", max_new_tokens=2)], {"draws": 0}, "asks for a text, and texts are drawn"),
         ([Question("A {sex} is")], {}, "by the fact 'sex', which is not known of p1"),
-        ([Question("A {hair} is")], {}, "by the fact 'hair', which is not known of anybody"),
         ([Question("a is")], {"draws": -1}, "draws are a whole number from 0 on"),
         ([Question("a " * 300)], {}, "the context of this model holds 256"),
     ],
@@ -323,6 +322,34 @@ def test_a_prompt_is_read_once(model, people, monkeypatch):
 def test_what_cannot_be_asked_is_refused(model, people, questions, settings, message):
     with pytest.raises(ValueError, match=message):
         list(survey_rows(model, people, questions, **settings))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        'Is {"a": 1} valid JSON?', "What is {{x}}?", r"Is \frac{1}{2} half?", "Is {x: 1} a set? {", "{}", "} {0} {", "{sex!r:>9}",
+        "{hair}", "{age.real}", "{ age }", "a {{{b}}} c", "{'sex'}", "${total}", "%(age)s %s", "{\n}",
+    ],
+)  # fmt: skip
+def test_braces_around_anything_but_a_known_field_are_text(model, people, monkeypatch, prompt):
+    read = []
+    encode = model.processor.__class__.__call__
+    monkeypatch.setattr(
+        model.processor.__class__, "__call__", lambda self, text=None, **k: read.append(text) or encode(self, text, **k)
+    )
+    rows = list(survey_rows(model, people, Question(prompt)))
+    assert len(rows) == 50 and {text for text in read if isinstance(text, str)} == {prompt}
+    read.clear()
+    list(survey_rows(model, people, Question(f"{{age}} {prompt} {{{{age}}}}", name="age too")))
+    ages = {str(row["age"]) for row in rows}
+    assert {f"{age} {prompt} {{{age}}}" for age in ages} == {text for text in read if isinstance(text, str)}
+
+
+def test_a_field_that_is_nearly_known_is_asked_as_it_stands_and_told(model, people, caplog):
+    for prompt, told in (("At {Age} it is", "did you mean {age}?"), ("At {1} it is", None)):
+        caplog.clear()
+        list(survey_rows(model, people, Question(prompt)))
+        assert [told in record.message for record in caplog.records] == ([] if told is None else [True])
 
 
 def test_models_that_have_no_numbers_of_people_refuse(tiny_tokenizer, people, monkeypatch):

@@ -1,9 +1,11 @@
 """A survey: what people of a population answer, each from who they are and from noise of their own (theory 3.15)."""
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +28,8 @@ from causalqwen.numbers import ValueLaw
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
+logger = logging.getLogger(__name__)
+
 PEOPLE_AT_ONCE = 1024
 """Rows of answers that are held at a time."""
 
@@ -35,7 +39,12 @@ depend, in the last bit, on whether it lies in the rest behind the last whole ve
 left, and no tensor of them is large enough to be shared among threads."""
 
 _PIECE, _READ_PROMPTS = 8192, 4096
-_FACT = re.compile(r"\{([^{}]+)\}")
+_FIELD = re.compile(r"\{([^{}]+)\}")
+
+
+def fill(prompt: str, known: Mapping[str, Any]) -> str:
+    """A prompt with each known field within braces replaced; whatever else stands in braces, and they, stay as they are."""
+    return _FIELD.sub(lambda at: str(known.get(at[1], at[0])), prompt)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,8 @@ class Question:
     """What everybody is asked.
 
     Args:
-        prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked.
+        prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked, "{name}" for their name. Braces
+            around anything else are text as they stand.
         options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), whose
             probabilities are the value head's. None where the answer is any number.
         name: of the column of answers; the prompt by default.
@@ -252,7 +262,7 @@ class Survey:
 
     Raises:
         ValueError: no questions, two of one name, or one called like a fact; a text with `draws` 0; a fact in a prompt that is
-            not known of everybody; people of another causal size.
+            known of some and not of others; people of another causal size.
     """
 
     def __init__(
@@ -272,6 +282,7 @@ class Survey:
         size = population.draws.shape[-1]
         if size != model.config.causal_size:
             raise ValueError(f"{population} has {size} coordinates of each, and this model {model.config.causal_size}")
+        self._known: dict[str, Sequence[Any]] = {"name": population.names, **population.facts}
         taken = {"person", "draw", *population.facts}
         for question in self.questions:
             if question.name in taken:
@@ -279,11 +290,12 @@ class Survey:
             taken.add(question.name)
             if question.kind == "text" and draws == 0:
                 raise ValueError(f"{question.name!r} asks for a text, and texts are drawn: ask for draws of 1 or more")
-            for fact in _FACT.findall(question.prompt):
-                known = self._known(fact)
-                if known is None or None in known:
-                    who = f"of {population.names[known.index(None)]}" if known else "of anybody"
-                    raise ValueError(f"{question.name!r} asks by the fact {fact!r}, which is not known {who}")
+            for fact in _FIELD.findall(question.prompt):
+                if None in (known := self._known.get(fact, ())):
+                    who = population.names[known.index(None)]
+                    raise ValueError(f"{question.name!r} asks by the fact {fact!r}, which is not known of {who}")
+                if fact not in self._known and (close := get_close_matches(fact.lower(), self._known, n=1)):
+                    logger.warning(f"{question.name!r}: {{{fact}}} is asked as it stands; did you mean {{{close[0]}}}?")
         self.knows = torch.tensor(population.knows_values)
         named = {question.name: question for question in self.questions}
         self._read = lru_cache(_READ_PROMPTS)(lambda name, prompt: _READ[named[name].kind](model, named[name], prompt))
@@ -345,11 +357,8 @@ class Survey:
             columns[question.name] = answers
         return columns
 
-    def _known(self, fact: str) -> Sequence[Any] | None:
-        return {"name": self.population.names, **self.population.facts}.get(fact)
-
     def _filled(self, prompt: str, person: int) -> str:
-        return _FACT.sub(lambda found: str(self._known(found[1])[person]), prompt)
+        return fill(prompt, {field: of_people[person] for field, of_people in self._known.items()})
 
     def _text(self, question: Question, prompt: str, person: int, g: Tensor, key: Sequence[Any]) -> str:
         """What somebody writes, as the preset `persona` at the model's temperature for texts."""

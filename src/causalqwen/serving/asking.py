@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from causalqwen.decoding import Population
 from causalqwen.modeling import CausalQwenForCausalLM, Question
 from causalqwen.modeling.prediction import told
-from causalqwen.modeling.survey import Survey
+from causalqwen.modeling.survey import Survey, fill
 from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.requests import Count, Level, Points, Seed, Strict
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
@@ -79,7 +79,7 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
             (laws,) = (survey := Survey(model, people, expected, 0)).rows(list(survey.items()))
         if asked.draws:
             answers = (survey := Survey(model, people, questions, asked.draws, asked.seed)).rows(list(survey.items()))
-        numbers = [one.prompt for one in questions if one.kind == "number"]
+        numbers = [fill(one.prompt, {"name": asked.individual}) for one in questions if one.kind == "number"]
         predicted = iter(model.predict_number(numbers, batch_size=8, individual=who))
     except ValueError as error:
         raise ApiError(400, str(error), param="questions") from None
