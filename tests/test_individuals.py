@@ -538,6 +538,40 @@ def test_what_cannot_be_set_is_told(given, message):
         Intervention(**given)
 
 
+@pytest.mark.parametrize("noise", ["abduct", "redraw"])
+@pytest.mark.parametrize(
+    ("given", "length", "message"),
+    [
+        ({"values": {99: 5.0}}, None, r"values: place 99 lies after the {n} tokens of the text; name one from 0 to {last}"),
+        ({"tokens": {99: " men"}}, None, r"tokens: place 99 lies after the {n} tokens"),
+        ({"values": {"n": 5.0}}, None, r"values: place {n} lies after the {n} tokens"),
+        ({"values": {0: 5.0, "n": 5.0}}, None, r"values: place {n} lies after the {n} tokens"),
+        ({"tokens": {0: " a", 10**12: " b"}, "prompt": "We say"}, None, r"tokens: place 10{{12}} lies after the {n} tokens"),
+        ({"tokens": {2: " men"}}, 2, r"tokens: place 2 lies after the 2 tokens of the text; .* or give more max_new_tokens"),
+    ],
+)  # fmt: skip
+def test_nothing_is_set_after_the_end_of_a_text_without_a_word(speaker, noise, given, length, message):
+    n = len(speaker.encode_text(OBSERVED.text).ids)
+    for name in ("values", "tokens"):
+        if name in given:
+            given = given | {name: {n if place == "n" else place: what for place, what in given[name].items()}}
+    with pytest.raises(ValueError, match=message.format(n=n, last=n - 1)):
+        speaker.counterfactual_samples(
+            OBSERVED, [Intervention(), Intervention(**given)], noise=noise, max_new_tokens=length
+        )
+    ((world,),) = speaker.counterfactual_samples(OBSERVED, Intervention(tokens={n - 1: " men"}), noise=noise)
+    assert world.text.endswith(" men") and n - 1 in world.forced
+
+
+def test_a_text_that_ends_before_a_place_says_so(speaker, monkeypatch, caplog):
+    end = int(speaker.processor.tokenizer(" of")["input_ids"][-1])
+    monkeypatch.setattr(speaker.generation_config, "eos_token_id", end)
+    what = Intervention(tokens={1: " of", 5: " men"})
+    ((world,),) = speaker.counterfactual_samples(OBSERVED, what, noise="redraw")
+    assert len(world.tokens) < 5 and set(world.forced) < set(range(5))
+    assert f"a text ends after {len(world.tokens)} tokens: what was to be set at 5 is not in it" in caplog.text
+
+
 def test_interventional_samples_are_those_of_a_persona(speaker):
     individual = Individual.from_seed(4, 32)
     worlds = speaker.interventional_samples(

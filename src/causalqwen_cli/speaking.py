@@ -294,10 +294,6 @@ def counterfactual(
             "--value needs a model whose values were trained: to this one numbers are digits (use --force)"
         )
     observed = Observation(text, prompt)
-    length = max_new_tokens or len(loaded.encode_text(text).ids)
-    for option, places in (("--value", values), ("--force", tokens)):
-        if places and max(places) >= length:
-            raise ValueError(f"{option}: position {max(places)} lies behind the {length} tokens of the text")
     people = people or [("", loaded.abduct(observed, name="inferred from the text"))]
     named = [(who.name or stem, who) for stem, who in people]
     speaker = None if checkpoint is None else load_model(checkpoint, device)

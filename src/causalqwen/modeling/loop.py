@@ -203,7 +203,7 @@ class ForceTokens(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape
         answer = place - self.log.start
-        waiting = [row for row in range(rows) if any(token.after <= answer for token in self._left(row)[:1])]
+        waiting = [row for row in range(rows) if any(token.after <= answer for token in self.left(row)[:1])]
         due = self.writer.due(input_ids) if waiting and self.writer is not None else {}
         now = {}
         for row in waiting:
@@ -214,12 +214,13 @@ class ForceTokens(LogitsProcessor):
                     self.log.set(place, row, forced.value)
         return decided(scores, now)
 
-    def _left(self, row: int) -> Sequence[ForcedToken]:
+    def left(self, row: int) -> Sequence[ForcedToken]:
+        """What was not set yet."""
         return self.tokens[len(self.places[row]) :]
 
     def _set(self, row: int, place: int) -> ForcedToken:
         """The next token of a row stands at `place` of the text."""
-        forced = self._left(row)[0]
+        forced = self.left(row)[0]
         self.places[row].append(place - self.log.start)
         if forced.written_by is not None:
             self.written_by[row, place] = forced.written_by
@@ -240,7 +241,7 @@ class ForceTokens(LogitsProcessor):
             values.extend([0.0] * len(rest))
 
         write_digits()
-        while any(token.after < length - start for token in self._left(row)[:1]):
+        while any(token.after < length - start for token in self.left(row)[:1]):
             forced = self._set(row, len(ids))
             ids.append(forced.token)
             values.append(forced.value or 0.0)

@@ -4,6 +4,7 @@ DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fr
 `counterfactual_samples` ask what the individual behind an observed text would have said in another one.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from causalqwen.modeling.individuals import abduct, abduct_noise
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import Observation, encode_text
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -60,7 +63,7 @@ class Intervention:
 class World:
     """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`).
 
-    forced: indices of the tokens that the intervention set. digits: of those that write the values, behind their `<NUM>`.
+    forced: indices of the tokens that the intervention set; those after an early end of the text are not among them. digits: of those that write the values, behind their `<NUM>`.
     """
 
     prompt: str
@@ -131,16 +134,21 @@ def counterfactual_samples(
         streamer: as of `interventional_samples`; one that has `pause()` is called between the steps that find the noise.
 
     Returns: `num_samples` worlds per intervention.
+
+    Raises:
+        ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies after
+            the last token.
     """
     if noise not in ("redraw", "abduct"):
         raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
     worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
+    length = max_new_tokens or len(encode_text(model, observed.text).ids)
     for world in worlds:
         _check_speaker(model, world.model or model)
+        _check_places(world, length)
     if individual is None:
         individual = abduct(model, observed)
     individual.check_size(model.config.causal_size)
-    length = max_new_tokens or len(encode_text(model, observed.text).ids)
     samples: list[list[World]] = [[] for _ in worlds]
     temperatures = _temperatures(model, temperature, noise_temperature)
     search = {"steps": steps} | ({"pause": streamer.pause} if hasattr(streamer, "pause") else {})
@@ -162,6 +170,16 @@ def _temperatures(
     if temperature is None and noise_temperature is None:
         return {"temperature": 1.0, "noise_temperature": model.config.text_temperature}
     return {"temperature": 1.0 if temperature is None else temperature, "noise_temperature": noise_temperature}
+
+
+def _check_places(world: Intervention, length: int) -> None:
+    """ValueError for a place after the end of a text of so many tokens, where nothing could be set."""
+    for name, places in (("values", world.values), ("tokens", world.tokens)):
+        if places and max(places) >= length:
+            raise ValueError(
+                f"{name}: place {max(places)} lies after the {length} tokens of the text; name one from 0 to {length - 1}, or "
+                "give more max_new_tokens"
+            )
 
 
 def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM") -> None:
@@ -262,6 +280,8 @@ def _world(
     last = torch.isin(ids[start:], ends).nonzero()
     if len(last):
         ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
+        if left := forced.left(row):
+            logger.warning(f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it")
     else:
         listed, of_listed = ids.tolist(), values.tolist()
         forced.finish(row, listed, of_listed)
