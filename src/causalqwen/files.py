@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -261,6 +261,12 @@ def suffix_of(path: str | os.PathLike) -> str:
     .ndjson and .json."""
     suffix = Path(path).suffix.lower()
     return {".parq": ".parquet", ".pq": ".parquet", ".ndjson": ".jsonl", ".json": ".jsonl"}.get(suffix, suffix)
+
+
+def check_kind(path: Path, kinds: Sequence[str]) -> None:
+    """ValueError for a file whose name ends otherwise than its kinds, in words of `suffix_of`."""
+    if suffix_of(path) not in kinds:
+        raise ValueError(f"{path}: {path.suffix or 'a name without an ending'} is not written here; name it {' or '.join(kinds)}")
 
 
 def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, check_written, command, say, show
+from causalqwen_cli.base import AsJson, Device, Individuals, Made, Model, Page, command, say, show
 
 
 @command
 def population(
     model: Model,
-    output: Annotated[Path, typer.Option(help="File for the people (safetensors).")],
+    output: Annotated[Path, Individuals, typer.Option(help="File for the people (safetensors).")],
     rows: Annotated[
         Path | None,
         typer.Option(
@@ -31,7 +31,6 @@ def population(
 
     if (rows is None) == (drawn is None):
         raise ValueError("people are inferred from --rows, or --drawn: give one of them")
-    check_written(output, rows)
     given = None if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
     if given is None:
@@ -63,6 +62,7 @@ def survey(
     ],
     output: Annotated[
         Path,
+        Made((".parquet", ".csv", ".jsonl")),
         typer.Option(help="Parquet, CSV or JSONL file of answers, a row a person; it appears when it is complete."),
     ],
     draws: Annotated[
@@ -75,15 +75,14 @@ def survey(
     resume: Annotated[bool, typer.Option("--resume", help="Take up a stopped run of the same output.")] = False,
     html: Annotated[
         Path | None,
+        Page,
         typer.Option(help="HTML page: how each question is answered, which answers go together, who differs."),
     ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Ask people questions: numbers, options and texts, each answer the same whoever else is asked."""
-    check_written(output, population, questions)
     if html is not None:
-        check_written(html, output, population, questions)
         if draws == 0:
             raise ValueError("--html is about answers that were drawn: give --draws 1 or more, or leave it out")
         from causalqwen.evaluation.survey_report import read_answers, write_survey_report

@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -39,32 +40,50 @@ def show(result: dict[str, Any], text: str, as_json: bool) -> None:
     print(json.dumps(result, ensure_ascii=False) if as_json else text, flush=True)
 
 
-def check_written(path: Path | None, *read: Path | None) -> None:
-    """ValueError where a file to be written is a folder, one that is read, or one of a model's own."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file")
-    sums = path.with_name("SHA256SUMS")  # beside the files of a model
-    listed = sums.read_text(encoding="utf-8", errors="replace") if sums.is_file() else ""
-    if listed and (path.name == sums.name or f"  {path.name}\n" in listed):
-        raise ValueError(f"{path} is one of the files of a model ({sums}); write to another file")
-    for other in read:
-        if other is not None and path.resolve() == other.resolve():
-            raise ValueError(f"{path} is read by this very command; write to another file")
+@dataclass(frozen=True)
+class Made:
+    """Beside an option in its annotation: a path that the command makes, and never writes over; every other path is read.
+
+    kinds: how the name of a file may end, as `suffix_of` gives it; none for a folder. whole: the file that a folder has once it
+    is complete, and is gone on with until then; "" for one that is always gone on with; None for one that must be new or empty.
+    """
+
+    kinds: tuple[str, ...] = ()
+    whole: str | None = None
+
+    def check(self, path: Path) -> None:
+        """ValueError for a name that ends otherwise, and for what is there already; an empty folder is removed."""
+        from causalqwen.files import check_kind
+
+        if self.kinds and path.is_dir():
+            raise ValueError(f"{path} is a folder; name a file")
+        if self.kinds:
+            check_kind(path, self.kinds)
+        elif path.is_dir() and self.whole is not None and not (path / self.whole).is_file():
+            return
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+        if path.exists():
+            raise ValueError(f"{path} exists already; choose another output")
 
 
-_MADE = ("output", "html", "save_individual", "cache")
-"""Parameters whose path a command makes where there is none; every other path is read."""
+Individuals = Made((".safetensors",))
+Page = Made((".html",))
 
 
-def _check_there(given: dict[str, Any]) -> None:
-    """FileNotFoundError for a path that is to be read and is not there: at once, and not behind seconds of imports."""
+def _to_make(function: Callable, given: dict[str, Any]) -> list[tuple[Made, Path]]:
+    """The paths that a command is to make. FileNotFoundError for one that is to be read and is not there: at once, and not
+    after seconds of imports."""
+    hints, made = get_type_hints(function, include_extras=True), []
     for name, value in given.items():
+        about = [one for one in get_args(hints[name]) if isinstance(one, Made)]
         for path in value if isinstance(value, list) else [value]:
-            if isinstance(path, Path) and name not in _MADE and not path.exists():
+            if isinstance(path, Path) and about:
+                made.append((about[0], path))
+            elif isinstance(path, Path) and not path.exists():
                 hint = "; make a model with `causalqwen graft`" if name == "model" else ""
                 raise FileNotFoundError(f"{path}: there is no such file or folder{hint}")
+    return made
 
 
 def _alone(given: dict[str, Any], rank: str) -> AbstractContextManager:
@@ -94,8 +113,10 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
         try:
             if ranks > 1 and function.__name__ != "train":
                 raise ValueError(f"{function.__name__} is work for one process, and {ranks} were started; start one")
-            _check_there(kwargs)
+            to_make = _to_make(function, kwargs)
             with _alone(kwargs, rank):
+                for made, path in to_make:
+                    made.check(path)
                 function(*args, **kwargs)
         except (ValueError, OSError, ImportError, RuntimeError) as error:
             message = str(error).strip() or type(error).__name__

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, command, config_fields, figures_line, say, show
+from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fields, figures_line, say, show
 
 
 @command
 def graft(
     backbone: Annotated[str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
-    output: Annotated[Path, typer.Option(help="Folder for the grafted model; it appears when it is complete.")],
+    output: Annotated[Path, Made(), typer.Option(help="Folder for the grafted model; it appears when it is complete.")],
     start: Annotated[
         str, typer.Option(help="Start values: faithful, documents, minimal, ordinary or architecture.")
     ] = "faithful",
@@ -36,7 +36,6 @@ def graft(
     as_json: AsJson = False,
 ) -> None:
     """Graft a number channel and an individual onto a pretrained decoder, and calibrate its probabilities."""
-    refuse_existing(output)
     import torch
 
     from causalqwen import CausalQwenForCausalLM
@@ -78,7 +77,9 @@ def calibrate(
         Path | None,
         typer.Option(help="Plain text, a few thousand words or more (default: three speeches in the package)."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for the calibrated model (default: in place).")] = None,
+    output: Annotated[
+        Path | None, Made(), typer.Option(help="Folder for the calibrated model (default: in place).")
+    ] = None,
     threshold: Annotated[
         str,
         typer.Option(
@@ -98,8 +99,6 @@ def calibrate(
 
     if threshold not in ("predicted", "solved"):
         raise ValueError(f"unknown threshold {threshold}; use predicted or solved")
-    if output is not None:
-        refuse_existing(output)
     words = read_text(text)
     if (model / HALF).is_dir():
         move_into(model, model / HALF, last="config.json")
@@ -123,7 +122,11 @@ def calibrate(
 def train(
     model: Model,
     train: Annotated[Path, typer.Option("--train", help="Rows to train on: JSONL, CSV or Parquet.")],
-    output: Annotated[Path, typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way.")],
+    output: Annotated[
+        Path,
+        Made(whole="config.json"),
+        typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way."),
+    ],
     evaluation: Annotated[
         Path | None,
         typer.Option("--eval", help="Rows that are held out, to choose settings and to calibrate intervals by."),
@@ -169,7 +172,7 @@ def train(
 
 @command
 def synthesize(
-    output: Annotated[Path, typer.Option(help="JSONL file of rows; it appears when it is complete.")],
+    output: Annotated[Path, Made((".jsonl",)), typer.Option(help="JSONL file of rows; it appears when it is complete.")],
     kind: Annotated[
         str, typer.Option(help="statements, whose value nothing tells, or questions, whose context holds the answer.")
     ] = "statements",
@@ -181,12 +184,10 @@ def synthesize(
     import json
 
     from causalqwen.data.synthetic import KINDS
-    from causalqwen.files import suffix_of, write_text
+    from causalqwen.files import write_text
 
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
-    if suffix_of(output) in (".csv", ".parquet"):
-        raise ValueError(f"{output}: the rows are written as JSON lines; name it .jsonl")
     write_text(output, "".join(json.dumps(row) + "\n" for row in KINDS[kind](count, seed)))
     show({"output": str(output), "rows": count}, f"{output}: {count} {kind}", as_json)
 
@@ -197,11 +198,3 @@ def save_model(model: Any, output: Path) -> None:
 
     with writing_folder(output) as part:
         model.save_pretrained(part)
-
-
-def refuse_existing(output: Path) -> None:
-    """ValueError where something is there; an empty folder is removed."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"{output} exists already; choose another output")
-    if output.exists():
-        output.rmdir()

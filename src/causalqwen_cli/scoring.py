@@ -10,9 +10,9 @@ import typer
 from causalqwen_cli.base import (
     AsJson,
     Device,
+    Made,
     Model,
     benchmark,
-    check_written,
     command,
     config_fields,
     figures_line,
@@ -28,7 +28,9 @@ def predict(
         Path, typer.Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")
     ],
     output: Annotated[
-        Path, typer.Option(help="JSONL or Parquet file: each row with its predictions; it appears when it is complete.")
+        Path,
+        Made((".jsonl", ".parquet")),
+        typer.Option(help="JSONL or Parquet file: each row with its predictions; it appears when it is complete."),
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 32,
     raw: Annotated[
@@ -41,7 +43,6 @@ def predict(
     """Predict numbers as distributions, row by row, also by a model of `fit`; files may be larger than memory."""
     from causalqwen.evaluation.predict import check_output
 
-    check_written(output, input)
     check_output(output)
     if (model / "estimator.json").is_file():
         from causalqwen_cli.tables import predict_table
@@ -66,7 +67,7 @@ def predict(
 @command
 def evaluate(
     model: Model,
-    output: Annotated[Path, typer.Option(help="Folder for metrics.json and report.html.")],
+    output: Annotated[Path, Made(whole="metrics.json"), typer.Option(help="Folder for metrics.json and report.html.")],
     data: Annotated[Path | None, typer.Option(help="JSONL rows to score numbers on.")] = None,
     language: Annotated[
         Path | None, typer.Option(help="Plain text to score the language on, beside the backbone.")
@@ -153,7 +154,7 @@ def evaluate(
 
 
 def speed(
-    output: Annotated[Path, typer.Option(help="Folder for speed.json and speed.svg.")] = Path("runs/speed"),
+    output: Annotated[Path, Made(whole=""), typer.Option(help="Folder for speed.json and speed.svg.")] = Path("runs/speed"),
     parts: Annotated[
         str,
         typer.Option(
@@ -185,7 +186,9 @@ def speed(
 
 def numbers(
     output: Annotated[
-        Path, typer.Option(help="Folder for numbers.json, numbers.md and numbers.svg, and for what is kept.")
+        Path,
+        Made(whole=""),
+        typer.Option(help="Folder for numbers.json, numbers.md and numbers.svg, and for what is kept."),
     ] = Path("runs/numbers"),
     tables: Annotated[
         str, typer.Option(help="Any of boiling, birds-height, birds-speed, breaches, movies, with commas.")
@@ -279,7 +282,9 @@ command(numbers, benchmark)
 @command
 def demo(
     output: Annotated[
-        Path | None, typer.Option(help="Folder for data, model and report (default: runs/demo, or runs/quick).")
+        Path | None,
+        Made(whole=""),
+        typer.Option(help="Folder for data, model and report (default: runs/demo, or runs/quick)."),
     ] = None,
     backbone: Annotated[str, typer.Option(help="Backbone to graft.")] = "smollm2-135m",
     quick: Annotated[

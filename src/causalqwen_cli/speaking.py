@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Model, check_written, command, say, show
+from causalqwen_cli.base import AsJson, Device, Individuals, Model, Page, command, say, show
 
 
 @command
@@ -38,7 +38,7 @@ def generate(
     individual: Annotated[
         Path | None, typer.Option(help="File of the individual who speaks (abduct or --save-individual made it).")
     ] = None,
-    save_individual: Annotated[Path | None, typer.Option(help="Keep the individual that the seed draws.")] = None,
+    save_individual: Annotated[Path | None, Individuals, typer.Option(help="Keep the individual that the seed draws.")] = None,
     chat: Annotated[
         bool, typer.Option(help="The prompt is a user's message; use the backbone's chat template.")
     ] = False,
@@ -74,7 +74,6 @@ def generate(
             raise ValueError(
                 f"--save-individual: the preset {preset} draws nobody for the whole text, so that there is nobody to save"
             )
-        check_written(save_individual)
     given = {"top_k": top_k, "top_p": top_p}
     samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     loaded = load_model(model, device)
@@ -104,7 +103,7 @@ def generate(
 @command
 def abduct(
     model: Model,
-    output: Annotated[Path, typer.Option(help="File for the individual (safetensors).")],
+    output: Annotated[Path, Individuals, typer.Option(help="File for the individual (safetensors).")],
     text: Annotated[
         list[Path] | None, typer.Option(help="File of text that somebody wrote; may be given several times.")
     ] = None,
@@ -125,7 +124,7 @@ def abduct(
         bool, typer.Option("--population", help="Each text is another person's: learn a --prior for people like them.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="HTML page that draws the individual and the words that told most about them.")
+        Path | None, Page, typer.Option(help="HTML page that draws the individual and the words that told most about them.")
     ] = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="File of another individual for the picture; may be given several times.")
@@ -148,8 +147,6 @@ def abduct(
         raise ValueError(
             "--population learns from texts: leave --rows out (`causalqwen population` infers people from rows)"
         )
-    check_written(output, rows, *text, *(beside or []))  # somebody may be known better under the same name
-    check_written(html, rows, *text, prior, output, *(beside or []))
     texts = [read_text(path) for path in text]
     given = [] if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
     if beside and html is None:
@@ -189,7 +186,7 @@ def voices(
         Path,
         typer.Option(help="Rows that name an `individual` (JSONL, CSV, Parquet): texts of many people, long or short."),
     ],
-    output: Annotated[Path, typer.Option(help="File for the voices (safetensors), a --prior of `causalqwen abduct`.")],
+    output: Annotated[Path, Individuals, typer.Option(help="File for the voices (safetensors), a --prior of `causalqwen abduct`.")],
     directions: Annotated[int, typer.Option(min=1, help="In which people differ, at most.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Of each of the two searches.")] = 150,
     seed: Annotated[int, typer.Option(help="Seed of what is read at which step.")] = 0,
@@ -203,7 +200,6 @@ def voices(
     from causalqwen.modeling.loading import load_model
     from causalqwen.training import learn_voices
 
-    check_written(output, rows)
     given = list(stream_rows(rows))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
     said, _, kinds = people_of_rows(given, loaded.processor)
@@ -262,7 +258,7 @@ def counterfactual(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     html: Annotated[
-        Path | None, typer.Option(help="HTML page of individuals beside edits; the world that was comes first.")
+        Path | None, Page, typer.Option(help="HTML page of individuals beside edits; the world that was comes first.")
     ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -284,7 +280,6 @@ def counterfactual(
         raise ValueError(f"--value and --force both set position {min(both)}")
     if not (edit or values or tokens or checkpoint):
         raise ValueError("nothing is different in the other world: give --edit, --value, --force or --checkpoint")
-    check_written(html, *(individual or []))
     if html is not None:
         from causalqwen.evaluation.worlds_page import write_worlds
     people = [(path.stem, Individual.load(path)) for path in individual or []]

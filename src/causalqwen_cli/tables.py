@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, command, figures_line, say, show
+from causalqwen_cli.base import AsJson, Device, Made, command, figures_line, say, show
 
 
 @command
@@ -14,7 +14,7 @@ def fit(
         Path, typer.Argument(help="CSV, Parquet or JSON lines: columns of texts, numbers, dates, categories.")
     ],
     target: Annotated[str, typer.Option(help="Column of the number to predict.")],
-    output: Annotated[Path, typer.Option(help="Folder for what is learned; it appears when it is complete.")],
+    output: Annotated[Path, Made(), typer.Option(help="Folder for what is learned; it appears when it is complete.")],
     text: Annotated[
         str | None, typer.Option(help="Columns that are texts, whatever they look like, with commas.")
     ] = None,
@@ -30,7 +30,7 @@ def fit(
         bool | None, typer.Option(help="Run the backbone in bfloat16 (default: where that is faster).")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder where rows that were read are kept for other runs.")
+        Path | None, Made(whole=""), typer.Option(help="Folder where rows that were read are kept for other runs.")
     ] = None,
     workers: Annotated[
         int,
@@ -46,9 +46,7 @@ def fit(
     from causalqwen.data.columns import as_texts, mostly_numbers, names_of, numbers_of, read_table
     from causalqwen.sklearn import NumberRegressor
     from causalqwen.training import TrainSettings
-    from causalqwen_cli.making import refuse_existing
 
-    refuse_existing(output)
     texts = named(text)
     columns = read_table(table, as_texts([*texts, groups]))
     values = numbers_of(columns, target)

@@ -10,7 +10,7 @@ import torch
 from causalqwen.data import Example, Row, RowError, check_row, collate, encode_rows, stream_rows
 from causalqwen.data.rows import arrow_for, checked_rows, kept_beside
 from causalqwen.evaluation.kept import Answers, write_kept
-from causalqwen.files import json_line, suffix_of
+from causalqwen.files import check_kind, json_line, suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays, casting_once
@@ -147,8 +147,7 @@ def predict_file(
 
 def check_output(output: Path) -> None:
     """ValueError for a file of a kind that is not written, ImportError for a Parquet file where pyarrow is not installed."""
-    if suffix_of(output) == ".csv":
-        raise ValueError(f"{output}: predictions are nested; name it .jsonl or .parquet")
+    check_kind(output, (".jsonl", ".parquet"))
     if suffix_of(output) == ".parquet":
         arrow_for(output)
 

@@ -10,7 +10,7 @@ from causalqwen.data.people import read_questions
 from causalqwen.data.rows import arrow_for
 from causalqwen.decoding import Population
 from causalqwen.evaluation.kept import Answers, write_kept
-from causalqwen.files import suffix_of
+from causalqwen.files import check_kind, suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.survey import PEOPLE_AT_ONCE, Question, Survey
@@ -33,6 +33,7 @@ def survey_file(
     Raises as `survey`, and as `write_kept` where a run was stopped.
     """
     output = Path(output)
+    check_kind(output, (".parquet", ".csv", ".jsonl"))
     if suffix_of(output) == ".parquet":
         arrow_for(output)
     asked = Survey(model, population, questions, draws, seed)
