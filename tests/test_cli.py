@@ -1,5 +1,6 @@
 """The command line: every command on a tiny model, and every mistake as one line."""
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -178,7 +179,8 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     both = ("abduct", "--model", trained, "--text", said, "--text", more, "--output", everybody, "--population")
     assert "one like 2 people" in run(*both).stdout
     assert "goes without --prior" in run(*both, "--prior", who, code=1).stderr
-    assert "Individual(A" in run("abduct", "--model", trained, "--text", more, "--output", who, "--prior", who).stdout
+    first, who = who, tmp_path / "better.safetensors"
+    assert "Individual(A" in run("abduct", "--model", trained, "--text", more, "--output", who, "--prior", first).stdout
     assert len(Individual.load(who).evidence) == 2
     arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")
     edits = ("--edit", "The long one", "--edit", "The short one", "--individual", who)
@@ -214,6 +216,21 @@ def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
     assert report["ok"] and {"python", "torch", "transformers", "default backbone"} <= {
         check["what"] for check in report["checks"]
     }
+    installed = importlib.metadata.version
+
+    def without(name):
+        if name in ("ngboost", "wandb"):
+            raise importlib.metadata.PackageNotFoundError
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    report = json.loads(run("doctor", "--json").stdout)
+    ngboost = next(check for check in report["checks"] if check["what"] == "ngboost")
+    assert report["ok"] and not ngboost["ok"] and not ngboost["needed"]
+    lines = run("doctor").stdout.splitlines()
+    for line in lines:
+        assert line.startswith("absent ") == ("not installed" in line)
+    assert {"absent  ngboost", "absent  wandb"} <= {line.partition(":")[0] for line in lines}
     monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path))
     missing = run("doctor", code=1).stdout
     assert "MISSING default backbone" in missing and "causalqwen doctor --fetch" in missing

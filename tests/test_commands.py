@@ -50,9 +50,12 @@ def test_synthesize_writes_rows_of_both_kinds(tmp_path):
         run("synthesize", "--output", out, "--kind", kind, "--count", 7, "--seed", 3)
         first = out.read_text()
         assert len(first.splitlines()) == 7
-        run("synthesize", "--output", out, "--kind", kind, "--count", 7, "--seed", 3)
+        again = ("synthesize", "--output", out, "--kind", kind, "--count", 7, "--seed", 3)
+        assert "exists already" in run(*again, code=1).stderr
+        out.unlink()
+        run(*again)
         assert out.read_text() == first
-    assert "unknown kind 'rows'" in run("synthesize", "--output", tmp_path / "x", "--kind", "rows", code=1).stderr
+    assert "unknown kind 'rows'" in run("synthesize", "--output", tmp_path / "x.jsonl", "--kind", "rows", code=1).stderr
 
 
 @pytest.mark.parametrize(
@@ -154,30 +157,69 @@ def test_files_that_are_not_written_and_options_that_do_nothing_are_refused(trai
     assert deep.is_file()
 
 
-def test_no_command_writes_over_what_it_reads(trained, tmp_path):  # noqa: F811
+def test_no_command_writes_over_what_is_there_or_a_file_of_another_kind(trained, tmp_path):  # noqa: F811
     rows, said = write(tmp_path / "rows.jsonl", ROWS[:2]), tmp_path / "said.txt"
     said.write_text("The long one is 31.")
     before, model = rows.read_text(), ("--model", trained)
+    who, page, text = tmp_path / "who.safetensors", tmp_path / "page.html", ("--prompt", "The long one is")
+    for there in (who, page):
+        there.write_bytes(b"kept")
     for words in (
         ("predict", *model, "--input", rows, "--output", rows),
-        ("abduct", *model, "--text", said, "--output", said),
-        ("abduct", *model, "--text", said, "--output", tmp_path / "who", "--html", said),
+        ("predict", *model, "--input", rows, "--output", rows, "--resume"),
+        ("abduct", *model, "--text", said, "--output", who),
+        ("abduct", *model, "--text", said, "--output", tmp_path / "new.safetensors", "--html", page),
+        ("voices", *model, "--rows", rows, "--output", who),
+        ("population", *model, "--drawn", 2, "--output", who),
+        ("survey", *model, "--population", who, "--questions", rows, "--output", rows),
+        ("survey", *model, "--population", who, "--questions", rows, "--output", tmp_path / "a.csv", "--html", page),
+        ("counterfactual", *model, "--prompt", "a", "--text", "b", "--edit", "c", "--html", page),
+        ("generate", *model, *text, "--preset", "persona", "--seed", 1, "--save-individual", who),
+        ("synthesize", "--output", rows),
+        ("fit", rows, "--target", "value", "--output", tmp_path),
+        ("graft", "--backbone", trained, "--output", tmp_path),
+        ("calibrate", *model, "--output", tmp_path),
+        ("train", *model, "--train", rows, "--output", trained, "--resume"),
+        ("evaluate", *model, "--data", rows, "--output", said),
     ):
-        assert "is read by this very command" in run(*words, code=1).stderr
+        assert "exists already; choose another output" in run(*words, code=1).stderr, words
+    for words, kinds in (
+        (("predict", *model, "--input", rows, "--output"), ".jsonl or .parquet"),
+        (("abduct", *model, "--text", said, "--output"), ".safetensors"),
+        (("voices", *model, "--rows", rows, "--output"), ".safetensors"),
+        (("population", *model, "--drawn", 2, "--output"), ".safetensors"),
+        (("survey", *model, "--population", who, "--questions", rows, "--output"), ".parquet or .csv or .jsonl"),
+        (("counterfactual", *model, "--prompt", "a", "--text", "b", "--edit", "c", "--html"), ".html"),
+        (("generate", *model, *text, "--save-individual"), ".safetensors"),
+        (("synthesize", "--output"), ".jsonl"),
+    ):
+        for name, found in (("out.xyz", ".xyz"), ("out", "a name without an ending"), ("out.jsonl.gz", ".gz")):
+            told = run(*words, tmp_path / name, code=1).stderr
+            assert f"{name}: {found} is not written here; name it {kinds}\n" in told and not (tmp_path / name).exists()
+    assert who.read_bytes() == page.read_bytes() == b"kept"
     for words in (
         ("predict", *model, "--input", rows, "--output", tmp_path),
         ("abduct", *model, "--text", said, "--output", tmp_path),
         ("counterfactual", *model, "--prompt", "a", "--text", "b", "--edit", "c", "--html", tmp_path),
     ):
         assert "is a folder; name a file" in run(*words, code=1).stderr
-    for own in (trained / "config.json", trained / "SHA256SUMS"):
-        kept = own.read_bytes()
-        over = run("predict", *model, "--input", rows, "--output", own, code=1)
-        assert "is one of the files of a model" in over.stderr and own.read_bytes() == kept
+    own = trained / "config.json"
+    kept = own.read_bytes()
+    over = run("predict", *model, "--input", rows, "--output", own, code=1)
+    assert "exists already" in over.stderr and own.read_bytes() == kept
     assert rows.read_text() == before and said.read_text() == "The long one is 31."
-    talk = ("generate", *model, "--prompt", "The long one is", "--seed", 1, "--save-individual", tmp_path / "who")
+    talk = (
+        "generate",
+        *model,
+        "--prompt",
+        "The long one is",
+        "--seed",
+        1,
+        "--save-individual",
+        tmp_path / "w.safetensors",
+    )
     assert "draws nobody for the whole text" in run(*talk, "--preset", "causal", code=1).stderr
-    assert not (tmp_path / "who").exists()
+    assert not (tmp_path / "w.safetensors").exists()
 
 
 def test_predict_takes_batches_raw_intervals_and_a_stopped_run(trained, tmp_path):  # noqa: F811

@@ -84,7 +84,7 @@ def test_every_command_works_and_what_is_saved_is_what_is_loaded(place, tiny_tok
         "--prior",
         who,
         "--output",
-        who,
+        tmp_path / "better.safetensors",
         "--likelihood",
         "ovr",
     )

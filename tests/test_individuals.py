@@ -590,6 +590,14 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
     assert len({tuple(row.tokens.tolist()) for row in rows}) == len({tuple(w.tokens.tolist()) for w in worlds[1]})
 
 
+def test_where_nothing_was_observed_it_says_what_to_give(speaker):
+    with pytest.raises(ValueError, match=r"no word that another comes before, .*; give a text of two words or more"):
+        find_posterior([], torch.zeros(3, dtype=torch.float64), 1.0)
+    for nothing in ("", "We", [], [Observation("", "We are")]):
+        with pytest.raises(ValueError, match="give a text of two words or more"):
+            speaker.abduct(nothing)
+
+
 def test_an_individual_says_so_where_nobody_was_found():
     def told(directions):
         return str(Individual(torch.full((4,), 0.5), evidence=(Observed(47, 0, 0.0, directions, 1.0, "softmax"),)))

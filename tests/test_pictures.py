@@ -307,6 +307,7 @@ def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_
     assert len(read_page(page).texts("th", scope="col")) == 3
     alone = run(*common, "--value", "0=-7.5").stdout
     assert alone.startswith("They say that |[- 12") and "{+ -7.5 (set)" in alone
+    page = tmp_path / "twin.html"
     twin = run(*common, "--checkpoint", folder / "model", "--html", page).stdout  # the same weights say the same
     assert "[-" not in twin and "{+" not in twin and "spoken by model" in page.read_text()
     assert [

@@ -114,7 +114,10 @@ def test_somebody_is_saved_and_can_be_named(server, model, folder):
         status, told = ask(server, "/v1/individuals", individuals=[TOLD], save=name)
         assert status == 400 and said in told["error"]["message"] and told["error"]["param"] == "save"
     for name in ("../up", "", ".hidden", "a/b", "x" * 65, "a\n"):
-        assert ask(server, "/v1/individuals", individuals=[TOLD], save=name)[0] == 400
+        status, told = ask(server, "/v1/individuals", individuals=[TOLD], save=name)
+        said = told["error"]["message"]
+        assert status == 400 and told["error"]["param"] == "save"
+        assert "cannot be saved under; a name has 1 to 64 letters, digits" in said and not set(said) & set("[]^${}")
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name]
     with serving(model) as plain:
         status, told = ask(plain, "/v1/individuals", individuals=[{"seed": 1}], save="x")
@@ -124,7 +127,8 @@ def test_somebody_is_saved_and_can_be_named(server, model, folder):
 @pytest.mark.parametrize(
     ("individuals", "said"),
     [
-        (["Zoe"], "nobody is called 'Zoe'"),
+        (["Zoe"], "(a server knows those whose files are in its folder --individuals)"),
+        (["An"], "nobody is called 'An'; did you mean Ann?"),
         ([], "at least 1 item"),
         ([{"seed": 1}] * (MOST_PEOPLE + 1), f"at most {MOST_PEOPLE} items"),
         ([{"seed": 1, "observations": ["a"]}], "exactly one of seed, observations and mix"),

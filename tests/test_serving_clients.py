@@ -318,7 +318,9 @@ def test_null_asks_for_nothing_in_every_object(server, path, fields):
     def without_nulls(part):
         if isinstance(part, dict):
             return {name: without_nulls(one) for name, one in part.items() if one is not None}
-        return [without_nulls(one) if isinstance(one, dict) else one for one in part] if isinstance(part, list) else part
+        return (
+            [without_nulls(one) if isinstance(one, dict) else one for one in part] if isinstance(part, list) else part
+        )
 
     def answer(body):
         status, text = server.send({"model": "tiny"} | body, f"/v1/{path}")
@@ -331,7 +333,8 @@ def test_null_asks_for_nothing_in_every_object(server, path, fields):
 @pytest.mark.parametrize("preset", ["softmax", "standard"])
 def test_a_space_at_the_end_of_a_prompt_is_given_back_once(server, preset):
     bare, spaced, only = (
-        server.complete({"preset": preset}, prompt=prompt, echo=True, max_tokens=12) for prompt in (WORDS, WORDS + " ", " ")
+        server.complete({"preset": preset}, prompt=prompt, echo=True, max_tokens=12)
+        for prompt in (WORDS, WORDS + " ", " ")
     )
     bare, spaced, only = bare.choices[0], spaced.choices[0], only.choices[0]
     behind = bare.text.removeprefix(WORDS)
@@ -348,9 +351,14 @@ def test_a_space_at_the_end_of_a_prompt_is_given_back_once(server, preset):
 
 
 def test_a_space_at_the_end_is_read_where_nothing_is_to_follow(server):
-    asked = [server.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0] for prompt in ("A b", "A b ")]
+    asked = [
+        server.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0] for prompt in ("A b", "A b ")
+    ]
     assert [one.text for one in asked] == ["A b", "A b "]
-    assert "".join(asked[1].logprobs.tokens) == "A b " and len(asked[1].logprobs.tokens) == len(asked[0].logprobs.tokens) + 1
+    assert (
+        "".join(asked[1].logprobs.tokens) == "A b "
+        and len(asked[1].logprobs.tokens) == len(asked[0].logprobs.tokens) + 1
+    )
 
 
 def test_a_number_behind_a_space_has_its_digits_where_they_are(tiny_tokenizer, model):

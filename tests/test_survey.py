@@ -327,8 +327,8 @@ def test_what_cannot_be_asked_is_refused(model, people, questions, settings, mes
 @pytest.mark.parametrize(
     "prompt",
     [
-        'Is {"a": 1} valid JSON?', "What is {{x}}?", r"Is \frac{1}{2} half?", "Is {x: 1} a set? {", "{}", "} {0} {", "{sex!r:>9}",
-        "{hair}", "{age.real}", "{ age }", "a {{{b}}} c", "{'sex'}", "${total}", "%(age)s %s", "{\n}",
+        'Is {"a": 1} valid JSON?', "What is {{x}}?", r"Is \frac{1}{2} half?", "Is {x: 1} a set? {", "{}", "} {0} {",
+        "{sex!r:>9}", "{hair}", "{age.real}", "{ age }", "a {{{b}}} c", "{'sex'}", "${total}", "%(age)s %s", "{\n}",
     ],
 )  # fmt: skip
 def test_braces_around_anything_but_a_known_field_are_text(model, people, monkeypatch, prompt):
@@ -432,12 +432,14 @@ def folder(tiny_tokenizer, tmp_path):
 
 def test_people_are_inferred_and_asked_on_the_command_line(folder):
     base = ("--model", folder / "model", "--device", "cpu")
-    made = run("population", *base, "--rows", folder / "rows.jsonl", "--output", folder / "people", "--json")
-    assert json.loads(made.stdout) == {"output": str(folder / "people"), "people": 12, "facts": ["age"]}
+    made = run(
+        "population", *base, "--rows", folder / "rows.jsonl", "--output", folder / "people.safetensors", "--json"
+    )
+    assert json.loads(made.stdout) == {"output": str(folder / "people.safetensors"), "people": 12, "facts": ["age"]}
     assert "inferred from their values by likelihood 'values'" in made.stderr
-    people = Population.load(folder / "people")
+    people = Population.load(folder / "people.safetensors")
     assert people.facts == {"age": list(range(50, 62))} and all(people.knows_values)
-    ask = ("survey", *base, "--population", folder / "people", "--questions", folder / "questions.jsonl")
+    ask = ("survey", *base, "--population", folder / "people.safetensors", "--questions", folder / "questions.jsonl")
     whole = {}
     for kind in ("jsonl", "csv", "parquet"):
         out = folder / f"answers.{kind}"
@@ -456,9 +458,9 @@ def test_people_are_inferred_and_asked_on_the_command_line(folder):
     assert pyarrow.parquet.read_table(whole["parquet"]).to_pylist() == lines
     for kind in whole:
         told = run(
-            *ask, "--output", folder / f"again.{kind}", "--draws", 2, "--seed", 3, "--html", folder / "page.html"
+            *ask, "--output", folder / f"again.{kind}", "--draws", 2, "--seed", 3, "--html", folder / f"{kind}.html"
         )
-        page = (folder / "page.html").read_text()
+        page = (folder / f"{kind}.html").read_text()
         assert "24 rows" in page and "yes" in page and "age 50" in page, (kind, told.stderr)
     run(*ask, "--output", folder / "expected.csv", "--draws", 0)
     wrong = run(*ask, "--output", folder / "x.csv", "--draws", 0, "--html", folder / "page.html", code=1)
@@ -515,14 +517,20 @@ def test_two_ranks_and_workers_give_the_answers_of_one(folder):
 
     model_folder, questions = folder / "model", write(folder / "asked.jsonl", ASKED_APART)
     people = Population.drawn(30, 32, seed=4)
-    people.save(folder / "people")
+    people.save(folder / "people.safetensors")
     from causalqwen.data.people import read_questions
     from causalqwen.modeling.loading import load_model
 
     model = load_model(model_folder, "cpu")
     survey_file(model, people, read_questions(questions), folder / "one.jsonl", draws=2, seed=5)
     whole = [json.loads(line) for line in (folder / "one.jsonl").read_text().splitlines()]
-    worker = [sys.executable, ROOT / "tests" / "survey_worker.py", model_folder, folder / "people", questions]
+    worker = [
+        sys.executable,
+        ROOT / "tests" / "survey_worker.py",
+        model_folder,
+        folder / "people.safetensors",
+        questions,
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     ranks = [
         subprocess.Popen(
@@ -534,7 +542,9 @@ def test_two_ranks_and_workers_give_the_answers_of_one(folder):
     assert [process.wait(timeout=120) for process in ranks] == [0, 0]
     parts = [json.loads(line) for rank in range(2) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
     assert sorted(parts, key=lambda row: (int(row["person"].split()[1]), row["draw"])) == whole
-    asked = TableSurvey(str(model_folder), str(folder / "people"), str(questions), draws=2, seed=5, device="cpu")
+    asked = TableSurvey(
+        str(model_folder), str(folder / "people.safetensors"), str(questions), draws=2, seed=5, device="cpu"
+    )
     rows = [{"person": row["person"], "draw": row["draw"]} for row in whole[::-1]]
     assert asked(pyarrow.Table.from_pylist(rows[7:])).to_pylist() == whole[::-1][7:]
     with pytest.raises(ValueError, match="called 'Zoe'"):
@@ -607,10 +617,16 @@ def test_a_survey_that_was_stopped_goes_on(folder, monkeypatch):
 
 def test_commands_tell_what_they_cannot_use(folder):
     base = ("--model", folder / "model")
-    out = ("--output", folder / "out")
-    assert "give one of them" in run("population", *base, *out, code=1).stderr
-    assert "200 people" in run("population", *base, *out, "--drawn", 200, "--seed", 2).stdout
-    assert Population.load(folder / "out").names[0] == "seed 2"
+    out = ("--output", folder / "out.safetensors")
+
+    def anew(*words, code=0):
+        for made in ("out.safetensors", "who.html"):
+            (folder / made).unlink(missing_ok=True)
+        return run(*words, code=code)
+
+    assert "give one of them" in anew("population", *base, *out, code=1).stderr
+    assert "200 people" in anew("population", *base, *out, "--drawn", 200, "--seed", 2).stdout
+    assert Population.load(folder / "out.safetensors").names[0] == "seed 2"
     said = [
         {"text": "We have come.", "individual": "a"},
         {"prompt": "It is", "value": 3, "individual": "a"},
@@ -618,29 +634,28 @@ def test_commands_tell_what_they_cannot_use(folder):
         {"prompt": "He said", "options": ["b", "c"], "chosen": "c", "individual": "d"},
     ]
     words = write(folder / "words.jsonl", said)
-    told = run("population", *base, *out, "--rows", words).stderr
+    told = anew("population", *base, *out, "--rows", words).stderr
     assert (
         "2 people, inferred from their choices, values, words by likelihood 'softmax'" in told
         and "where numbers are asked, numbers alone tell who they are" in told
     )
     nobodys = write(folder / "nobody.jsonl", [{"text": "We have come."}])
-    assert "row 1, field individual" in run("population", *base, *out, "--rows", nobodys, code=1).stderr
+    assert "row 1, field individual" in anew("population", *base, *out, "--rows", nobodys, code=1).stderr
     silent = write(folder / "silent.jsonl", [{"prompt": "We have", "individual": "a"}])
-    assert "row 1, field value: nothing was said" in run("population", *base, *out, "--rows", silent, code=1).stderr
+    assert "row 1, field value: nothing was said" in anew("population", *base, *out, "--rows", silent, code=1).stderr
     someone = ("abduct", *base, *out)
-    assert "give --text, or --rows" in run(*someone, code=1).stderr
-    assert "rows of 2 individuals, expected one: a, d" in run(*someone, "--rows", words, code=1).stderr
+    assert "give --text, or --rows" in anew(*someone, code=1).stderr
+    assert "rows of 2 individuals, expected one: a, d" in anew(*someone, "--rows", words, code=1).stderr
     rows = write(folder / "one.jsonl", said[:3])
     page = ("--html", folder / "who.html")
-    assert "32 coordinates" in run(*someone, "--rows", rows, *page).stdout
+    assert "32 coordinates" in anew(*someone, "--rows", rows, *page).stdout
     written = (folder / "who.html").read_text()
     assert "What each answer told" in written and "It is" in written and "<h2>Which words told</h2>" not in written
-    counted = run(*someone, "--rows", write(folder / "n.jsonl", said[1:2]), *page, "--likelihood", "values").stdout
+    counted = anew(*someone, "--rows", write(folder / "n.jsonl", said[1:2]), *page, "--likelihood", "values").stdout
     assert "Individual(a, 32 coordinates, inferred from 1 values" in counted
-    assert "leave --rows out" in run(*someone, "--rows", rows, "--population", code=1).stderr
-    assert "200 people" in run("population", *base, *out, "--drawn", 200, "--seed", 2).stdout
-    ask = ("survey", *base, "--population", folder / "out")
-    assert "is read by this very command" in run(*ask, "--questions", folder / "out", *out, code=1).stderr
+    assert "leave --rows out" in anew(*someone, "--rows", rows, "--population", code=1).stderr
+    assert "200 people" in anew("population", *base, *out, "--drawn", 200, "--seed", 2).stdout
+    ask = ("survey", *base, "--population", folder / "out.safetensors")
     answered = ("--output", folder / "answers.jsonl")
     wrong = write(folder / "q.jsonl", [{"prompt": "a", "option": 1}])
     assert "q.jsonl, row 1, field option" in run(*ask, "--questions", wrong, *answered, code=1).stderr

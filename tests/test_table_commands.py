@@ -60,14 +60,15 @@ def test_a_table_is_fitted_and_predicted_in_every_format(model, table, tmp_path)
     assert by_frame == pytest.approx([row["mean"] for row in found["csv"]])
     source = tmp_path / "rows.csv"
     over = run("predict", "--model", model, "--input", source, "--output", source, code=1)
-    assert "is read by this very command" in over.stderr
+    assert "exists already" in over.stderr
     named = run("predict", "--model", model, "--input", source, "--output", tmp_path / "out.csv", code=1)
     assert "name it .jsonl or .parquet" in named.stderr
     out = tmp_path / "out.parquet"
     base = ("predict", "--model", model, "--input", tmp_path / "rows.csv", "--device", "cpu", "--output")
     run(*base, out, "--raw")
     assert read_table(out)["median"] == pytest.approx([row["median"] for row in found["csv"]])
-    assert "--resume is for files of rows" in run(*base, out, "--resume", code=1).stderr
+    assert "exists already" in run(*base, out, code=1).stderr
+    assert "--resume is for files of rows" in run(*base, tmp_path / "other.parquet", "--resume", code=1).stderr
 
 
 def test_a_column_that_does_not_fit_gets_one_error_with_its_name(model, table, tmp_path):

@@ -205,10 +205,10 @@ def test_what_voices_cannot_do_is_refused(tiny_llama, tiny_voices, tmp_path):
 
 
 def test_files_of_voices_and_of_who_has_one(tiny_llama, tiny_voices, tmp_path):
-    tiny_voices.save(tmp_path / "voices")
+    tiny_voices.save(tmp_path / "voices.safetensors")
     replace(tiny_voices, mean=tiny_voices.origin).save(tmp_path / "alike")  # one tensor may be there twice
     assert torch.equal(Voices.load(tmp_path / "alike").mean, tiny_voices.origin)
-    found = load_prior(tmp_path / "voices")
+    found = load_prior(tmp_path / "voices.safetensors")
     assert vars(found).keys() == vars(tiny_voices).keys() and str(found) == str(tiny_voices)
     for name, value in vars(tiny_voices).items():
         same = (
@@ -218,10 +218,10 @@ def test_files_of_voices_and_of_who_has_one(tiny_llama, tiny_voices, tmp_path):
         )
         assert same, name
     who = speaker(tiny_llama)
-    who.save(tmp_path / "ann")
-    assert torch.equal(load_prior(tmp_path / "ann").voice, who.voice)
+    who.save(tmp_path / "ann.safetensors")
+    assert torch.equal(load_prior(tmp_path / "ann.safetensors").voice, who.voice)
     with pytest.raises(ValueError, match="holds no voices"):
-        Voices.load(tmp_path / "ann")
+        Voices.load(tmp_path / "ann.safetensors")
     (tmp_path / "text").write_text("nobody")
     for path in ("text", "voices"):
         with pytest.raises(ValueError, match=path):
@@ -403,7 +403,7 @@ def test_arithmetic_of_voices(tiny_llama):
     assert [name for name, _ in found] == ["ann", "bob"]
     sizes = (between.voice.square().sum() + ann.voice.square().sum()).sqrt()
     assert found[0][1] == pytest.approx(((between.voice - ann.voice).norm() / sizes).item())
-    with pytest.raises(ValueError, match="no voice to compare"):
+    with pytest.raises(ValueError, match="seed 1 has no voice and Ann has one, which cannot be compared: infer both"):
         nearest(ann, {"nobody": nobody})
     with pytest.raises(ValueError, match="different backbones"):
         mix(ann, replace(bob, voice=torch.zeros(3, 32)))
@@ -599,11 +599,11 @@ def test_the_commands_of_a_voice(tiny_llama, tmp_path):
     rows = [{"text": kinds.text(place % 2), "individual": f"p{place % 5}"} for place in range(10)]
     base = "--model", tmp_path / "model"
     made = run(
-        "voices", *base, "--rows", write(tmp_path / "rows.jsonl", rows), "--output", tmp_path / "voices",
+        "voices", *base, "--rows", write(tmp_path / "rows.jsonl", rows), "--output", tmp_path / "voices.safetensors",
         "--directions", 2, "--steps", 3, "--seed", 1, "--device", "cpu", "--json",
     )  # fmt: skip
     told_of = json.loads(made.stdout)
-    voices = Voices.load(tmp_path / "voices")
+    voices = Voices.load(tmp_path / "voices.safetensors")
     assert (
         told_of["people"] == voices.people == 4
         and told_of["directions"] == 2
@@ -614,17 +614,17 @@ def test_the_commands_of_a_voice(tiny_llama, tmp_path):
         "--text",
         tmp_path / "said.txt",
         "--prior",
-        tmp_path / "voices",
+        tmp_path / "voices.safetensors",
         "--output",
-        tmp_path / "ann",
+        tmp_path / "ann.safetensors",
         "--name",
         "Ann",
     )
     assert "heard at every depth" in run("abduct", *base, *given).stdout
-    ann = Individual.load(tmp_path / "ann")
+    ann = Individual.load(tmp_path / "ann.safetensors")
     assert ann.voice is not None and ann.name == "Ann"
     asked = "--prompt", "We the", "--preset", "persona", "--seed", 1, "--max-new-tokens", 8, "--json"
-    spoken = json.loads(run("generate", *base, *asked, "--individual", tmp_path / "ann").stdout)
+    spoken = json.loads(run("generate", *base, *asked, "--individual", tmp_path / "ann.safetensors").stdout)
     inputs = tiny_llama.processor("We the", prompt=True, return_tensors="pt")
     plan = CausalDecoding.preset("persona", individual=ann, seed=1).fresh_at(tiny_llama.config.text_temperature)
     expected = tiny_llama.generate(**inputs, causal_decoding=plan, max_new_tokens=8)
@@ -632,8 +632,8 @@ def test_the_commands_of_a_voice(tiny_llama, tmp_path):
         expected.sequences[0], expected.numeric_values[0], skip_special_tokens=True
     )
     numbers = write(tmp_path / "numbers.jsonl", [{"prompt": "It is", "value": 5, "individual": "a"}])
-    refused = run("voices", *base, "--rows", numbers, "--output", tmp_path / "none", code=1)
-    assert "learned from words alone" in refused.stderr and not (tmp_path / "none").exists()
+    refused = run("voices", *base, "--rows", numbers, "--output", tmp_path / "none.safetensors", code=1)
+    assert "learned from words alone" in refused.stderr and not (tmp_path / "none.safetensors").exists()
 
 
 @pytest.mark.slow

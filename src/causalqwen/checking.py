@@ -75,7 +75,8 @@ def check_fields(settings: Any) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say behind an unknown name: the known one that it may be meant for, or all of them."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    """What to say after an unknown name: the known one that it may be meant for, three that it is a part of, or all of them."""
+    known, low = list(known), name.lower()
+    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(low, known, n=1)
+    close = close or [one for one in known if len(low) > 2 and low in one.lower()][:3]
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -266,7 +266,9 @@ def suffix_of(path: str | os.PathLike) -> str:
 def check_kind(path: Path, kinds: Sequence[str]) -> None:
     """ValueError for a file whose name ends otherwise than its kinds, in words of `suffix_of`."""
     if suffix_of(path) not in kinds:
-        raise ValueError(f"{path}: {path.suffix or 'a name without an ending'} is not written here; name it {' or '.join(kinds)}")
+        raise ValueError(
+            f"{path}: {path.suffix or 'a name without an ending'} is not written here; name it {' or '.join(kinds)}"
+        )
 
 
 def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:

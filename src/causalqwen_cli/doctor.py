@@ -27,19 +27,18 @@ _OPTIONAL = {
 
 
 def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Checks as {what, found, ok}; `ok` is whether everything that is needed is there."""
+    """Checks as {what, found, ok, needed}; `ok` of all is whether everything that is needed is there."""
     checks = [_check("python", platform.python_version(), sys.version_info >= (3, 11))]
     for name, least in _NEEDED.items():
         version = _version(name)
         good = version is not None and _as_tuple(version) >= _as_tuple(least)
         checks.append(_check(name, version or f"not installed, {least} or later is needed", good))
-    checks += [
-        _check(f"{name} (optional)", _version(name) or f"not installed; {hint}", True)
-        for name, hint in _OPTIONAL.items()
-    ]
-    if all(check["ok"] for check in checks):
+    for name, hint in _OPTIONAL.items():
+        version = _version(name)
+        checks.append(_check(name, version or f"not installed; {hint}", version is not None, needed=False))
+    if all(check["ok"] for check in checks if check["needed"]):
         checks += _checks_with_torch(fetch, say)
-    return {"ok": all(check["ok"] for check in checks), "checks": checks}
+    return {"ok": all(check["ok"] for check in checks if check["needed"]), "checks": checks}
 
 
 def _checks_with_torch(fetch: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -56,8 +55,8 @@ def _checks_with_torch(fetch: bool, say: Callable[[str], None]) -> list[dict[str
     return [_check("device", device, True), _check("default backbone", where, there)]
 
 
-def _check(what: str, found: str, ok: bool) -> dict[str, Any]:
-    return {"what": what, "found": found, "ok": ok}
+def _check(what: str, found: str, ok: bool, needed: bool = True) -> dict[str, Any]:
+    return {"what": what, "found": found, "ok": ok, "needed": needed}
 
 
 def _version(name: str) -> str | None:

@@ -172,7 +172,9 @@ def train(
 
 @command
 def synthesize(
-    output: Annotated[Path, Made((".jsonl",)), typer.Option(help="JSONL file of rows; it appears when it is complete.")],
+    output: Annotated[
+        Path, Made((".jsonl",)), typer.Option(help="JSONL file of rows; it appears when it is complete.")
+    ],
     kind: Annotated[
         str, typer.Option(help="statements, whose value nothing tells, or questions, whose context holds the answer.")
     ] = "statements",

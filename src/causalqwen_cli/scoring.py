@@ -154,7 +154,9 @@ def evaluate(
 
 
 def speed(
-    output: Annotated[Path, Made(whole=""), typer.Option(help="Folder for speed.json and speed.svg.")] = Path("runs/speed"),
+    output: Annotated[Path, Made(whole=""), typer.Option(help="Folder for speed.json and speed.svg.")] = Path(
+        "runs/speed"
+    ),
     parts: Annotated[
         str,
         typer.Option(
@@ -338,7 +340,8 @@ def doctor(
         return
     report = examine(fetch, say)
     lines = [
-        f"{'ok     ' if check['ok'] else 'MISSING'} {check['what']}: {check['found']}" for check in report["checks"]
+        f"{'ok' if check['ok'] else 'MISSING' if check['needed'] else 'absent':7} {check['what']}: {check['found']}"
+        for check in report["checks"]
     ]
     show(report, "\n".join(lines), as_json)
     if not report["ok"]:

@@ -38,7 +38,9 @@ def generate(
     individual: Annotated[
         Path | None, typer.Option(help="File of the individual who speaks (abduct or --save-individual made it).")
     ] = None,
-    save_individual: Annotated[Path | None, Individuals, typer.Option(help="Keep the individual that the seed draws.")] = None,
+    save_individual: Annotated[
+        Path | None, Individuals, typer.Option(help="Keep the individual that the seed draws.")
+    ] = None,
     chat: Annotated[
         bool, typer.Option(help="The prompt is a user's message; use the backbone's chat template.")
     ] = False,
@@ -124,7 +126,9 @@ def abduct(
         bool, typer.Option("--population", help="Each text is another person's: learn a --prior for people like them.")
     ] = False,
     html: Annotated[
-        Path | None, Page, typer.Option(help="HTML page that draws the individual and the words that told most about them.")
+        Path | None,
+        Page,
+        typer.Option(help="HTML page that draws the individual and the words that told most about them."),
     ] = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="File of another individual for the picture; may be given several times.")
@@ -186,7 +190,9 @@ def voices(
         Path,
         typer.Option(help="Rows that name an `individual` (JSONL, CSV, Parquet): texts of many people, long or short."),
     ],
-    output: Annotated[Path, Individuals, typer.Option(help="File for the voices (safetensors), a --prior of `causalqwen abduct`.")],
+    output: Annotated[
+        Path, Individuals, typer.Option(help="File for the voices (safetensors), a --prior of `causalqwen abduct`.")
+    ],
     directions: Annotated[int, typer.Option(min=1, help="In which people differ, at most.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Of each of the two searches.")] = 150,
     seed: Annotated[int, typer.Option(help="Seed of what is read at which step.")] = 0,

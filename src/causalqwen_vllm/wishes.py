@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from causalqwen.checking import nearest
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
 from causalqwen.parts.contexts import CONTEXTS
 
@@ -58,7 +59,7 @@ class Wish:
             )
         given = {name: value for name, value in given.items() if value is not None}
         if unknown := sorted(set(given) - _KNOWN):
-            raise ValueError(f"unknown settings {', '.join(unknown)}; known settings: {', '.join(sorted(_KNOWN))}")
+            raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], sorted(_KNOWN))}")
         named, individual = _named(given), given.get("individual")
         plan = replace(
             named,

@@ -27,7 +27,10 @@ class NumberWorker:
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         known = model.table.by_key
         if missing := [key for key in keys if key not in known]:
-            raise ValueError(f"no numbers are kept under the key {missing[0]!r}; they are given once")
+            raise ValueError(
+                f"no numbers are kept under the key {missing[0]!r}: no request came with it, or they were taken before; give "
+                "each request a key of its own, and take its numbers once"
+            )
         numbers = model.numbers_of([(known[key], 0) for key in keys])
         self.forget_numbers(keys)
         described = iter(describe_all([law for of_one in numbers for _, law in of_one.values()]))
@@ -95,8 +98,9 @@ class NumberWorker:
         kept = self.model_runner.get_model().table.by_key[key].kept  # type: ignore[attr-defined]
         if missing := [at for at in range(place, place + count) if at not in kept]:
             raise ValueError(
-                f"what the token at {missing[0]} of {key!r} follows from is not kept: was it told already, does kept_from lie "
-                "behind it, or did the prefix cache know it (skip_reading_prefix_cache)?"
+                f"what the token at {missing[0]} of {key!r} follows from is not kept: places from kept_from on are, until they "
+                "are told, but for those that the prefix cache knows; ask in order and once, with kept_from at the first "
+                "place, and with skip_reading_prefix_cache=True where that is in the prompt"
             )
         for at in [at for at in kept if at < place]:
             del kept[at]

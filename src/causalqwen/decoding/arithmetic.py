@@ -85,8 +85,11 @@ def nearest(one: Individual, people: Mapping[str, Individual] | Population, coun
 
 def _apart(one: Individual, other: Individual) -> float:
     if one.voice is None or other.voice is None:
-        silent = one if one.voice is None else other
-        raise ValueError(f"{_called(silent)} has no voice to compare: compare people who were heard in the same way")
+        silent, heard = (one, other) if one.voice is None else (other, one)
+        raise ValueError(
+            f"{_called(silent)} has no voice and {_called(heard)} has one, which cannot be compared: infer both from their "
+            "words with the same voices (`causalqwen abduct --prior voices.safetensors`), or both without"
+        )
     sizes = one.voice.square().sum() + other.voice.square().sum()
     return float((one.voice - other.voice).norm() / sizes.sqrt().clamp(min=1e-12))
 

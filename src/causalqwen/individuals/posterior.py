@@ -112,7 +112,10 @@ def find_posterior(
     def evaluate(g: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None]:
         parts = [e.evaluate(g, curvature) for e in evidence if len(e)]
         if not parts:
-            raise ValueError("there is nothing observed")
+            raise ValueError(
+                "nothing was observed that tells who somebody is: no word that another comes before, no number, no choice; "
+                "give a text of two words or more"
+            )
         total, gradient = sum(part[0] for part in parts), torch.stack([part[1] for part in parts]).sum(0)
         informations = [part[2] for part in parts if part[2] is not None]
         return total, gradient, torch.stack(informations).sum(0) if informations else None

@@ -80,14 +80,14 @@ def from_backbone(
     """
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
-    known = [name for name in CausalQwenConfig.__annotations__ if name != "text_config"]
+    found = ("num_token_id", "free_token_ids", "given")
+    for name in [name for name in found if name in config]:
+        what = "the settings that are said" if name == "given" else "the tokens that nothing uses"
+        raise ValueError(f"{name}: {what} are found when a backbone is grafted; leave it out")
+    known = [name for name in CausalQwenConfig.__annotations__ if name not in (*found, "text_config", "sub_configs")]
     if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
     check_values(CausalQwenConfig, config)
-    for found in ("num_token_id", "free_token_ids", "given"):
-        if found in config:
-            what = "the settings that are said" if found == "given" else "the tokens that nothing uses"
-            raise ValueError(f"{found}: {what} are found when a backbone is grafted; leave it out")
     if isinstance(name_or_path, PreTrainedModel):
         backbone, name = name_or_path, type(name_or_path).__name__
         _refuse_others(backbone.config, name)

@@ -31,6 +31,7 @@ from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.hearing import scores, told, windows_of
 from causalqwen.modeling.precision import reading
 from causalqwen.modeling.reading import (
+    NOTHING_TOLD,
     Observation,
     Reading,
     contexts_of,
@@ -271,7 +272,7 @@ def _hear(model: "CausalQwenForCausalLM", people: Iterable[Observations]) -> lis
         contexts += contexts_of(model, texts)
         ends.append(len(contexts))
         if ends[-1] == ends[-2] and not choices[-1]:
-            raise ValueError("the observations hold no token that something comes before: nothing can be learned")
+            raise ValueError(NOTHING_TOLD)
     read = read_each(model, contexts)
     nothing = Reading.nothing(model)
     parts = [Reading.all_of([nothing, *read[start:end]]) for start, end in itertools.pairwise(ends)]

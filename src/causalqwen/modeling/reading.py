@@ -87,6 +87,10 @@ def reads_numbers(model: "CausalQwenForCausalLM") -> bool:
     return model.config.value_range is not None
 
 
+NOTHING_TOLD = (
+    "the observations hold no token that something comes before: nothing can be learned; give a text of two words or more, or "
+    "what came before it as its prompt"
+)
 CHUNK = 512
 """Tokens of a long text that are read at a time."""
 
@@ -131,7 +135,7 @@ def read_contexts(
     Raises ValueError where nothing comes before any token.
     """
     if not contexts:
-        raise ValueError("the observations hold no token that something comes before: nothing can be learned")
+        raise ValueError(NOTHING_TOLD)
     return Reading.all_of(read_each(model, contexts, voice))
 
 

@@ -63,7 +63,8 @@ class Intervention:
 class World:
     """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`).
 
-    forced: indices of the tokens that the intervention set; those after an early end of the text are not among them. digits: of those that write the values, behind their `<NUM>`.
+    forced: indices of the tokens that the intervention set, as far as the text came. digits: of those that write the values,
+    behind their `<NUM>`.
     """
 
     prompt: str
@@ -281,7 +282,9 @@ def _world(
     if len(last):
         ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
         if left := forced.left(row):
-            logger.warning(f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it")
+            logger.warning(
+                f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
+            )
     else:
         listed, of_listed = ids.tolist(), values.tolist()
         forced.finish(row, listed, of_listed)

@@ -8,11 +8,12 @@ A request describes whom it means, so that nothing is kept between two of them b
     {"mix": [one, other], "share": 0.3}                         `mix`
 """
 
+import re
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from causalqwen.decoding import Individual, mix
 from causalqwen.individuals import LIKELIHOODS
@@ -26,7 +27,7 @@ MOST_PEOPLE = 32
 """Individuals of one request."""
 
 _KEPT = 2 * MOST_PEOPLE
-_NAME = r"\w[\w .-]{0,63}"
+_NAME = re.compile(r"\w[\w .-]{0,63}")
 
 
 class SaidText(Strict):
@@ -119,7 +120,16 @@ class IndividualsRequest(TaskRequest):
 
     individuals: Annotated[list[Who], Field(min_length=1, max_length=MOST_PEOPLE)]
     words: bool = False
-    save: Annotated[str, Field(pattern=rf"^{_NAME}$")] | None = None
+    save: str | None = None
+
+    @field_validator("save")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None and not _NAME.fullmatch(name):
+            found = name if len(name) <= 64 else f"{name[:61]}..."
+            what = "1 to 64 letters, digits, spaces, dots, hyphens and underscores, a letter or a digit first"
+            raise ValueError(f"{found!r} cannot be saved under; a name has {what}")
+        return name
 
     @model_validator(mode="after")
     def _check_saved(self) -> "IndividualsRequest":

@@ -223,7 +223,9 @@ class Message(Strict):
 
     neutral = _NEUTRAL
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Annotated[str, Tag(_TEXT)] | Annotated[list[ContentPart], Tag(_TEXTS)], Discriminator(_shape)] = ""
+    content: Annotated[
+        Annotated[str, Tag(_TEXT)] | Annotated[list[ContentPart], Tag(_TEXTS)], Discriminator(_shape)
+    ] = ""
     name: str | None = None
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from causalqwen.checking import nearest
 from causalqwen.decoding import PRESETS, Individual
 
 PATIENCE = 30.0
@@ -96,8 +97,9 @@ def load_individuals(
 def individual_of(name: str | None, settings: ServerSettings, param: str) -> Individual | None:
     """The one of that name; None for no name. ApiError 400 for a name that nobody has."""
     if name is not None and name not in settings.individuals:
-        known = ", ".join(settings.individuals) or "nobody"
-        raise ApiError(400, f"nobody is called {name!r}; known: {known}", param=param)
+        told = nearest(name, settings.individuals) if settings.individuals else "known: nobody"
+        where = "a server knows those whose files are in its folder --individuals"
+        raise ApiError(400, f"nobody is called {name!r}; {told} ({where})", param=param)
     return None if name is None else settings.individuals[name]
 
 
