@@ -593,7 +593,7 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
 def test_where_nothing_was_observed_it_says_what_to_give(speaker):
     with pytest.raises(ValueError, match=r"no word that another comes before, .*; give a text of two words or more"):
         find_posterior([], torch.zeros(3, dtype=torch.float64), 1.0)
-    for nothing in ("", "We", [], [Observation("", "We are")]):
+    for nothing in ("", "a", [], [Observation("", "We are")]):
         with pytest.raises(ValueError, match="give a text of two words or more"):
             speaker.abduct(nothing)
 
