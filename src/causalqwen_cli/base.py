@@ -51,8 +51,9 @@ class Made:
     kinds: tuple[str, ...] = ()
     whole: str | None = None
 
-    def check(self, path: Path) -> None:
-        """ValueError for a name that ends otherwise, and for what is there already; an empty folder is removed."""
+    def check(self, path: Path, resume: bool = False) -> None:
+        """ValueError for a name that ends otherwise, and for what is there already; an empty folder is removed. resume: a run is
+        taken up, maybe one that died when its file was there and its note (`write_kept`) not gone yet."""
         from causalqwen.files import check_kind
 
         if self.kinds and path.is_dir():
@@ -63,7 +64,7 @@ class Made:
             return
         elif path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-        if path.exists():
+        if path.exists() and not (resume and path.with_name(f"{path.name}.part.json").exists()):
             raise ValueError(f"{path} exists already; choose another output")
 
 
@@ -116,7 +117,7 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
             to_make = _to_make(function, kwargs)
             with _alone(kwargs, rank):
                 for made, path in to_make:
-                    made.check(path)
+                    made.check(path, kwargs.get("resume", False))
                 function(*args, **kwargs)
         except (ValueError, OSError, ImportError, RuntimeError) as error:
             message = str(error).strip() or type(error).__name__

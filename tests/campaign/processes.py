@@ -42,13 +42,12 @@ ROW_COUNT = 160
 @dataclass(frozen=True)
 class Command:
     """words: of the command line, in a folder with a model and rows. again: what is added to take it up. result: what it gave,
-    out of the output `out`. finished: what the command says where there is nothing left to do. ranks: processes that do it
-    together, of which one is killed; the others then end, or are ended as torchrun does."""
+    out of the output `out`. ranks: processes that do it together, of which one is killed; the others then end, or are ended as
+    torchrun does."""
 
     words: str
     result: Callable[[Path], Any]
     again: str = ""
-    finished: str = "exists already"
     ranks: int = 1
 
 
@@ -63,6 +62,10 @@ def _sums(*names: str) -> Callable[[Path], Any]:
     return of
 
 
+def _rows(output: Path) -> bytes:
+    return (output / "rows.jsonl").read_bytes()
+
+
 def _scores(output: Path) -> Any:
     """Of a benchmark, its scores, and no seconds."""
     found = json.loads((output / "numbers.json").read_text())
@@ -73,16 +76,17 @@ _MODEL = _sums("model.safetensors", "config.json")
 _TRAIN = "train --model model --train rows.jsonl --eval few.jsonl --config settings.yaml --output out"
 COMMANDS = {
     "graft": Command("graft --backbone backbone --output out", _MODEL),
-    "train": Command(_TRAIN, _MODEL, "--resume", "already holds a model"),
-    "train, two ranks": Command(_TRAIN, _MODEL, "--resume", "already holds a model", 2),
+    "train": Command(_TRAIN, _MODEL, "--resume"),
+    "train, two ranks": Command(_TRAIN, _MODEL, "--resume", ranks=2),
     "calibrate": Command("calibrate --model model --text text.txt --output out", _MODEL),
     "calibrate, in place": Command("calibrate --model out --text text.txt", _MODEL),
     "predict": Command(
-        "predict --model model --input rows.jsonl --batch-size 8 --output out", Path.read_bytes, "--resume"
+        "predict --model model --input rows.jsonl --batch-size 8 --output out/rows.jsonl", _rows, "--resume"
     ),
     "survey": Command(
-        "survey --model model --population people.safetensors --questions questions.jsonl --draws 40 --output out",
-        Path.read_bytes,
+        "survey --model model --population people.safetensors --questions questions.jsonl --draws 40 "
+        "--output out/rows.jsonl",
+        _rows,
         "--resume",
     ),
     "fit": Command(
@@ -311,7 +315,7 @@ def _killed(name: str, chance: random.Random, known: Known, folder: Path) -> tup
     if _result(one, folder) == known.result:  # it was killed when all was done: there is nothing to take up
         return what, ""
     status, said = wait(start(one, folder, log, one.again))
-    if status and one.finished not in said:
+    if status and "exists already" not in said:
         return what, f"{told}: taken up, status {status}: {said[-1500:]}"
     if _result(one, folder) != known.result:
         return what, f"{told}: taken up, another result"
