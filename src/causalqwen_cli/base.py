@@ -52,8 +52,8 @@ class Made:
     whole: str | None = None
 
     def check(self, path: Path, resume: bool = False) -> None:
-        """ValueError for a name that ends otherwise, and for what is there already; an empty folder is removed. resume: a run is
-        taken up, maybe one that died when its file was there and its note (`write_kept`) not gone yet."""
+        """ValueError for a name that ends otherwise, and for what is there already; an empty folder is removed. resume: a run
+        is taken up, maybe one that died when its file was there and its note (`write_kept`) not gone yet."""
         from causalqwen.files import check_kind
 
         if self.kinds and path.is_dir():

@@ -342,7 +342,8 @@ def _at_once(name: str, folder: Path) -> str:
     """The first is stopped while the second tries."""
     one = COMMANDS[name]
     first = start(one, folder, folder.with_name("log"))
-    note, end = folder / ".out.lock", time.monotonic() + 20
+    held = folder / (one.words.partition("--output ")[2] or "out")
+    note, end = held.with_name(f".{held.name}.lock"), time.monotonic() + 20
     while not _is_locked(note) and time.monotonic() < end:
         time.sleep(0.001)
     for pid, _ in first:
