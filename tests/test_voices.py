@@ -223,7 +223,7 @@ def test_files_of_voices_and_of_who_has_one(tiny_llama, tiny_voices, tmp_path):
     with pytest.raises(ValueError, match="holds no voices"):
         Voices.load(tmp_path / "ann.safetensors")
     (tmp_path / "text").write_text("nobody")
-    for path in ("text", "voices"):
+    for path in ("text", "voices.safetensors"):
         with pytest.raises(ValueError, match=path):
             Individual.load(tmp_path / path)
     with pytest.raises(FileNotFoundError):
