@@ -25,6 +25,7 @@ from causalqwen.serving.keys import Keys
 from causalqwen.serving.logprobs import _spelled_word
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
+from causalqwen_vllm.wishes import Wish
 from conftest import FREE_ROWS, graft_tiny, make_backbone
 from test_serving import PROMPT, Server, held, serving, talker, until
 
@@ -259,6 +260,16 @@ def test_null_is_as_good_as_left_out(server):
     assert [status for status, _ in answers] == [200, 200]
     texts = [json.loads(body)["choices"] for _, body in answers]
     assert texts[0] == texts[1]
+
+
+def test_none_asks_vllm_for_nothing():
+    asked = {"preset": "persona", "temperature": 0.5, "seed": 3}
+    nulls = dict.fromkeys(
+        ("individual_mode", "noise_mode", "values", "places", "key", "kept_from", "top_p", "individual", "x")
+    )
+    assert Wish.read(asked | nulls) == Wish.read(asked) and Wish.read(nulls) == Wish.read({})
+    with pytest.raises(ValueError, match=r"unknown setting temprature; did you mean temperature\?"):
+        Wish.read({"temprature": 0.5})
 
 
 def test_a_history_goes_back_as_the_official_client_dumps_it(server):

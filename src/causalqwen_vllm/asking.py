@@ -118,11 +118,12 @@ def request(
             `<NUM>` that the backbone does not see.
         individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
         key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
-        settings: temperature, noise_temperature, central_mass, top_p, number_class.
+        settings: temperature, noise_temperature, central_mass, top_p, number_class; None asks for nothing.
 
     Raises:
         ValueError: whatever the plug-in would refuse, before vLLM sees it.
     """
+    settings = {name: value for name, value in settings.items() if value is not None}
     if isinstance(individual, Individual):
         check_silent(individual)
         if individual.is_inferred:

@@ -594,7 +594,7 @@ def test_other_backbones_are_refused(folders, engines, monkeypatch):
         ({"individual": "nobody.safetensors"}, "nobody.safetensors"),
         ({"individual": [0.5, 0.5]}, "does not fit"),
         ({"top_p": 0.9}, "top_p belongs to the preset 'softmax'"),
-        ({"colour": 1}, "unknown settings colour"),
+        ({"colour": 1}, "unknown setting colour"),
         ({"kept_from": 1.7}, "kept_from is a place"),
         ({"kept_from": True}, "kept_from is a place"),
         ({"kept_from": [1]}, "kept_from is a place"),
