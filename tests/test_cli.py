@@ -178,6 +178,8 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     everybody = tmp_path / "people.safetensors"
     both = ("abduct", "--model", trained, "--text", said, "--text", more, "--output", everybody, "--population")
     assert "one like 2 people" in run(*both).stdout
+    assert "exists already" in run(*both, code=1).stderr
+    everybody.unlink()
     assert "goes without --prior" in run(*both, "--prior", who, code=1).stderr
     first, who = who, tmp_path / "better.safetensors"
     assert "Individual(A" in run("abduct", "--model", trained, "--text", more, "--output", who, "--prior", first).stdout
@@ -304,7 +306,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(traps, tmp_path, name, wrong, 
     good = {
         "graft": {"--backbone": "backbone", "--output": tmp_path / "out"},
         "train": {"--model": "model", "--train": "train.jsonl", "--output": tmp_path / "out"},
-        "predict": {"--model": "model", "--input": "eval.jsonl", "--output": tmp_path / "out"},
+        "predict": {"--model": "model", "--input": "eval.jsonl", "--output": tmp_path / "out.jsonl"},
         "generate": {"--model": "model", "--prompt": "The long one is"},
         "evaluate": {"--model": "model", "--data": "eval.jsonl", "--output": tmp_path / "out"},
     }[name]
