@@ -161,6 +161,8 @@ def test_generate_streams_text_or_prints_json(trained, tmp_path):
     assert json.loads(one)["text"] == json.loads(other)["text"]
     assert run(*arguments, "--preset", "softmax", "--seed", 1, "--top-k", 5).stdout
     assert run(*arguments, "--chat").stdout
+    only = ("generate", "--model", trained, "--prompt", " ", "--max-new-tokens", 2, "--seed", 1, "--json")
+    assert json.loads(run(*only).stdout)["text"].startswith(" ")
 
 
 def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path):

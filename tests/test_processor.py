@@ -127,6 +127,9 @@ def test_num_absorbs_one_space_and_prompts_lose_a_trailing_one(processor):
     assert processor("is 5")["input_ids"] == processor("is")["input_ids"] + [processor.num_token_id]
     assert processor("is ", prompt=True)["input_ids"] == processor("is")["input_ids"]
     assert processor.decode(processor("is  5")) == "is  5"
+    assert processor(" ", prompt=True)["input_ids"] == processor(" ")["input_ids"] != []
+    assert processor(["  ", "\n "], prompt=True)["input_ids"] == processor([" ", "\n"])["input_ids"]
+    assert processor("", prompt=True)["input_ids"] == []
 
 
 def test_generated_numbers_are_written_from_their_values(processor):
