@@ -96,7 +96,7 @@ KEPT_AS_TEXT = [
     "0,001 and 1000,000",
     "10^400",
     "-0,001 and -1000,000, -1/2, -12:30, -3:1, -1.2.3, -007 and -1-2-3",
-    "-$10k, $10k, -$1000,000, -$1.2.3, -$007, -$12:30, -$3/4",
+    "-$1000,000, -$1.2.3, -$007, -$12:30, -$3/4",
     "Tel: +86 10 62345678 or +49 (0)30 123456, +1 555-1234567, +55 11 91234-5678, +852-21234567, (+49) 30 123456",
     "Call 310-5550 or 250-4680",
     "+44 20 7946 0958, +33 1 23 45 67 89, +1 (555) 123-4567, +8613800138000, +86 13800138000",
@@ -137,9 +137,9 @@ TOLD = [  # text, rules, (value, kind, unit) of each number
     ),
     ("1/2 or -3 1/2 or 2½ on 1/5/2024", ALL, [(0.5, "fraction", ""), (-3.5, "fraction", ""), (2.5, "fraction", "")]),
     ("Twenty-one of two hundred and five", ALL, [(21, "english", ""), (205, "english", "")]),
-    ("-e£5112 million, -US$2 million", ALL, [(5112e6, "english", "£"), (-2e6, "english", "$")]),
-    ("one of 3.5 million, a hundred thousand", ALL, [(3.5e6, "english", ""), (1e5, "english", "")]),
-    ("5% of 3 and 3.5万", FIRST_RULES, [(5, "number", "%"), (3, "number", ""), (3.5, "number", "")]),
+    ("-e£5112 million, -US$2 million", None, [(5112e6, "scaled", "£"), (-2e6, "scaled", "$")]),
+    ("one of 3.5 million, a hundred thousand", ALL, [(3.5e6, "scaled", ""), (1e5, "english", "")]),
+    ("5% of 3 and 3.5万", FIRST_RULES, [(5, "number", "%"), (3, "number", "")]),
     ("5% of 3", NumberRules(kinds=("percent",)), [(5, "percent", "%")]),
     ("at 12:30, `x = 5`", NumberRules(protected=("code",)), [(12, "number", ""), (30, "number", "")]),
 ]
@@ -314,7 +314,7 @@ def test_what_is_not_finite_is_not_written():
     ],
 )
 def test_a_space_stands_where_the_script_writes_one(before, expected):
-    assert spaced(before, "5") is expected
+    assert spaced(before, "5") == expected
 
 
 @given(before=st.text(alphabet="a1 -+$#_^(/~.é价", max_size=8), value=st.floats(-1e9, 1e9))
