@@ -20,7 +20,7 @@ class NumberRules:
 
     Args:
         kinds: of `KINDS`. A number of a kind that is off is text, the whole of it: 3.5万 without "chinese", 2 1/2 without
-            "fraction". Without "percent", "currency" or "range" such a number is a "number", which is what no other kind claims.
+            "fraction". Without "percent", "currency" or "range" such a number is a "number": what no other kind claims.
         protected: of `PROTECTED`.
         decimal: the decimal mark, "." or ",".
         groups: marks that may stand between thousands, one kind per number; the other mark of the two, apostrophes and the

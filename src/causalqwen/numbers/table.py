@@ -1,4 +1,4 @@
-"""The grammar as a table of patterns, in the order in which they are tried."""
+"""The grammar as a table of patterns, in the order in which they are tried; `money` has what marks an amount."""
 
 import re
 
@@ -9,6 +9,7 @@ from causalqwen.numbers.money import (
     CODES,
     MONEY_BEFORE,
     MONEY_BEHIND,
+    OF_MONEY,
     OTHER_CODES,
 )
 from causalqwen.numbers.rules import NumberRules
@@ -110,7 +111,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
     ungrouped = rf"{sign}(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
     digits = rf"(?>(?:{grouped}|\d+)(?:{point}\d+)?)"
-    in_spaces = rf"[1-9]\d{{0,2}}(?:[ ]\d{{3}})+(?!\d)(?:{point}\d+)?"
+    in_spaces = rf"[1-9]\d{{0,2}}(?:[ ]\d{{3}}){{1,5}}(?!\d)(?:{point}\d+)?"
     priced = rf"(?:{in_spaces}|{grouped}(?:{point}\d+)?|\d+{point}\d\d)"
     no_version = rf"(?!{grouped}(?![\d.]))" if r"\." in marks else ""  # 1.272.000
     foreign = rf"[1-9]\d{{0,2}}(?:{point}\d{{3}})+{',' if rules.decimal == '.' else '[.]'}\d+(?!\d|[.,]\d)"  # 1.272,50
@@ -119,8 +120,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         rf"{word}s?(?:[ ]{digits}[ ](?:{'|'.join(MAGNITUDES[place + 1 :])})s?)?"
         for place, word in enumerate(MAGNITUDES)
     )
-    ends = r"(?:(?:MM|mm|[KkMmBbTt]|bn|mn|mln|tn|[Cc]r|L)(?![\w-])|\W|\Z)"
-    of_money = r"(?:MM|mm|[KkMmBbTt]|bn|mn|mln|tn|[Cc]r|L)(?![\w-])"
+    ends = rf"(?:{OF_MONEY}|\W|\Z)"
     english = (
         rf"(?:(?:{_HUNDREDS}|a|{digits}){_SCALE}{_AND_A_HALF}"
         rf"|(?:{_HUNDREDS}|{digits}){_AND_A_HALF}(?:{_SCALE})?"
@@ -130,10 +130,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     )
     minus = r"(?:(?=[mn])(?<!\d )(?<!or )(?<!\b[a-z] )(?:minus|negative)[ ])"
     in_words = [
-        (
-            "",
-            rf"(?i:(?<![\w-])(?:{_TEN}[- ](?:{'|'.join(ORDINALS)})\b|(?>{_SMALL})(?:[ ](?>{_SMALL}))+))",
-        ),  # six thirty
+        ("", rf"(?i:(?<![\w-])(?:{_TEN}[- ](?:{'|'.join(ORDINALS)})\b|(?>{_SMALL})(?:[ ](?>{_SMALL}))+))"),  # 6:30
         ("english", rf"(?i:(?<![\w-])(?!{_ONE})(?:{minus}{digits}(?:{_SCALE})?|{minus}?(?>{english}))(?!-?\w))"),
     ]
     name = (
@@ -143,10 +140,8 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     has_english = "english" in rules.kinds
     everywhere = [
         ("address", r"(?:https?://|ftp://|www\.)\S+|[\w.+-]{1,64}@[\w-]+\.[\w.-]+"),  # of pages, of people
-        (
-            "address",
-            rf"{_IPV6}|\b(?:{_HEX}{{2}}-){{5}}{_HEX}{{2}}\b|\b{_HEX}{{4}}(?:\.{_HEX}{{4}}){{2}}\b",
-        ),  # of machines
+        # of machines
+        ("address", rf"{_IPV6}|\b(?:{_HEX}{{2}}-){{5}}{_HEX}{{2}}\b|\b{_HEX}{{4}}(?:\.{_HEX}{{4}}){{2}}\b"),
         ("", rf"\b{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}\b"),  # UUIDs
     ]
     of_letters = [
@@ -165,10 +160,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
             rf"|(?:{OTHER_CODES})(?=[+–-]?{priced}{ends})|(?:R|CHF)(?=[+–-]?(?:{priced}|\d{{3,}}){ends}))",
         ),
         ("", rf"(?<!\d)[{_LETTER}]\w*(?:[-.]\d\w*)+(?:,\d{{3}}\b)*"),  # COVID-19, GPT-4, fig.3
-        (
-            "",
-            rf"[{_LETTER}]\w*(?:(?<=\d)(?:,\d{{3}})+(?:\.\d+)?\b)?",
-        ),  # words, and identifiers that hold digits: x1, fp16, H2O
+        ("", rf"[{_LETTER}]\w*(?:(?<=\d)(?:,\d{{3}})+(?:\.\d+)?\b)?"),  # words, and identifiers: x1, fp16, H2O
     ]
     of_han = [
         (
@@ -191,17 +183,16 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     of_digits = [
         *everywhere,
         ("address", rf"{no_version}(?<![\w.])\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?::\d+|/\d+)?(?![\w.]\w)"),
-        (
-            "",
-            r"\b\d{4}(?:[ -]\d{4}){3}\b|10\.\d{4,9}/\S+|\b97[89](?:[ -]\d{1,7}){3}[ -][\dX]\b",
-        ),  # bank cards, DOI, ISBN
+        # bank cards, DOI, ISBN, and 40°26′, 5'10"
+        ("", r"\b\d{4}(?:[ -]\d{4}){3}\b|10\.\d{4,9}/\S+|\b97[89](?:[ -]\d{1,7}){3}[ -][\dX]\b"),
         (
             "",
             r"\d+(?:\.\d+)?°[ ]?\d+(?:\.\d+)?['′’](?:[ ]?\d+(?:\.\d+)?[\"″”])?|\b\d+['′’][ ]?\d+(?:\.\d+)?[\"″”]",
-        ),  # 40°26′, 5'10"
+        ),
         ("date", rf"(?<![\d.])\d{{1,2}}(?:st|nd|rd|th)?[ ]{_MONTH}(?:,?[ ]\d{{4}}\b)?"),  # 5 January 2024
         ("date", r"\d{4}-\d{1,2}-\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),  # ISO
         ("date", r"\b(?:19|20)\d\d-0[1-9](?![\w-])"),
+        ("words", rf"[\d.]{{1,20}}{_MANY}"),  # 30多万
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
         (
             "fraction",
@@ -228,7 +219,6 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("phone", rf"(?<![$€£¥₹])\b(?!\d[05]0-[1-9]\d[05]0)\d{{3}}-\d{{4}}\b(?!{AFTER.pattern})"),
         # 13800138000, but no amount: 15000000000, $18926408486, 18926408486.48, 18926408486 kg
         ("phone", rf"(?<![\w.,+$€£¥₹-])1[3-9]\d{{9}}(?<!00000)(?!\w|[.,]\d|{AFTER.pattern})"),
-        ("words", rf"[\d.]{{1,20}}{_MANY}"),  # 30多万
         ("phone", r"\b\d{3}[ ]\d{4}[ ]\d{4}\b"),  # 138 0013 8000
         ("", r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)"),  # (1r,2s) and (2+) in names of compounds
     ]
@@ -239,18 +229,16 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         (
             "scaled",
             rf"{sign}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:bn|mn|mln|mrd)|[ ]?[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})))(?!\w)"
-            rf"|(?=[+–-]?{digits}[ ]?{of_money})(?:(?:{AFTER_MONEY})[+–-]?){digits}[ ]?{of_money}"
-            rf"|{signed}(?:{BEFORE_SIGNED}){digits}[ ]?{of_money}",
+            rf"|(?=[+–-]?{digits}[ ]?{OF_MONEY})(?:(?:{AFTER_MONEY})[+–-]?){digits}[ ]?{OF_MONEY}"
+            rf"|{signed}(?:{BEFORE_SIGNED}){digits}[ ]?{OF_MONEY}",
         ),
         ("", rf"{digits}{_AND_HALF}"),
         ("chinese", rf"{sign}{digits}[ ]?(?!十){_U}+(?:零?{digits}{_U}+)*{_REST}"),  # 3.5万, 2亿, 3万5千, 1万5000
     ]
     numbers = [
         ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
-        (
-            "",
-            rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]*(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*",
-        ),  # 3D, 1st, 4x4
+        # 3D, 1st, 4x4
+        ("", rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]*(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
         ("", ungrouped),
         (
             "number",  # 10 000, and 1 500 beside money
