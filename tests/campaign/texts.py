@@ -5,6 +5,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from causalqwen import CausalQwenProcessor
@@ -116,6 +117,25 @@ def _number(chance: random.Random) -> str:
     return whole
 
 
+# A part of a number may be read in none of these. ν: an amount; κ: up to three digits; δ: one.
+_FORMS = (
+    "R$ν|Rν|USDν|USD -ν|-$ ν|$-ν|−ν €|(ν)|($ν)|$(ν)|ν-|ν kr|νzł|Rs.ν|NT$ν|CHFν|€κ δδδ|κ δδδ kr|κ 0δδ|$νK|£νm|€νbn|νB"
+    "|ν lakh|ν crore κ lakh|ν million|ν-thousand-dollar|minus ν|ν minus ν|负ν%|正负ν|零下κ度|三百五十六点七|零点五"
+    "|百分之三点五|负百分之ν|κ个半|κ万零δδδ|十点三十分|δ点一刻|一点五百|κ½|κ δ/δ|κ⁄δ|κ¹⁄₂|κ-δ/δ|κ and a half"
+    "|δδδδ:dbδ::δ|κ.κ.κ.κ:κ|δδ:Aδ:δB:δδ:EE:δδ|[::1]:κ|0δδδδ δδδδδδ|+δδ δδ δδδδ δδδδ|(δδδ) δδδ-δδδδ|tel: δδδδδδδ"
+    "|ISBN δδδ δ δδ δδδδδδ δ|δδδδ δδδδ δδδδ δδδδ|DEδδ δδδδ δδδδ δδδδ|κ°δδ′δδ″|κ'δ\"|νE–δ|ν × 10 ^ δ|ν \\times 10^{δ}"
+    "|ν×10-δδ|$x^δ$|$ν$|$$ν$$|1δδδs|‑ν|–ν|κ –κ|κ–κ|κ.δδδ,δδ|κ,δδδ.δδ|No.κ,δδδ|κ δδδ δδδ|2024-0δ|minus five"
+    "|two point seven|forty five hundred thirty|half a million|two and a half million|twenty fifth|three quarters"
+    "|nineteen eighty-four|ten minus five"
+)
+
+
+def _form(chance: random.Random) -> str:
+    """One of the forms."""
+    drawn_of = {"ν": lambda: _number(chance), "κ": lambda: _digits(chance, 3), "δ": lambda: str(chance.randrange(10))}
+    return "".join(drawn_of.get(char, lambda char=char: char)() for char in chance.choice(_FORMS.split("|")))
+
+
 def _broken(chance: random.Random) -> str:
     """A number whose end or beginning is missing."""
     written = _number(chance)
@@ -138,6 +158,7 @@ def _characters(chance: random.Random) -> str:
 
 FRAGMENTS: dict[str, Callable[[random.Random], str]] = {
     "numbers": _number,
+    "forms": _form,
     "broken": _broken,
     "nested": _nested,
     "words": lambda chance: chance.choice(_WORDS),
@@ -157,6 +178,25 @@ KNOWN: dict[str, Callable[[float], str]] = {
     "signed": lambda value: f"+{value!r}",
     "scientific": lambda value: f"{value!r}e0",
     "money": lambda value: f"${value!r}",
+    "code": lambda value: f"USD{value:,}",
+    "rand": lambda value: f"R{value + 1000:,.3f}",
+    "signed money": lambda value: f"-$ {value!r}",
+    "dash": lambda value: f"–{value!r}",
+    "millions": lambda value: f"£{value!r}m",
+    "lakh": lambda value: f"{value!r} lakh",
+    "负": lambda value: f"负{value!r}",
+    "power": lambda value: f"{value!r} \\times 10^3",
+    "small": lambda value: f"{value!r}E–3",
+}
+_WORTH = {  # by a form, of the value that it writes; itself by default
+    "rand": lambda value: round(value + 1000, 3),
+    "signed money": lambda value: -value,
+    "dash": lambda value: -value,
+    "millions": lambda value: float(Decimal(repr(value)) * 10**6),
+    "lakh": lambda value: float(Decimal(repr(value)) * 10**5),
+    "负": lambda value: -value,
+    "power": lambda value: float(f"{value!r}e3"),
+    "small": lambda value: float(f"{value!r}e-3"),
 }
 
 
@@ -269,6 +309,6 @@ def _known_values(chance: random.Random, tally: Tally, number: int) -> list[str]
         text = f"it is {write(value)} now"
         tally.tried["known values"] += 1
         read = [span.value for span in find_numbers(text)]
-        if read != [value]:
+        if read != [_WORTH.get(form, float)(value)]:
             wrong.append(f"draw {number}: {form} {text!r} is read as {read}")
     return wrong

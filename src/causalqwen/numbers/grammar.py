@@ -10,20 +10,26 @@ import math
 import re
 from typing import NamedTuple
 
+from causalqwen.numbers.money import MONEY_BEFORE, MONEY_BEHIND, SIGNS
 from causalqwen.numbers.rules import KINDS, NumberRules
-from causalqwen.numbers.table import AFTER, BEFORE, BEFORE_SIGNED, MONEY, table
-from causalqwen.numbers.words import chinese_value, english_value, fraction_value
+from causalqwen.numbers.table import AFTER, BEFORE, LEAD, table
+from causalqwen.numbers.words import chinese_value, english_value, fraction_value, scaled_value
 
-# Full-width signs, the minus sign, and the traditional forms of Chinese numerals: a character for a character.
-_ALIKE = str.maketrans("０１２３４５６７８９．，＋－％：／（）−～￥＄萬億兩", "0123456789.,+-%:/()-~¥$万亿两")
-_HINTS = {"chinese": "十百千万亿萬億", "fraction": "¼½¾⅐-⅞"}  # what a text without digits may hold
-_BEFORE_WORDS = re.compile(r"[^A-Za-z]*")
-_IS_MONEY = re.compile(MONEY)
+# Full-width signs, minus signs and hyphens, fraction slashes, and the traditional forms of Chinese numerals: a character for a
+# character.
+_ALIKE = str.maketrans(
+    "０１２３４５６７８９．，＋－−‐‑﹣％：／⁄∕（）～￥＄￡￠￦萬億兩點負", "0123456789.,+-----%:///()~¥$£¢₩万亿两点负"
+)
+# Dollars around mathematics are no money: around what has no space in it, or what only mathematics has.
+_TEX = re.compile(r"\$\$[^$]{1,2000}\$\$|(?<![\w$\\])\$(?=\S)(?:[^$\s]+|(?=[^$\n]*[\\^_{}=])[^$\n]+)(?<=\S)\$(?![\d$])")
+_HINTS = {"chinese": "点點十百千万亿萬億", "fraction": "¼½¾⅐-⅞₀-₉"}  # what a text without digits may hold
+_IS_MONEY = re.compile(rf"{MONEY_BEFORE}|{MONEY_BEHIND}")
 _BETWEEN = {"-", "–", " – ", "—", "~", "..", " to ", "至", "到"}
-_MONEY_INSIDE = re.compile(rf"(?<=^[+-])(?:{BEFORE_SIGNED})")
-_UNIT = re.compile(r"[ ]?(?:[^\W\d_]+(?:/[^\W\d_]+)?|[$€£¥₹‰℃℉])")
+_UNIT = re.compile(r"[ ]?(?:[^\W\d_]+(?:/[^\W\d_]+)?|[$¢-¥₠-⃏‰℃℉])")
+_MINUS = re.compile("[-–(负下]|(?i:minus|neg)")
+_OF_DIGITS = re.compile(r"\d[^A-Za-z]*(?<! )")
 _RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
-_POWER_OF_TEN = re.compile(r"(.*?)[ ]?[×xX*·⋅]?[ ]?10\^?([+-]?\d+)")
+_POWER_OF_TEN = re.compile(r"(.*?)[ ]?(?:[×xX*·⋅]|\\times|\\cdot)?[ ]?10[ ]?(?:\^|\*\*)?[ ]?([+-]?\d+)")
 
 
 class NumberSpan(NamedTuple):
@@ -45,25 +51,46 @@ class _Scanner:
 
     def __init__(self, rules: NumberRules) -> None:
         self.kinds = frozenset(rules.kinds)
-        self.plain = str.maketrans(dict.fromkeys(rules.groups or "") | {rules.decimal: "."})
-        on = {"", "number", *rules.protected, *rules.kinds} | ({"words"} if "chinese" in self.kinds else set())
-        rows = [(name, pattern) for name, pattern in table(rules) if name in on]
-        named = [f"(?P<{name}>{pattern})" if name in KINDS else pattern for name, pattern in rows]
-        self.scan = re.compile("|".join(named), re.ASCII).finditer
+        self.plain = str.maketrans(dict.fromkeys(f"{rules.groups or ''} ") | {rules.decimal: "."})
+        kept, read = {"", *KINDS, *rules.protected, "words"}, {"number", *rules.kinds}
+        if "chinese" not in self.kinds:
+            kept.remove("words")
+        self.forms, groups = {}, []
+        for begin, rows in table(rules):
+            patterns = []
+            for name, pattern in rows:
+                if name in read:
+                    self.forms[f"form{len(self.forms)}"] = name
+                    pattern = f"(?P<form{len(self.forms) - 1}>{pattern})"
+                if name in kept:
+                    patterns.append(pattern)
+            groups.append(f"(?={begin})(?:{'|'.join(patterns)})")
+        self.scan = re.compile("|".join(groups), re.ASCII).finditer
         hints = "".join(signs for kind, signs in _HINTS.items() if kind in self.kinds)
         self.may_hold = re.compile("" if "english" in self.kinds else f"[0-9０-９{hints}]").search
 
     def value_of(self, form: str, written: str) -> float:
         """Marks between thousands leave the digits, but not the words behind them, and the decimal mark becomes a point."""
-        written = _MONEY_INSIDE.sub("", written)
+        lead = "" if written[0].isdigit() else LEAD.match(written).group()
+        is_negative = written[-1] == "-" or bool(lead and _MINUS.search(lead))
+        try:
+            value = self._size_of(form, written[len(lead) :].rstrip("-)"))
+        except OverflowError:
+            value = math.inf
+        return -value if is_negative else value
+
+    def _size_of(self, form: str, written: str) -> float:
+        """The value of what stands behind the sign."""
         if form == "fraction":
             return fraction_value(written)
-        if form == "english":
-            return english_value(_BEFORE_WORDS.sub(lambda digits: digits[0].translate(self.plain), written, count=1))
+        if form in ("english", "scaled"):
+            words = _OF_DIGITS.sub(lambda digits: digits[0].translate(self.plain), written)
+            return english_value(words) if form == "english" else scaled_value(words)
         if form == "scientific":
-            times, power = _POWER_OF_TEN.fullmatch(re.sub("[{}]", "", written.translate(_RAISED))).groups()
-            return float(f"{(times if times.strip('+-') else times + '1').translate(self.plain)}e{power}")
-        digits = written if written.isdigit() else written.translate(self.plain)
+            written = re.sub("[{}]", "", written.translate(_RAISED)).replace("–", "-")
+            times, power = _POWER_OF_TEN.fullmatch(written).groups()
+            return float(f"{(times or '1').translate(self.plain)}e{power}")
+        digits = written if written.isdigit() else written.translate(self.plain).replace("–", "-")
         return chinese_value(digits) if form == "chinese" else float(digits)
 
     def kind_of(self, form: str, written: str, unit: str) -> str:
@@ -86,10 +113,12 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
     """The numbers of `text`, left to right, never overlapping; everything outside them is to stay as it is.
 
     Read as numbers by the default rules: 42, -5, +3.5, .5, 1,272.50, 1 272 (no-break spaces), 12,34,567, 6.02e23, １２．５,
-    99.9 in 99.9元, 5 in 5%, 10 in 10km, -$1,200, 6.02×10^23, 10⁻⁹, 3.5万, 2亿, 1万5000, 三百二十.
+    99.9 in 99.9元, 5 in 5%, 10 in 10km, -$1,200, 1,500 in R1,500, $85K, 3.5 million, 6.02×10^23, 10⁻⁹, 3.5万, 2亿, 1万5000,
+    三百二十, 负三点五.
     Left as text: dates, times, versions, IP addresses, identifiers (x1, fp16, COVID-19, 1,2-dichloroethane), phone
-    numbers, malformed groups (0,001; 1000,000), fractions with a slash, hexadecimal numbers, codes with a leading zero
-    (007), powers of ten that float64 cannot hold (1e400, 72e71990), code in backticks, words (万一, 十分, 第三十二).
+    numbers, malformed groups (0,001; 1000,000; 1.272,50), fractions (2 1/2, 2½), hexadecimal numbers, codes with a leading
+    zero (007), powers of ten that float64 cannot hold (1e400, 72e71990), code in backticks, words (万一, 十分, 第三十二), and
+    what is of a kind that is off: a number is read with its right value, or the whole of it is text.
 
     Raises:
         ValueError: digits of a number that float64 cannot hold, with their place in the text.
@@ -98,11 +127,11 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
     if not scanner.may_hold(text):
         return []
     spans: list[NumberSpan] = []
-    alike = text.translate(_ALIKE)
+    alike = readable(text)
     for match in scanner.scan(alike):
-        form = match.lastgroup
-        if form is None:
+        if match.lastgroup is None:
             continue
+        form = scanner.forms[match.lastgroup]
         start, end = match.span()
         written = match.group()
         value = scanner.value_of(form, written)
@@ -111,8 +140,9 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
         if not math.isfinite(value):
             shown = written if len(written) <= 24 else written[:21] + "..."
             raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
-        if spans and written[0] == "-" and _second_of_two(alike, spans[-1].end, start, end):
-            start, value = start + 1, -value
+        sign = "" if written[0].isdigit() else LEAD.match(written)[1] or ""
+        if spans and sign and sign[0] in "-–mMnN" and _second_of_two(alike, spans[-1].end, start, end, sign):
+            start, value = start + len(sign), -value
         unit = unit_of(*beside(alike, start, end))
         span = NumberSpan(start, end, text[start:end], value, scanner.kind_of(form, written, unit), unit)
         if spans and "range" in scanner.kinds and alike[spans[-1].end : start] in _BETWEEN:
@@ -125,32 +155,39 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
 _DEFAULT = NumberRules()
 
 
-def _second_of_two(text: str, behind: int, start: int, end: int) -> bool:
-    """Whether the hyphen at `start` stands between two numbers of one unit, 100元-200元, and is no sign."""
-    unit = text[behind:start]
+def readable(text: str) -> str:
+    """The text as the table reads it, a character for a character."""
+    alike = text.translate(_ALIKE)
+    return _TEX.sub(lambda tex: tex[0].replace("$", "\0"), alike) if alike.count("$") > 1 else alike
+
+
+def _second_of_two(text: str, behind: int, start: int, end: int, sign: str) -> bool:
+    """Whether the sign at `start` stands between two numbers of one unit, 100元-200元, 5 minus 3, and is none."""
+    unit = text[behind:start] if sign == "-" else text[behind:start].rstrip(" ")
     return not unit or (bool(_UNIT.fullmatch(unit)) and text.startswith(unit, end))
 
 
 def beside(text: str, start: int, end: int) -> tuple[str, str]:
     """What stands before and behind the number at `text[start:end]` and is its unit, with the space between: "", " K"."""
-    if after := AFTER.match(text, end):
+    after = AFTER.match(text, end)
+    if after and after.group()[0] != " ":
         return "", after.group()
-    if inside := money_inside(text[start:end]):
-        return inside, ""
-    before = BEFORE.search(text, max(0, start - 5), start)
-    return before.group() if before else "", ""
+    before = money_inside(text[start:end])
+    if not before and (found := BEFORE.search(text, max(0, start - 5), start)):
+        before = found.group()
+    return (before, "") if before or not after else ("", after.group())  # $5 C is no temperature
 
 
 def money_inside(number: str) -> str:
     """The $ of -$1,200; "" for none."""
-    inside = _MONEY_INSIDE.search(number.strip(" ").translate(_ALIKE))
-    return inside.group() if inside else ""
+    number = number.strip(" ")
+    return "" if number[0].isdigit() else LEAD.match(readable(number))[2] or ""
 
 
 def unit_of(before: str, after: str) -> str:
     """The unit that `beside` found; "" for none."""
     unit = (after or before).strip(" ")
-    unit = unit[-1] if unit and unit[-1] in "$€£¥₹" else unit
+    unit = unit[-1] if unit and re.match(SIGNS, unit[-1]) else unit
     return "%" if unit == "百分之" else unit
 
 

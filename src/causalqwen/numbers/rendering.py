@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from causalqwen.numbers.grammar import beside, find_numbers
+from causalqwen.numbers.grammar import beside, find_numbers, readable
 from causalqwen.numbers.rules import NumberRules
 
 _UNSPACED = (  # scripts and signs after which a number follows without a space
@@ -20,7 +21,7 @@ _UNSPACED = (  # scripts and signs after which a number follows without a space
     ("\uff00", "\uffef"),  # full-width forms
     ("\u0e00", "\u0eff"),  # Thai, Lao
 )
-_OPENING = set("([{<$€£¥₹#@/\\-+_~^|«‹“‘")
+_OPENING = set("([{<#@/\\-+_~^|«‹“‘")
 
 
 _SHARE = 0.1  # of an interval: what one unit of the last written digit may be
@@ -48,9 +49,9 @@ class NumberStyle:
         rules, beside_it, marks, integer = rules or NumberRules(), Counter[tuple[str, str]](), Counter[str](), True
         for text in [texts] if isinstance(texts, str) else texts:
             for span in find_numbers(text, rules):
-                if span.kind in ("chinese", "english", "fraction"):
+                if span.kind in ("chinese", "english", "fraction", "scaled"):
                     continue
-                beside_it[beside(text, span.start, span.end)] += 1
+                beside_it[beside(readable(text), span.start, span.end)] += 1
                 mark = re.search(r"\d([ ,.'’\u00a0\u202f\u2009])\d", span.text)
                 if mark and mark[1] != rules.decimal:
                     marks[mark[1]] += 1
@@ -98,19 +99,23 @@ def last_place(value: float, width: float) -> int | None:
     return place if value == 0 else min(place, math.floor(math.log10(abs(value))))
 
 
-def spaced(before: str, written: str, rules: NumberRules | None = None) -> bool:
-    """Whether a number gets a space after the text `before`: where the script sets words apart, and there only.
+def spaced(before: str, written: str, rules: NumberRules | None = None) -> int:
+    """How many spaces stand between the text `before` and a number: one where the script sets words apart, and there only.
 
-    True after a word, a digit or a closing sign; False at the start, after white space, an opening bracket, a currency
-    sign, Han, kana or Thai. After a sign that would make it another number (the bullet of "- 5"), or none (#5), True.
+    One after a word, a digit or a closing sign; none at the start, after white space, an opening bracket, a currency sign, Han,
+    kana or Thai. One more where it would be read as a part of another number, or as none: of - 5, #5, -$ 5, 10 500 kr.
     """
-    if not before or before[-1].isspace():
-        return False
-    if before[-1] in _OPENING:
-        start = len(before)
-        numbers = find_numbers(before + written, rules)
-        return not (numbers and numbers[-1][:2] == (start, start + len(written)))
-    return not any(low <= before[-1] <= high for low, high in _UNSPACED)
+    if not before:
+        return 0
+    last = before[-1]
+    is_joined = last.isspace() or last in _OPENING or unicodedata.category(last) == "Sc"
+    wanted = 0 if is_joined or any(low <= last <= high for low, high in _UNSPACED) else 1
+    for spaces in range(wanted, 3):
+        start = len(before) + spaces
+        numbers = find_numbers(before + " " * spaces + written, rules)
+        if numbers and numbers[-1][:2] == (start, start + len(written)):
+            return spaces
+    return wanted
 
 
 def finest_place(values: Tensor) -> int:

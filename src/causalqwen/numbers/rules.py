@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KINDS = ("number", "scientific", "percent", "currency", "range", "lakh", "chinese", "fraction", "english")
-"""What a number may be: 42 · 6e23 · 5% · $5 · 3-4 · 12,34,567 · 3.5万, 三百二十 · 1/2, ½ · twenty-one, 3.5 million."""
+KINDS = ("number", "scientific", "percent", "currency", "range", "lakh", "scaled", "chinese", "fraction", "english")
+"""What a number may be: 42 · 6e23 · 5% · $5 · 3-4 · 12,34,567 · 3.5 million, $85K · 3.5万, 三百二十 · 1/2, ½ · twenty-one."""
 
 PROTECTED = ("code", "address", "date", "time", "version", "phone")
 """What stays text before any number is looked for: `x = 5` in backticks · https://a.b/5 · 2024-01-05 · 12:30 · 1.2.3 ·
@@ -19,8 +19,8 @@ class NumberRules:
     """The choices of the grammar.
 
     Args:
-        kinds: of `KINDS`. One that is off is not looked for, and the others read on: without "chinese", 3.5万 is the number
-            3.5 before a word; without "fraction", 1/2 is text; "number" is what no other kind claims.
+        kinds: of `KINDS`. A number of a kind that is off is text, the whole of it: 3.5万 without "chinese", 2 1/2 without
+            "fraction". Without "percent", "currency" or "range" such a number is a "number": what no other kind claims.
         protected: of `PROTECTED`.
         decimal: the decimal mark, "." or ",".
         groups: marks that may stand between thousands, one kind per number; the other mark of the two, apostrophes and the

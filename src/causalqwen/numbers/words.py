@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from decimal import Decimal
+from fractions import Fraction
 
 _HAN_DIGITS = {char: value for value, char in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
 _HAN_UNITS = {"十": 10, "百": 100, "千": 1000}
@@ -10,18 +11,26 @@ _HAN_UNITS = {"十": 10, "百": 100, "千": 1000}
 UNITS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-SCALES = ["thousand", "million", "billion", "trillion"]
+SCALES = ["thousand", "million", "billion", "trillion", "lakh", "crore", "dozen"]
+PARTS = ["half", "third", "quarter", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
+MAGNITUDES = ["trillion", "billion", "crore", "million", "lakh", "thousand", "hundred", "dozen"]
+"""From the greatest on: 5 crore 20 lakh."""
 _ENGLISH = (
     {word: 1 + place for place, word in enumerate(UNITS + TEENS)}
     | {word: 20 + 10 * place for place, word in enumerate(TENS)}
-    | {"a": 1, "and": 0}
+    | {"a": 1, "an": 1, "zero": 0, "oh": 0}
 )
-_SCALE_OF = {word: 1000 ** (1 + place) for place, word in enumerate(SCALES)}
+_SCALE_OF = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5}
+_SCALE_OF |= {"crore": 10**7, "dozen": 12, "k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "mln": 10**6, "b": 10**9}
+_SCALE_OF |= {"bn": 10**9, "mrd": 10**9, "t": 10**12, "tn": 10**12, "cr": 10**7, "l": 10**5}
+_PART_OF = dict(zip(PARTS, (2, 3, 4, 4, 5, 6, 7, 8, 9, 10), strict=True))
+_PART_OF_SCALE = re.compile(rf"\b({'|'.join(PARTS)})s?(?: of)?(?: an?)?(?= (?:{'|'.join(SCALES)}))")
 
 
 def chinese_value(text: str) -> float:
     """三百二十 -> 320, 一亿零五万 -> 100050000, 3万5千 -> 35000, 1万5000 -> 15000, 1.2万亿 -> 1.2e12, 三万五 -> 35000,
-    三点一四 -> 3.14.
+    三点一四 -> 3.14, 三点五万 -> 35000.
 
     Of sections before 万 and 亿, in decimal arithmetic.
     """
@@ -42,29 +51,48 @@ def chinese_value(text: str) -> float:
             digit = Decimal(_HAN_DIGITS.get(token, token))
             unit = 10 if digit == 0 or len(token) > 1 else unit
     value = total + section + Decimal(digit or 0) * unit / 10
-    value += Decimal("0." + ("".join(str(_HAN_DIGITS[char]) for char in decimals) or "0"))
-    return float(-value if text[0] == "-" else value)
+    value += Decimal("0." + ("".join(str(_HAN_DIGITS[char]) for char in decimals.rstrip("万亿")) or "0"))
+    return float(value * 10 ** (4 * decimals.count("万") + 8 * decimals.count("亿")))
 
 
 def english_value(text: str) -> float:
-    """twenty-one -> 21, two hundred and five -> 205, three thousand four hundred -> 3400, 3.5 million -> 3500000."""
-    total = section = Decimal(0)
-    for word in re.findall(r"\d[\d.]*|\.\d+|[a-z]+", text.lower()):
+    """twenty-one -> 21, forty five hundred thirty -> 4530, two point seven -> 2.7, half a million -> 500000, two and a half
+    million -> 2500000, three quarters -> 0.75."""
+    total, section, last, scale = Fraction(0), Fraction(0), Fraction(0), 1
+    whole, _, decimals = _PART_OF_SCALE.sub(r"\1", text.lower().replace("-", " ")).partition(" point ")
+    if decimals:
+        digits = "".join(str(_ENGLISH[word]) for word in decimals.split() if word in _ENGLISH)
+        whole += f" plus 0.{digits} {decimals.split()[-1] if decimals.split()[-1] in _SCALE_OF else ''}"
+    for word in re.findall(r"\d[\d.]*|\.\d+|[a-z]+", whole):
         if word == "hundred":
             section *= 100
         elif word in _SCALE_OF:
-            total, section = total + section * _SCALE_OF[word], Decimal(0)
-        else:
-            section += Decimal(_ENGLISH.get(word, word))
-    return float(-(total + section) if text[0] == "-" else total + section)
+            total, section, scale = total + section * _SCALE_OF[word], Fraction(0), _SCALE_OF[word]
+        elif (
+            part := _PART_OF.get(word.removesuffix("s"))
+        ) is not None:  # of one, of the number before it, or of its scale
+            section += (last or 1) * (Fraction(scale if section == last else 1, part) - bool(last))
+        elif word not in ("and", "plus", "of"):
+            last = Fraction(_ENGLISH.get(word, word))
+            section += last
+    return float(total + section)
+
+
+def scaled_value(text: str) -> float:
+    """3.5 million -> 3500000, 5 crore 20 lakh -> 52000000, 85K -> 85000."""
+    parts = re.findall(r"([\d.]+)[ -]?([a-z]+)", text.lower())
+    return float(
+        sum(
+            Decimal(digits) * _SCALE_OF.get(word, 0) or Decimal(digits) * _SCALE_OF[word[:-1]] for digits, word in parts
+        )
+    )
 
 
 def fraction_value(text: str) -> float:
-    """1/2 -> 0.5, -3 1/2 -> -3.5, 2½ -> 2.5."""
-    sign = -1 if text[0] == "-" else 1
-    whole = re.match(r"[+-]?(\d+)(?![\d/])", text)
-    value = float(whole[1]) if whole else 0.0
-    if "/" in text:
-        above, below = re.findall(r"(\d+)/(\d+)", text)[0]
-        return sign * (value + float(above) / float(below))
-    return sign * (value + unicodedata.numeric(text[-1]))
+    """1/2 -> 0.5, 3 1/2 -> 3.5, 2½ -> 2.5."""
+    apart = (
+        unicodedata.normalize("NFKC", re.sub(r"([^\d/⁄]+)", r" \1", text, count=1)).replace("⁄", "/").replace("-", " ")
+    )
+    *whole, fraction = apart.split()
+    above, below = fraction.split("/")
+    return float(sum(map(float, whole)) + float(above) / float(below))
