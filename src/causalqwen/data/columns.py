@@ -3,7 +3,8 @@
 A row's text is "column: value; column: value; target:", missing values left out. Its numbers are: of each number, the distance
 from the column's median in quartile distances, clipped to 4, and its asinh, unclipped; of each date the same, and its place in
 the year and in the week; of each category, indicators; and a flag for what is missing. Numbers that stand in texts are numbers
-of the row too. Both follow from a `TableReader`, which is fitted once and is plain data.
+of the row too. Both follow from a `TableReader`, which is fitted once and is plain data. A value that no training row held is
+read as the nearest one (`Column.nearest`), and a column that held one value is left out.
 """
 
 import csv
@@ -15,8 +16,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from difflib import get_close_matches
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,14 @@ from causalqwen.data.rows import arrow_for, lines_of
 from causalqwen.files import suffix_of
 from causalqwen.numbers import find_numbers
 
-KINDS = ("number", "date", "category", "text")
+KINDS = ("number", "date", "category", "text", "constant")
+"""A constant column, which held one value in all training rows or none at all, says nothing: it is left out, whatever it holds
+later."""
+_SEASON = 31
+"""Days beyond the dates that were seen, at most, in which the season of the last ones goes on."""
+UNKNOWN = 0.5
+"""How far outside a value counts that has no distance to those that were seen: a new category, or a missing value in a column
+where none was missing."""
 MOST_LEVELS = 24
 """Of a category column, indicators are made of its most frequent values, so many at most."""
 FEWEST_OF_LEVEL = 5
@@ -67,6 +77,11 @@ class TableRows:
     def __len__(self) -> int:
         return len(self.words)
 
+    @property
+    def say_something(self) -> bool:
+        """Whether there is any number, or any word."""
+        return self.numbers.shape[1] > 0 or any(self.words)
+
     def taken(self, places: np.ndarray) -> "TableRows":
         """Some of them, by place."""
         apart = [part[places] if isinstance(part, np.ndarray) else _at(part, places) for part in self.columns]
@@ -81,9 +96,9 @@ class ColumnError(ValueError):
 class Column:
     """What is known of one column.
 
-    center, width: of a number, or of days since 1970. levels: values with an indicator. place, ends: of a number that stands in
-    the texts of the column. place counts from 0, and -1 is the greatest of each text. ends are the least and the greatest that
-    the training rows had there: a number beyond them is read as the nearer end.
+    center, width: of a number, or of days since 1970. levels: values with an indicator. ends: the least and the greatest number,
+    or days, of the training rows. seen: all values of a category, the most frequent first. place: of a number that stands in
+    the texts of the column, counted from 0; -1 is the greatest of each text.
     """
 
     name: str
@@ -93,7 +108,8 @@ class Column:
     missing: bool = False
     levels: tuple[str, ...] = ()
     place: int | None = None
-    ends: tuple[float, float] | None = None
+    ends: tuple[float, float] = (-FAR, FAR)
+    seen: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "Column":
@@ -104,7 +120,33 @@ class Column:
     @property
     def size(self) -> int:
         """How many numbers it gives."""
-        return {"number": 2, "date": 6, "category": len(self.levels), "text": 0}[self.kind] + self.missing
+        return {"number": 2, "date": 6, "category": len(self.levels)}.get(self.kind, 0) + self.missing
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.seen)
+
+    def nearest(self, cell: Any) -> tuple[Any, float]:
+        """The nearest value that the training rows held, and how far from it the cell lies: 0 for one that was seen.
+
+        A number beyond `ends` is read as the nearer end, at the distance of their asinh (`_numbers`). So is a date, but as one
+        of its weekday in the week at that end, and of its season too where it lies more than a month beyond a year and more
+        (`_within`). A category that is new is read as the one that is spelled most alike, or as the most frequent one, and a
+        missing value, where none was missing, as the median or the most frequent category; both are `UNKNOWN` away.
+        """
+        if self.kind in ("text", "constant") or (cell is None and self.missing):
+            return cell, UNKNOWN if cell is None and self.kind == "text" and not self.missing else 0.0
+        if self.kind == "category":
+            if cell is not None and written(cell) in self._known:
+                return cell, 0.0
+            return self.seen[0] if cell is None else _spelled_alike(written(cell), self.seen), UNKNOWN
+        value = self.center if cell is None else float(cell) if self.kind == "number" else _days(cell)
+        held = min(max(value, self.ends[0]), self.ends[1])
+        if cell is not None and held == value:
+            return cell, 0.0
+        near = held if self.kind == "number" else datetime(1970, 1, 1) + timedelta(days=_within(value, self.ends))
+        away, at = (math.asinh((one - self.center) / self.width) for one in (value, held))
+        return near, UNKNOWN if cell is None else abs(away - at)
 
 
 @dataclass(frozen=True)
@@ -134,7 +176,7 @@ class TableReader:
         for name in text:
             if name not in table:
                 raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
-        columns = tuple(_column(name, cells, name in text) for name, cells in table.items())
+        columns = tuple(_column(name, cells, name in text, target is None) for name, cells in table.items())
         texts = (column for column in columns if column.kind == "text")
         inside = (number for text in texts for number in _inside(text, table[text.name], characters))
         return cls(columns, target, characters, tuple(inside))
@@ -168,16 +210,18 @@ class TableReader:
                         f"{str(cell)[:40]!r}"
                     )
 
-    def texts(self, table: Columns, *, words: bool = False) -> list[str]:
-        """The text of each row, cut behind `characters`; `words`: of text and category columns alone, without a question."""
-        named = [column for column in self.columns if not words or column.kind in ("text", "category")]
+    def texts(self, table: Columns, *, words: bool = False, exact: bool = False) -> list[str]:
+        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`); `words`: of text and
+        category columns alone, without a question; `exact`: with the numbers as they are, for a model that copies them."""
         if self.target is None:
             (column,) = self.columns
             return [written(cell)[: self.characters] if cell is not None else "?" for cell in table[column.name]]
-        texts = []
+        kinds, texts = {"text", "category"} if words else {"text", "category", "number", "date"}, []
+        named = [column for column in self.columns if column.kind in kinds]
         for row in range(len(next(iter(table.values()), []))):
-            cells = ((column.name, table[column.name][row]) for column in named)
-            told = "; ".join(f"{name}: {written(cell)}" for name, cell in cells if cell is not None)[: self.characters]
+            cells = ((column, table[column.name][row]) for column in named)
+            shown = ((one.name, cell if exact and one.kind == "number" else one.nearest(cell)[0]) for one, cell in cells)
+            told = "; ".join(f"{name}: {written(cell)}" for name, cell in shown if cell is not None)[: self.characters]
             texts.append(told if words else self.asked(told))
         return texts
 
@@ -195,10 +239,21 @@ class TableReader:
         """Whether some column is text or category."""
         return any(column.kind in ("text", "category") for column in self.columns)
 
+    def outside(self, table: Columns) -> dict[str, np.ndarray]:
+        """How far the values of each column lie outside those of the training rows, float64 [n] (`Column.nearest`); only of
+        columns where some value does."""
+        away: dict[str, np.ndarray] = {}
+        for column, cells in self._cells(table):
+            far = np.array([far for _, far in cells], dtype=float)
+            if far.any():
+                away[column.name] = np.maximum(far, away.get(column.name, 0.0))
+        return away
+
     def rows(self, table: Columns) -> TableRows:
         """What value head and regressions read."""
         rows, apart, parts = len(next(iter(table.values()), [])), list[list[str] | np.ndarray](), list[np.ndarray]()
-        for column, cells in self._cells(table):
+        for column, read in self._cells(table):
+            cells = [cell for cell, _ in read]
             parts.append(_numbers(column, cells))
             if column.kind in ("text", "category"):
                 apart.append(["" if cell is None else written(cell)[: self.characters] for cell in cells])
@@ -207,11 +262,14 @@ class TableReader:
         words = self.texts(table, words=True) if self.has_words else [""] * rows
         return TableRows(words, np.concatenate([np.zeros((rows, 0), dtype=np.float32), *parts], axis=1), apart)
 
-    def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
-        """Of each column, and of the numbers that stand in texts."""
-        yield from ((column, table[column.name]) for column in self.columns)
+    def _cells(self, table: Columns) -> Iterator[tuple[Column, list[tuple[Any, float]]]]:
+        """Each column that says something, and the numbers that stand in texts, with `Column.nearest` of their cells."""
         standing = {name: _numbers_in(table[name], self.characters) for name in {one.name for one in self.inside}}
-        yield from ((column, _at_place(standing[column.name], column.place)) for column in self.inside)
+        for column in (*self.columns, *self.inside):
+            if column.kind != "constant":
+                inside = column.place is not None
+                cells = _at_place(standing[column.name], column.place) if inside else table[column.name]
+                yield column, [column.nearest(cell) for cell in cells]
 
 
 def table_of(X: Any) -> Columns:
@@ -466,25 +524,42 @@ def _fits(cell: Any, kind: str) -> bool:
     return isinstance(cell, str | int | float | date)
 
 
-def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
+def _column(name: str, cells: Sequence[Any], is_text: bool, alone: bool) -> Column:
+    """alone: there is no other, which a text is read for whatever it says."""
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
     for row, cell in enumerate(cells, start=1):
         if cell is not None and not isinstance(cell, str | int | float | date):
             shown = f"{type(cell).__name__} {str(cell)[:40]!r}"
             raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {shown}")
-    if is_text or not there:  # which may hold anything later
+    is_number = not is_text and all(isinstance(cell, int | float) for cell in there)
+    if not alone and (not there or (not missing and len(set(there if is_number else map(written, there))) == 1)):
+        return Column(name, "constant")
+    if is_text or not there:
         return Column(name, "text", missing=missing)
-    if all(isinstance(cell, int | float) for cell in there):
-        return Column(name, "number", *_spread([float(cell) for cell in there]), missing)
+    if is_number:
+        return _measured(name, "number", [float(cell) for cell in there], missing)
     days = [_days(cell) for cell in there]
     if all(day is not None for day in days):
-        return Column(name, "date", *_spread(days), missing)
+        return _measured(name, "date", days, missing)
     counts = Counter(written(cell) for cell in there)
     if len(counts) > max(_DISTINCT * len(there), 2):
         return Column(name, "text", missing=missing)
     frequent = [level for level, count in counts.most_common(MOST_LEVELS) if count >= FEWEST_OF_LEVEL]
-    return Column(name, "category", missing=missing, levels=tuple(frequent))
+    seen = tuple(level for level, _ in counts.most_common())
+    return Column(name, "category", missing=missing, levels=tuple(frequent), seen=seen)
+
+
+@lru_cache(4096)
+def _spelled_alike(told: str, seen: tuple[str, ...]) -> str:
+    """The one of the texts seen that is most alike, or the first one."""
+    return next(iter(get_close_matches(told, seen, 1)), seen[0])
+
+
+def _measured(name: str, kind: str, there: list[float], missing: bool, place: int | None = None) -> Column:
+    """A column of numbers, or of days."""
+    ends = max(min(there), -FAR), min(max(there), FAR)
+    return Column(name, kind, *_spread(there), missing, place=place, ends=ends)
 
 
 def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Column]:
@@ -496,8 +571,7 @@ def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Col
         numbers = _at_place(standing, place)
         there = [number for number in numbers if number is not None]
         if len(there) >= FEWEST_WITH * len(cells) and len(set(there)) > 1:
-            ends = min(there), max(there)
-            yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place, ends=ends)
+            yield _measured(text.name, "number", there, len(there) < len(cells), place)
 
 
 def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
@@ -544,6 +618,14 @@ def _days(cell: Any) -> float | None:
     return float((cell - date(1970, 1, 1)).days) if isinstance(cell, date) else None
 
 
+def _within(days: float, ends: tuple[float, float]) -> float:
+    """A day within the ends: of whole weeks earlier or later, or of whole 52 weeks, or the nearer end where there are none."""
+    held = min(max(days, ends[0]), ends[1])
+    beyond, span = days - held, ends[1] - ends[0]
+    step = 364 if abs(beyond) > _SEASON and span >= 364 else 7
+    return days - math.copysign(step * math.ceil(abs(beyond) / step), beyond) if span >= step else held
+
+
 def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
     """Float32 [n, column.size], the flag for what is missing last."""
     gone = np.array([cell is None for cell in cells], dtype=float)
@@ -557,7 +639,7 @@ def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
         parts = list(indicators.T)
     elif column.kind != "text":
         raw = [column.center if c is None else float(c) if column.kind == "number" else _days(c) for c in cells]
-        values = np.array(raw, dtype=float).clip(*column.ends or (None, None)).clip(-FAR, FAR)
+        values = np.array(raw, dtype=float).clip(-FAR, FAR)
         away = (values - column.center) / column.width
         parts = [away.clip(-4, 4), np.arcsinh(away)]
         if column.kind == "date":
