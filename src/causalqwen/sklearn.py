@@ -8,6 +8,7 @@ import math
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -82,6 +83,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
         experts: whether four regressions are asked beside the columns.
         characters: of a row's text, at most.
+        decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
+            each column tells (`decimals_of`).
         bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
         cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
         workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
@@ -107,6 +110,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         settings: dict[str, Any] | None = None,
         experts: bool = True,
         characters: int = 2000,
+        decimal: str | dict[str, str] = "auto",
         bf16: bool | str = "auto",
         cache_dir: str | None = None,
         workers: int = 0,
@@ -121,6 +125,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.settings = settings
         self.experts = experts
         self.characters = characters
+        self.decimal = decimal
         self.bf16 = bf16
         self.cache_dir = cache_dir
         self.workers = workers
@@ -160,7 +165,14 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         named = getattr(y, "name", None)
         own = named if isinstance(named, str | int) else None  # a DataFrame's may be a column
         target = None if _is_strings(X) else str(self.target or own or "value")
-        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
+        say = partial(print, file=sys.stderr) if self.verbose else lambda line: None
+        given = tuple(self.text_columns or ())
+        self.reader_ = TableReader.fit(table, target, given, self.characters, self.decimal)
+        for line in self.reader_.remarks(table):
+            say(line)
+            if " would be " in line and self.decimal == "auto" and not self.verbose:
+                warnings.warn(line, UserWarning, stacklevel=2)
+        table = self.reader_.checked(table)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
         rows = self.reader_.rows(table)
         if self.experts and rows.say_something:
@@ -188,7 +200,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             output = Path(folder) / "run"
             for some in (learned, held):
                 kept.put(some, output / WORK)
-            say = partial(print, file=sys.stderr) if self.verbose else lambda line: None
             self.metrics_ = learn(self.model_, learned, held, output, settings, say=say)
             chosen = output / CHOICE
             self.choice_ = json.loads(chosen.read_text(encoding="utf-8")) if chosen.exists() else None
@@ -243,7 +254,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
                 self.n_features_in_ = len(table)
             check_consistent_length(next(iter(table.values()), []), y)
         else:
-            self.reader_.check(table)
+            table = self.reader_.checked(table)
         return table, y
 
     @property
@@ -576,8 +587,8 @@ def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
             of_group = np.array([first.setdefault(name, len(first)) for name in groups.tolist()])
     count = int(of_group.max()) + 1
     if rows < _FEWEST or count < FOLDS:
-        told = "" if groups is None else f" in {count} groups"
-        raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows, and {FOLDS} groups")
+        told, and_groups = ("", "") if groups is None else (f" in {count} groups", f", and {FOLDS} groups")
+        raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows{and_groups}")
     return (random.permutation(count) % FOLDS)[of_group]
 
 

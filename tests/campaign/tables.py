@@ -175,7 +175,9 @@ def run(bounds: Bounds, backbone: str) -> Tally:
             was, now = ({key: one[..., at] for key, one in found.items()} for at in (place + 1, place))
             slack = 1e-9 * np.abs(y).max()
             if (now["widths"] < was["widths"] - slack).any():
-                tally.find(what, f"draw {number}, {name!r}: widths {now['widths']} of what is nearest to {was['widths']}")
+                tally.find(
+                    what, f"draw {number}, {name!r}: widths {now['widths']} of what is nearest to {was['widths']}"
+                )
             if abs(now["median"] - was["median"]) > slack:
                 tally.find(what, f"draw {number}, {name!r}: median {now['median']}, and {was['median']} of the nearest")
     return tally
