@@ -310,6 +310,8 @@ def test_a_value_that_no_row_held_is_read_as_the_nearest_one():
     assert by_name["gaps"].nearest(None) == (None, 0)
     kind = by_name["kind"]
     assert kind.nearest("Blue ") == ("blue", UNKNOWN) and kind.nearest("what?") == ("red", UNKNOWN)
+    few = TableReader.fit({"kind": ["red"] * 9 + ["dark blue", "green"] * 2 + ["ochre"]}, "y").known["kind"]
+    assert few.levels == ("red",) and few.nearest("blue") == ("dark blue", 0) and few.nearest("7") == ("ochre", 0)
     assert kind.nearest("green") == ("green", 0) and kind.nearest(None) == ("red", UNKNOWN)
     assert by_name["t"].nearest("new") == ("new", 0) and by_name["t"].nearest(None) == (None, UNKNOWN)
     for later in (1, 10, 5000):  # the last one of its weekday
@@ -344,14 +346,20 @@ AMOUNTS = {
         ["CHF 1'250.50", "CHF 80.-"], ["12,34,567", "5"], ["₩1,500", "₩900"], ["5 元", "1,200 元"], ["+$5", "$-5"],
     ],
 }  # fmt: skip
-READ = {
-    ",": [[1234.5, 950, None], [12.5, 3], [1234.5, 12], [-5.5, 3], [1234567, 5], [1500, 3.2], [1.5, 2], [5, 12.5], [1.5, 2.25], [-1.5, 2]],
-    ".": [[1288, 950], [1288.5, 3], [1500, 950], [1234.5, -45.1], [1234.5, 5], [1250.5, 80], [1234567, 5], [1500, 900], [5, 1200], [5, -5]],
+READ: dict[str, list[list[float | None]]] = {
+    ",": [
+        [1234.5, 950, None], [12.5, 3], [1234.5, 12], [-5.5, 3], [1234567, 5], [1500, 3.2],
+        [1.5, 2], [5, 12.5], [1.5, 2.25], [-1.5, 2]
+    ],
+    ".": [
+        [1288, 950], [1288.5, 3], [1500, 950], [1234.5, -45.1], [1234.5, 5], [1250.5, 80],
+        [1234567, 5], [1500, 900], [5, 1200], [5, -5]
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "mark, cells, read", [(mark, *pair) for mark in ",." for pair in zip(AMOUNTS[mark], READ[mark], strict=True)]
+    ("mark", "cells", "read"), [(mark, *pair) for mark in ",." for pair in zip(AMOUNTS[mark], READ[mark], strict=True)]
 )
 def test_strings_that_are_amounts_are_numbers(mark, cells, read):
     reader = TableReader.fit({"p": cells, "x": [0, 1, 2][: len(cells)]}, "y")

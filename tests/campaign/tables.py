@@ -1,9 +1,10 @@
 """Regressors of random tables, asked about rows like those they learned from and about rows unlike them: columns that were
-constant, new categories, missing values, values far outside. What is predicted is in order, moves no further than it may, and is
-nowhere surer than of the nearest row that was like them."""
+constant, new categories, missing values, values far outside. What is predicted is in order, moves no further than it may, and
+is nowhere surer than of the nearest row that was like them."""
 
 import datetime
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -147,37 +148,40 @@ def run(bounds: Bounds, backbone: str) -> Tally:
     """A table for each draw."""
     tally = Tally()
     for number, chance in bounds.draws():
-        n = chance.choice([24, 40, 80])
-        frame, y = table(chance, n)
-        made = NumberRegressor(backbone, **SETTINGS, random_state=number).fit(frame, y)
-        asked, told = [frame[:1]], [("learned", "learned", None)]
-        row = frame.iloc[[chance.randrange(n)]]
-        for name in frame.columns:
-            for how, cell, near in changes(chance, name, frame[name]):
-                if near is None:
-                    near = made.reader_.known[name].nearest(cell)[0]
-                pair = [row.astype(object).copy() for _ in range(2)]
-                pair[0][name] = pd.Series([cell], dtype=object, index=row.index)
-                if near not in ("same", "anything"):
-                    pair[1][name] = pd.Series([near], dtype=object, index=row.index)
-                asked += pair
-                told += [(name, how, near), (name, "nearest", near)]
-        found, wrong = look(made, pd.concat([one.astype(object) for one in asked], ignore_index=True), y)
-        tally.tried["tables"] += 1
-        for what in wrong:
-            tally.find(what, f"draw {number}: {what}, of {[*frame.columns]}")
-        for place in range(1, len(told), 2):
-            name, how, near = told[place]
-            what = f"{name.split(', ')[1]}: {how}"
-            tally.tried[what] += 1
-            if near == "anything":
-                continue
-            was, now = ({key: one[..., at] for key, one in found.items()} for at in (place + 1, place))
-            slack = 1e-9 * np.abs(y).max()
-            if (now["widths"] < was["widths"] - slack).any():
-                tally.find(
-                    what, f"draw {number}, {name!r}: widths {now['widths']} of what is nearest to {was['widths']}"
-                )
-            if abs(now["median"] - was["median"]) > slack:
-                tally.find(what, f"draw {number}, {name!r}: median {now['median']}, and {was['median']} of the nearest")
+        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+            made = NumberRegressor(backbone, **SETTINGS, random_state=number, cache_dir=folder)
+            _try(made, number, chance, tally)
     return tally
+
+
+def _try(made: NumberRegressor, number: int, chance: random.Random, tally: Tally) -> None:
+    n = chance.choice([24, 40, 80])
+    frame, y = table(chance, n)
+    made.fit(frame, y)
+    row = frame.iloc[[chance.randrange(n)]].astype(object)
+    asked, told = [], list[tuple[str, str, Any]]()
+    for name in frame.columns:
+        for how, cell, near in changes(chance, name, frame[name]):
+            if near is None:
+                near = made.reader_.known[name].nearest(cell)[0]
+            moved, nearest = row.copy(), row.copy()
+            moved[name] = pd.Series([cell], dtype=object, index=row.index)
+            if near not in ("same", "anything"):
+                nearest[name] = pd.Series([near], dtype=object, index=row.index)
+            asked += [moved, nearest]
+            told.append((name, how, near))
+    found, wrong = look(made, pd.concat([row, *asked], ignore_index=True), y)
+    tally.tried["tables"] += 1
+    for what in wrong:
+        tally.find("tables", f"draw {number}: {what}, of {[*frame.columns]}")
+    slack = 1e-9 * np.abs(y).max()
+    for place, (name, how, near) in enumerate(told):
+        what = f"{name.split(', ')[1]}: {how}"
+        tally.tried[what] += 1
+        now, was = ({key: one[..., 2 * place + at] for key, one in found.items()} for at in (1, 2))
+        if near == "anything":
+            continue
+        if (now["widths"] < was["widths"] - slack).any():
+            tally.find(what, f"draw {number}, {name!r}: widths {now['widths']}, and {was['widths']} of the nearest")
+        if abs(now["median"] - was["median"]) > slack:
+            tally.find(what, f"draw {number}, {name!r}: median {now['median']}, and {was['median']} of the nearest")

@@ -109,10 +109,10 @@ class ColumnError(ValueError):
 class Column:
     """What is known of one column.
 
-    center, width: of a number, or of days since 1970. levels: values with an indicator. ends: the least and the greatest number,
-    or days, of the training rows. seen: all values of a category, the most frequent first. place: of a number that stands in
-    the texts of the column, counted from 0; -1 is the greatest of each text. decimal: the decimal mark of strings that are
-    read as numbers; None where none is.
+    center, width: of a number, or of days since 1970. levels: values with an indicator. ends: the least and the greatest
+    number, or days, of the training rows. seen: all values of a category, the most frequent first. place: of a number that
+    stands in the texts of the column, counted from 0; -1 is the greatest of each text. decimal: the decimal mark of strings
+    that are read as numbers; None where none is.
     """
 
     name: str
@@ -146,15 +146,19 @@ class Column:
 
         A number beyond `ends` is read as the nearer end, at the distance of their asinh (`_numbers`). So is a date, but as one
         of its weekday in the week at that end, and of its season too where it lies more than a month beyond a year and more
-        (`_within`). A category that is new is read as the one that is spelled most alike, or as the most frequent one, and a
-        missing value, where none was missing, as the median or the most frequent category; both are `UNKNOWN` away.
+        (`_within`). A new category is read as the one that is spelled most alike, or as the most frequent one, `UNKNOWN` away;
+        where some had no indicator, for they were rare, as one of those, and a rare one is nothing unseen. A missing value,
+        where none was missing, is read as the median or the most frequent category, `UNKNOWN` away.
         """
         if self.kind in ("text", "constant") or (cell is None and self.missing):
             return cell, UNKNOWN if cell is None and self.kind == "text" and not self.missing else 0.0
         if self.kind == "category":
             if cell is not None and written(cell) in self._known:
                 return cell, 0.0
-            return self.seen[0] if cell is None else _spelled_alike(written(cell), self.seen), UNKNOWN
+            rare = self.seen[len(self.levels) :][::-1]
+            if cell is None:
+                return self.seen[0], UNKNOWN
+            return _spelled_alike(written(cell), rare or self.seen), 0.0 if rare else UNKNOWN
         value = self.center if cell is None else float(cell) if self.kind == "number" else _days(cell)
         held = min(max(value, self.ends[0]), self.ends[1])
         if cell is not None and held == value:
@@ -214,12 +218,9 @@ class TableReader:
         return asdict(self)
 
     def remarks(self, table: Columns) -> list[str]:
-        """A line for each column of the training rows that is read otherwise than it stands: left out, or strings as numbers."""
-        gone = [
-            f"column {one.name!r} is left out: it says the same in all rows"
-            for one in self.columns
-            if one.kind == "constant"
-        ]
+        """A line for each column that is read otherwise than it stands: left out, or strings as numbers."""
+        same = [one.name for one in self.columns if one.kind == "constant"]
+        gone = [f"column {name!r} is left out: it says the same in all rows" for name in same]
         return gone + told_of_decimals(table, {one.name: one.decimal for one in self.columns if one.decimal})
 
     def checked(self, table: Columns) -> Columns:
@@ -397,8 +398,8 @@ def decimals_of(
     are possible (1,288), it is the one that all other columns tell, if they tell one, or ".". Strings that are numbers as they
     stand (12.5) are left: plain takes these too.
 
-    decimal: "auto"; the mark of all columns; or marks by column, beside which the others are found. text: columns that are left.
-    ValueError for another mark.
+    decimal: "auto"; the mark of all columns; or marks by column, beside which the others are found. text: columns that stay
+    texts. ValueError for another mark.
     """
     given = decimal if isinstance(decimal, dict) else {}
     if wrong := ({*given.values()} if isinstance(decimal, dict) else {decimal} - {"auto"}) - {".", ","}:
@@ -446,8 +447,8 @@ def told_of_decimals(table: Columns, marks: Mapping[str, str]) -> list[str]:
 
 
 def _amounts(cells: Sequence[str], mark: str) -> list[float] | None:
-    """What all cells say as numbers under a decimal mark, of one unit or none; None where one says none. One or two capitals are
-    one only beside digits that have marks: A1 is no amount."""
+    """What all cells say as numbers under a decimal mark, of one unit or none; None where one says none. One or two capitals
+    are a unit only beside digits that have marks: A1 is no amount."""
     values, beside, marked = [], set(), False
     for cell in cells:
         if (found := _amount(cell, mark)) is None:
