@@ -8,6 +8,7 @@ import math
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -82,6 +83,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
         experts: whether four regressions are asked beside the columns.
         characters: of a row's text, at most.
+        decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
+            each column tells (`decimals_of`).
         bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
         cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
         workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
@@ -107,6 +110,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         settings: dict[str, Any] | None = None,
         experts: bool = True,
         characters: int = 2000,
+        decimal: str | dict[str, str] = "auto",
         bf16: bool | str = "auto",
         cache_dir: str | None = None,
         workers: int = 0,
@@ -121,6 +125,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.settings = settings
         self.experts = experts
         self.characters = characters
+        self.decimal = decimal
         self.bf16 = bf16
         self.cache_dir = cache_dir
         self.workers = workers
@@ -160,10 +165,17 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         named = getattr(y, "name", None)
         own = named if isinstance(named, str | int) else None  # a DataFrame's may be a column
         target = None if _is_strings(X) else str(self.target or own or "value")
-        self.reader_ = TableReader.fit(table, target, tuple(self.text_columns or ()), self.characters)
+        say = partial(print, file=sys.stderr) if self.verbose else lambda line: None
+        given = tuple(self.text_columns or ())
+        self.reader_ = TableReader.fit(table, target, given, self.characters, self.decimal)
+        for line in self.reader_.remarks(table):
+            say(line)
+            if " would be " in line and self.decimal == "auto" and not self.verbose:
+                warnings.warn(line, UserWarning, stacklevel=2)
+        table = self.reader_.checked(table)
         self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
         rows = self.reader_.rows(table)
-        if self.experts:
+        if self.experts and rows.say_something:
             used = np.flatnonzero(times)
             weight = None if (times == 1).all() else times[used].astype(float)
             self.experts_, said = fit_experts(rows.taken(used), values[used], fold[used], weight=weight, seed=seed)
@@ -188,13 +200,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             output = Path(folder) / "run"
             for some in (learned, held):
                 kept.put(some, output / WORK)
-            say = partial(print, file=sys.stderr) if self.verbose else lambda line: None
             self.metrics_ = learn(self.model_, learned, held, output, settings, say=say)
             chosen = output / CHOICE
             self.choice_ = json.loads(chosen.read_text(encoding="utf-8")) if chosen.exists() else None
+        facts = np.concatenate([kept.features(learned), columns[parts[0]]], axis=1)
+        self.limits_ = np.stack([facts.min(0), facts.max(0)])
+        self.limits_[:, facts.shape[1] - answers.shape[1] :] = [[-np.inf], [np.inf]]  # which have bounds of their own
         asked = np.flatnonzero((fold == 0) & (times > 0))
         self.mean_ = None
-        if self.experts:
+        if self.experts_ is not None:
             law, *of_new = self._laws_of([examples[row] for row in asked], columns[asked])
             new = ~law.stands(torch.from_numpy(values[asked]).unsqueeze(-1))[:, 0].numpy()  # no copies
             known = _mean_and_median(self.model_.value_law, *of_new)[:, 0], self._answers(columns[asked])[:, 0]
@@ -240,7 +254,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
                 self.n_features_in_ = len(table)
             check_consistent_length(next(iter(table.values()), []), y)
         else:
-            self.reader_.check(table)
+            table = self.reader_.checked(table)
         return table, y
 
     @property
@@ -251,7 +265,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
         model, examples = self.model_, []
-        texts, limit = self.reader_.texts(table), model.config.context_length or math.inf
+        texts, limit = self.reader_.texts(table, exact=model.copies), model.config.context_length or math.inf
         for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
             told = text.removesuffix(self.reader_.asked("..")[2:])
             while 2 * len(text) >= limit and (tokens := self._tokens(text, row)) > limit:
@@ -334,8 +348,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         known = _mean_and_median(of_new, loc, scale)
         means = known[:, 0] if self.mean_ is None else self.mean_.of(known, self._answers(columns))
         held = of_new.transform.support.held(of_new.clip(torch.from_numpy(means))).unsqueeze(-1)
-        meant: np.ndarray = law.mean_beside(held)[:, 0].numpy()
-        return meant
+        own, (low, high) = law.mean_beside(torch.from_numpy(known[:, :1])), law.interval(loc, scale, 0.9)
+        meant = law.mean_beside(held).clamp(torch.minimum(low, own), torch.maximum(high, own))
+        return meant[:, 0].numpy()
 
     def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, np.ndarray]:
         """`_laws_of` the rows X, and their columns [n, K]."""
@@ -344,14 +359,22 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         rows = self.reader_.rows(table)
         answers = [] if self.experts_ is None else [self.experts_.answers(rows)]
         columns = np.concatenate([rows.numbers, *answers], axis=1)
-        return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns), columns
+        away = np.stack([np.zeros(len(columns)), *self.reader_.outside(table).values()]).max(0)
+        return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns, away), columns
 
     @torch.no_grad()
-    def _laws_of(self, examples: list[Example], columns: np.ndarray) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """The law of all rows, loc and scale float64 [n, 1] on the axis of a new number's."""
+    def _laws_of(
+        self, examples: list[Example], columns: np.ndarray, away: np.ndarray | float = 0.0
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The law of all rows, loc and scale float64 [n, 1] on the axis of a new number's.
+
+        The branch is given what the training rows had, at most (`limits_`), loc lies within the training range widened by its
+        own width, and a row `away` [n] from them has so much more scale: half the distance of the quartiles of t(y) is 1.
+        """
         kept = self._kept()
         model, batches, copies = _in_float64(self.model_), [], list[Any]()
-        facts = np.concatenate([kept.features(examples), columns], axis=1).astype(np.float64)
+        found = np.concatenate([kept.features(examples), columns], axis=1)
+        facts = found.clip(*self.limits_).astype(np.float64)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
         with model.standing():
@@ -367,6 +390,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         back = torch.from_numpy(np.argsort(order))
         loc, scale = (torch.cat(column)[back].unsqueeze(-1) for column in zip(*batches, strict=True))
         law: Any = model.value_law
+        ends = law.transform.cell(law.clip(torch.tensor([-torch.inf, torch.inf], dtype=torch.float64)))
+        loc = loc.clamp(ends[0][0], ends[1][1])
+        scale = law.widened(scale, torch.as_tensor(away, dtype=torch.float64).reshape(-1, 1))
         if copies:
             parts = zip(*((one.candidates, one.log_weights) for one in copies), strict=True)
             law = joined(law, *parts)[back]
@@ -433,6 +459,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.experts_ is not None:
             answers, about["experts"] = self.experts_.state("experts.")
             tensors |= answers
+        tensors["limits"] = torch.from_numpy(self.limits_)
         if self.mean_ is not None:
             tensors |= {f"mean.{name}": torch.from_numpy(array) for name, array in vars(self.mean_).items()}
         about |= {
@@ -472,6 +499,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         )
         self.model_.bf16 = TrainSettings.from_dict({"bf16": self.bf16} | (self.settings or {})).takes_bf16(model)
         self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
+        self.limits_ = tensors["limits"].numpy()
         of_mean = {name.removeprefix("mean."): tensors[name].numpy() for name in tensors if name.startswith("mean.")}
         self.mean_ = FittedMean(**of_mean) if of_mean else None  # regressors saved before it was fitted have none
         self.choice_ = about.get("choice")  # regressors saved before it was kept have none
@@ -559,8 +587,8 @@ def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
             of_group = np.array([first.setdefault(name, len(first)) for name in groups.tolist()])
     count = int(of_group.max()) + 1
     if rows < _FEWEST or count < FOLDS:
-        told = "" if groups is None else f" in {count} groups"
-        raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows, and {FOLDS} groups")
+        told, and_groups = ("", "") if groups is None else (f" in {count} groups", f", and {FOLDS} groups")
+        raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows{and_groups}")
     return (random.permutation(count) % FOLDS)[of_group]
 
 

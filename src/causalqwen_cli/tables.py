@@ -25,6 +25,9 @@ def fit(
         str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")
     ] = "smollm2-135m",
     config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
+    decimal: Annotated[
+        str, typer.Option(help="Decimal mark of numbers, . or , (auto: what each column tells).")
+    ] = "auto",
     characters: Annotated[int, typer.Option(min=1, help="Characters of a row's text, at most.")] = 2000,
     bf16: Annotated[
         bool | None, typer.Option(help="Run the backbone in bfloat16 (default: where that is faster).")
@@ -43,12 +46,23 @@ def fit(
     """Learn the distribution of a number from the rows of a table."""
     import yaml
 
-    from causalqwen.data.columns import as_texts, mostly_numbers, names_of, numbers_of, read_table
+    from causalqwen.data.columns import (
+        as_texts,
+        mostly_numbers,
+        names_of,
+        numbers_of,
+        read_with_decimals,
+        told_of_decimals,
+        with_numbers,
+    )
     from causalqwen.sklearn import NumberRegressor
     from causalqwen.training import TrainSettings
 
     texts = named(text)
-    columns = read_table(table, as_texts([*texts, groups]))
+    columns, marks = read_with_decimals(table, as_texts([*texts, groups]), decimal)
+    for line in told_of_decimals(columns, {name: mark for name, mark in marks.items() if name == target}):
+        say(line)
+    columns |= with_numbers({target: columns[target]}, {target: marks[target]}) if target in marks else {}
     values = numbers_of(columns, target)
     of_group = names_of(columns, groups) if groups else None
     if config is not None:
@@ -59,6 +73,7 @@ def fit(
         text_columns=texts,
         settings=None if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {},
         characters=characters,
+        decimal=marks,
         bf16="auto" if bf16 is None else bf16,
         cache_dir=None if cache is None else str(cache),
         workers=workers,
@@ -67,7 +82,7 @@ def fit(
         random_state=seed,
     )
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
-    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in texts}):
+    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in {*texts, *marks}}):
         say(line)
     made.fit(columns, values, groups=of_group)
     made.save(output)
@@ -91,14 +106,14 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     A column that is called as something of the prediction is written as `input_NAME`. ColumnError for one of several types
     where a Parquet file is asked for, which has none.
     """
-    from causalqwen.data.columns import ColumnError, known_numbers_of, read_table
+    from causalqwen.data.columns import ColumnError, known_numbers_of, read_with_decimals, with_numbers
     from causalqwen.data.rows import arrow_for, kept_beside
     from causalqwen.files import finite, json_line, suffix_of, write_text, writing
     from causalqwen.modeling.prediction import DESCRIBED, describe_all
     from causalqwen.sklearn import NumberRegressor
 
     made = NumberRegressor.load(model, device)
-    table = read_table(source, made.reader_.known)
+    table = with_numbers(*read_with_decimals(source, made.reader_.known, made.decimal))
     target = made.reader_.target or "value"
     has_target = target in table
     known = known_numbers_of(table, target)

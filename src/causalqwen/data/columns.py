@@ -3,7 +3,8 @@
 A row's text is "column: value; column: value; target:", missing values left out. Its numbers are: of each number, the distance
 from the column's median in quartile distances, clipped to 4, and its asinh, unclipped; of each date the same, and its place in
 the year and in the week; of each category, indicators; and a flag for what is missing. Numbers that stand in texts are numbers
-of the row too. Both follow from a `TableReader`, which is fitted once and is plain data.
+of the row too. Both follow from a `TableReader`, which is fitted once and is plain data. A value that no training row held is
+read as the nearest one (`Column.nearest`), and a column that held one value is left out.
 """
 
 import csv
@@ -14,9 +15,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from difflib import get_close_matches
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,18 @@ import numpy as np
 
 from causalqwen.data.rows import arrow_for, lines_of
 from causalqwen.files import suffix_of
-from causalqwen.numbers import find_numbers
+from causalqwen.numbers import NumberRules, find_numbers
+from causalqwen.numbers.rules import SPACES
+from causalqwen.numbers.table import AFTER, MONEY
 
-KINDS = ("number", "date", "category", "text")
+KINDS = ("number", "date", "category", "text", "constant")
+"""A constant column, which held one value in all training rows or none at all, says nothing: it is left out, whatever it holds
+later."""
+_SEASON = 31
+"""Days beyond the dates that were seen, at most, in which the season of the last ones goes on."""
+UNKNOWN = 0.5
+"""How far outside a value counts that has no distance to those that were seen: a new category, or a missing value in a column
+where none was missing."""
 MOST_LEVELS = 24
 """Of a category column, indicators are made of its most frequent values, so many at most."""
 FEWEST_OF_LEVEL = 5
@@ -42,6 +54,17 @@ FAR = 1e150
 _DISTINCT = 0.2
 """Strings of a column that are fewer than this share of its rows are a category."""
 _NUMBER = re.compile(r"[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?|inf|Infinity)", re.ASCII)
+_SIGN, _GAP = "[-+−–‑]?", f"[ {SPACES}]?"
+_MONEY = rf"(?:[A-Z]{{1,3}})?[$€£¥₹₽₩₺₫₪฿₴]|{MONEY}|[A-Z]{{1,3}}|kr\.?|zł|Kč|Ft|Rs\.?"
+_AMOUNT = re.compile(
+    rf"(?P<outer>{_SIGN}) ?(?:(?P<before>{_MONEY}){_GAP})?(?P<inner>{_SIGN}) ?"
+    rf"(?P<digits>[.,]?\d(?:[\d.,'’ {SPACES}]*\d)?)(?:[.,][-–—]{{1,2}})?{_GAP}(?P<after>{_MONEY}|{AFTER.pattern})?",
+    re.ASCII,
+)
+"""A cell that is an amount: signs, what stands before and behind, and digits with their marks."""
+_RULES = {mark: NumberRules(kinds=("number", "lakh"), protected=(), decimal=mark) for mark in ".,"}
+Decimals = str | dict[str, str]
+"""The decimal mark of cells that are strings: "." or ",", of all columns or by column, or "auto"."""
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 _MISSING = re.compile(r"#N/A( N/A)?|#NA|-?1\.#(IND|QNAN)|-?(nan|NaN)|<NA>|N/A|n/a|NA|NULL|null|None|")
 """Cells of a CSV that stand for nothing, as pandas reads them."""
@@ -67,6 +90,11 @@ class TableRows:
     def __len__(self) -> int:
         return len(self.words)
 
+    @property
+    def say_something(self) -> bool:
+        """Whether there is any number, or any word."""
+        return self.numbers.shape[1] > 0 or any(self.words)
+
     def taken(self, places: np.ndarray) -> "TableRows":
         """Some of them, by place."""
         apart = [part[places] if isinstance(part, np.ndarray) else _at(part, places) for part in self.columns]
@@ -81,9 +109,10 @@ class ColumnError(ValueError):
 class Column:
     """What is known of one column.
 
-    center, width: of a number, or of days since 1970. levels: values with an indicator. place, ends: of a number that stands in
-    the texts of the column. place counts from 0, and -1 is the greatest of each text. ends are the least and the greatest that
-    the training rows had there: a number beyond them is read as the nearer end.
+    center, width: of a number, or of days since 1970. levels: values with an indicator. ends: the least and the greatest
+    number, or days, of the training rows. seen: all values of a category, the most frequent first. place: of a number that
+    stands in the texts of the column, counted from 0; -1 is the greatest of each text. decimal: the decimal mark of strings
+    that are read as numbers; None where none is.
     """
 
     name: str
@@ -93,7 +122,9 @@ class Column:
     missing: bool = False
     levels: tuple[str, ...] = ()
     place: int | None = None
-    ends: tuple[float, float] | None = None
+    ends: tuple[float, float] = (-FAR, FAR)
+    seen: tuple[str, ...] = ()
+    decimal: str | None = None
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "Column":
@@ -104,7 +135,37 @@ class Column:
     @property
     def size(self) -> int:
         """How many numbers it gives."""
-        return {"number": 2, "date": 6, "category": len(self.levels), "text": 0}[self.kind] + self.missing
+        return {"number": 2, "date": 6, "category": len(self.levels)}.get(self.kind, 0) + self.missing
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.seen)
+
+    def nearest(self, cell: Any) -> tuple[Any, float]:
+        """The nearest value that the training rows held, and how far from it the cell lies: 0 for one that was seen.
+
+        A number beyond `ends` is read as the nearer end, at the distance of their asinh (`_numbers`). So is a date, but as one
+        of its weekday in the week at that end, and of its season too where it lies more than a month beyond a year and more
+        (`_within`). A new category is read as the one that is spelled most alike, or as the most frequent one, `UNKNOWN` away;
+        where some had no indicator, for they were rare, as one of those, and a rare one is nothing unseen. A missing value,
+        where none was missing, is read as the median or the most frequent category, `UNKNOWN` away.
+        """
+        if self.kind in ("text", "constant") or (cell is None and self.missing):
+            return cell, UNKNOWN if cell is None and self.kind == "text" and not self.missing else 0.0
+        if self.kind == "category":
+            if cell is not None and written(cell) in self._known:
+                return cell, 0.0
+            rare = self.seen[len(self.levels) :][::-1]
+            if cell is None:
+                return self.seen[0], UNKNOWN
+            return _spelled_alike(written(cell), rare or self.seen), 0.0 if rare else UNKNOWN
+        value = self.center if cell is None else float(cell) if self.kind == "number" else _days(cell)
+        held = min(max(value, self.ends[0]), self.ends[1])
+        if cell is not None and held == value:
+            return cell, 0.0
+        near = held if self.kind == "number" else datetime(1970, 1, 1) + timedelta(days=_within(value, self.ends))
+        away, at = (math.asinh((one - self.center) / self.width) for one in (value, held))
+        return near, UNKNOWN if cell is None else abs(away - at)
 
 
 @dataclass(frozen=True)
@@ -126,15 +187,20 @@ class TableReader:
         target: str | None,
         text: Sequence[str] = (),
         characters: int = 2000,
+        decimal: Decimals = "auto",
     ) -> "TableReader":
-        """From the training rows. text: columns that are texts, whatever they look like.
+        """From the training rows. text: columns that are texts, whatever they look like. decimal: of `decimals_of`.
 
         Raises ColumnError for a name in `text` that is no column, or a column of values that are neither of `KINDS`.
         """
         for name in text:
             if name not in table:
                 raise ColumnError(f"there is no column {name!r}; the columns: {', '.join(table)}")
-        columns = tuple(_column(name, cells, name in text) for name, cells in table.items())
+        marks = {} if target is None else decimals_of(table, decimal, text)
+        columns = tuple(
+            replace(_column(name, cells, name in text, target is None), decimal=marks.get(name))
+            for name, cells in with_numbers(table, marks).items()
+        )
         texts = (column for column in columns if column.kind == "text")
         inside = (number for text in texts for number in _inside(text, table[text.name], characters))
         return cls(columns, target, characters, tuple(inside))
@@ -151,9 +217,17 @@ class TableReader:
         """As JSON holds it."""
         return asdict(self)
 
-    def check(self, table: Mapping[str, Sequence[Any]]) -> None:
-        """ColumnError for a column that is missing, that the training rows did not have, or of another kind."""
+    def remarks(self, table: Columns) -> list[str]:
+        """A line for each column that is read otherwise than it stands: left out, or strings as numbers."""
+        same = [one.name for one in self.columns if one.kind == "constant"]
+        gone = [f"column {name!r} is left out: it says the same in all rows" for name in same]
+        return gone + told_of_decimals(table, {one.name: one.decimal for one in self.columns if one.decimal})
+
+    def checked(self, table: Columns) -> Columns:
+        """The table, its strings that are numbers as such. ColumnError for a column that is missing, that the training rows did
+        not have, or of another kind."""
         known = self.known
+        table = with_numbers(table, {name: one.decimal for name, one in known.items() if one.decimal and name in table})
         for name in known:
             if name not in table:
                 raise ColumnError(f"column {name!r} is missing; it was there when the model was fitted")
@@ -167,17 +241,22 @@ class TableReader:
                         f"column {name!r}, row {row}: expected a {column.kind}, as it was when the model was fitted, found "
                         f"{str(cell)[:40]!r}"
                     )
+        return table
 
-    def texts(self, table: Columns, *, words: bool = False) -> list[str]:
-        """The text of each row, cut behind `characters`; `words`: of text and category columns alone, without a question."""
-        named = [column for column in self.columns if not words or column.kind in ("text", "category")]
+    def texts(self, table: Columns, *, words: bool = False, exact: bool = False) -> list[str]:
+        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`); `words`: of text and
+        category columns alone, without a question; `exact`: with the numbers as they are, for a model that copies them."""
         if self.target is None:
             (column,) = self.columns
             return [written(cell)[: self.characters] if cell is not None else "?" for cell in table[column.name]]
-        texts = []
+        kinds, texts = {"text", "category"} if words else {"text", "category", "number", "date"}, []
+        named = [column for column in self.columns if column.kind in kinds]
         for row in range(len(next(iter(table.values()), []))):
-            cells = ((column.name, table[column.name][row]) for column in named)
-            told = "; ".join(f"{name}: {written(cell)}" for name, cell in cells if cell is not None)[: self.characters]
+            cells = ((column, table[column.name][row]) for column in named)
+            shown = (
+                (one.name, cell if exact and one.kind == "number" else one.nearest(cell)[0]) for one, cell in cells
+            )
+            told = "; ".join(f"{name}: {written(cell)}" for name, cell in shown if cell is not None)[: self.characters]
             texts.append(told if words else self.asked(told))
         return texts
 
@@ -195,10 +274,21 @@ class TableReader:
         """Whether some column is text or category."""
         return any(column.kind in ("text", "category") for column in self.columns)
 
+    def outside(self, table: Columns) -> dict[str, np.ndarray]:
+        """How far the values of each column lie outside those of the training rows, float64 [n] (`Column.nearest`); only of
+        columns where some value does."""
+        away: dict[str, np.ndarray] = {}
+        for column, cells in self._cells(table):
+            far = np.array([far for _, far in cells], dtype=float)
+            if far.any():
+                away[column.name] = np.maximum(far, away.get(column.name, 0.0))
+        return away
+
     def rows(self, table: Columns) -> TableRows:
         """What value head and regressions read."""
         rows, apart, parts = len(next(iter(table.values()), [])), list[list[str] | np.ndarray](), list[np.ndarray]()
-        for column, cells in self._cells(table):
+        for column, read in self._cells(table):
+            cells = [cell for cell, _ in read]
             parts.append(_numbers(column, cells))
             if column.kind in ("text", "category"):
                 apart.append(["" if cell is None else written(cell)[: self.characters] for cell in cells])
@@ -207,11 +297,14 @@ class TableReader:
         words = self.texts(table, words=True) if self.has_words else [""] * rows
         return TableRows(words, np.concatenate([np.zeros((rows, 0), dtype=np.float32), *parts], axis=1), apart)
 
-    def _cells(self, table: Columns) -> Iterator[tuple[Column, Sequence[Any]]]:
-        """Of each column, and of the numbers that stand in texts."""
-        yield from ((column, table[column.name]) for column in self.columns)
+    def _cells(self, table: Columns) -> Iterator[tuple[Column, list[tuple[Any, float]]]]:
+        """Each column that says something, and the numbers that stand in texts, with `Column.nearest` of their cells."""
         standing = {name: _numbers_in(table[name], self.characters) for name in {one.name for one in self.inside}}
-        yield from ((column, _at_place(standing[column.name], column.place)) for column in self.inside)
+        for column in (*self.columns, *self.inside):
+            if column.kind != "constant":
+                inside = column.place is not None
+                cells = _at_place(standing[column.name], column.place) if inside else table[column.name]
+                yield column, [column.nearest(cell) for cell in cells]
 
 
 def table_of(X: Any) -> Columns:
@@ -250,12 +343,20 @@ def is_missing(cell: Any) -> bool:
 
 
 def read_table(path: str | os.PathLike, known: Mapping[str, Column] | None = None) -> Columns:
+    """`read_with_decimals`, with its strings that are numbers as such."""
+    return table_of(with_numbers(*read_with_decimals(path, known)))
+
+
+def read_with_decimals(
+    path: str | os.PathLike, known: Mapping[str, Column] | None = None, decimal: Decimals = "auto"
+) -> tuple[Columns, dict[str, str]]:
     """The columns of a Parquet or JSON lines file, and of a CSV where it is called neither (`suffix_of`).
 
     Cells of a CSV are missing where pandas has it so: empty, NA, NaN, null, and what it reads likewise. A column is one of
     numbers where all others are, without zeros before them (01234), and of truth where all are True or False.
 
     known: columns by name; these are read as such, whatever else the file holds, and a level of theirs is never missing.
+    decimal: of `decimals_of`, whose answer for the other columns is returned too; they are strings still (`with_numbers`).
 
     Raises:
         FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column;
@@ -280,7 +381,111 @@ def read_table(path: str | os.PathLike, known: Mapping[str, Column] | None = Non
         table = _read_cells(path, known)
     if not table or not next(iter(table.values())):
         raise ColumnError(f"{path.name} holds no rows")
-    return table_of(table)
+    table, is_csv = table_of(table), suffix_of(path) not in (".parquet", ".jsonl")
+    others = {name: cells for name, cells in table.items() if name not in known}
+    marks = decimals_of(others, decimal, plain=is_csv)
+    marks = {name: mark for name, mark in marks.items() if mark == "," or any(map(_is_amount, table[name]))}
+    typed = {name: _values(cells, known.get(name)) for name, cells in table.items() if is_csv and name not in marks}
+    return table_of(table | typed), marks
+
+
+def decimals_of(
+    table: Columns, decimal: Decimals = "auto", text: Sequence[str] = (), *, plain: bool = False
+) -> dict[str, str]:
+    """The decimal mark of each column of strings that are numbers: 1.234,50 EUR; R1,500; 12,5 %; 1,5 kg.
+
+    All cells have one unit, or none. Where all are numbers under one of the marks "." and "," alone, that is it. Where both
+    are possible (1,288), it is the one that all other columns tell, if they tell one, or ".". Strings that are numbers as they
+    stand (12.5) are left: plain takes these too.
+
+    decimal: "auto"; the mark of all columns; or marks by column, beside which the others are found. text: columns that stay
+    texts. ValueError for another mark.
+    """
+    given = decimal if isinstance(decimal, dict) else {}
+    if wrong := ({*given.values()} if isinstance(decimal, dict) else {decimal} - {"auto"}) - {".", ","}:
+        raise ValueError(f"decimal: expected '.', ',' or 'auto', got {wrong.pop()!r}")
+    marks = {name: mark for name, mark in given.items() if name in table and name not in text}
+    read: dict[str, dict[str, list[Any]]] = {}
+    for name, cells in table.items():
+        there = [cell for cell in cells if cell is not None]
+        if name in text or name in marks or not there or not all(isinstance(cell, str) for cell in there):
+            continue
+        under = {mark: values for mark in ".," if (values := _amounts(there, mark))}
+        if under and (plain or any(map(_is_amount, there))):
+            read[name] = under
+    told = {mark for under in read.values() if len(under) == 1 for mark in under}
+    usual = decimal if decimal in (".", ",") else told.pop() if len(told) == 1 else "."
+    for name, under in read.items():
+        if usual in under or decimal not in (".", ","):
+            marks[name] = str(usual) if usual in under else next(iter(under))
+    return marks
+
+
+def with_numbers(table: Columns, marks: Mapping[str, str]) -> Columns:
+    """The table with the strings of these columns as numbers under their marks; one that is none stays."""
+    read = dict(table)
+    for name, mark in marks.items():
+        found = (None if not isinstance(cell, str) else _amount(cell, mark) for cell in table[name])
+        read[name] = [cell if one is None else one[0] for cell, one in zip(table[name], found, strict=True)]
+    return read
+
+
+def told_of_decimals(table: Columns, marks: Mapping[str, str]) -> list[str]:
+    """A line for each column of strings that is read as numbers, and what another mark would make of it."""
+    lines, names = [], {".": "point", ",": "comma"}
+    for name, mark in marks.items():
+        there, other = [cell for cell in table[name] if isinstance(cell, str)], "," if mark == "." else "."
+        apart = [cell for cell in there if _amount(cell, mark) and _amount(cell, mark) != _amount(cell, other)]
+        for shown in (apart + [cell for cell in there if _is_amount(cell) and _amount(cell, mark)])[:1]:
+            line = (
+                f"column {name!r} is read with a decimal {names[mark]}: {shown!r} is {written(_amount(shown, mark)[0])}"
+            )
+            if apart and _amounts(there, other):
+                line += f" (with a decimal {names[other]}, {shown!r} would be {written(_amount(shown, other)[0])})"
+            lines.append(line)
+    return lines
+
+
+def _amounts(cells: Sequence[str], mark: str) -> list[float] | None:
+    """What all cells say as numbers under a decimal mark, of one unit or none; None where one says none. One or two capitals
+    are a unit only beside digits that have marks: A1 is no amount."""
+    values, beside, marked = [], set(), False
+    for cell in cells:
+        if (found := _amount(cell, mark)) is None:
+            return None
+        values.append(found[0])
+        beside |= {found[1]} - {""}
+        marked |= any(sign in cell for sign in ".,'’")
+    if len(beside) > 1 or (beside and re.fullmatch("[A-Z]{1,2}", *beside) and not marked):
+        return None
+    return values
+
+
+def _is_amount(cell: Any) -> bool:
+    """Whether a cell is a text that has to be read as an amount, if as a number at all: 12.5 stands as it is."""
+    return isinstance(cell, str) and _number(cell) is None
+
+
+def _amount(cell: str, mark: str) -> tuple[float, str] | None:
+    """The number of a cell under a decimal mark, and what stands beside it; None where it says none."""
+    cell = cell.strip()
+    if mark == "." and (value := _number(cell)) is not None:
+        return value, ""
+    if not (found := _AMOUNT.fullmatch(cell)):
+        return None
+    outer, before, inner, digits, after = (
+        found[name] or "" for name in ("outer", "before", "inner", "digits", "after")
+    )
+    if (before and after) or (outer and inner):
+        return None
+    if digits.isdigit() and (digits == "0" or digits[0] != "0"):
+        value = float(digits)
+    else:
+        spans = find_numbers(digits.replace(" ", SPACES[0]), _RULES[mark])
+        if [(one.start, one.end) for one in spans] != [(0, len(digits))]:
+            return None
+        value = spans[0].value
+    return -value if (outer or inner) not in ("", "+") else value, before or after
 
 
 def as_texts(names: Iterable[str | None]) -> dict[str, Column]:
@@ -324,10 +529,17 @@ def mostly_numbers(table: Columns) -> list[str]:
     lines = []
     for name, cells in table.items():
         there = [(row, cell) for row, cell in enumerate(cells, start=1) if isinstance(cell, str)]
-        others = [(row, cell) for row, cell in there if _number(cell) is None]
+        others = min(([one for one in there if _amount(one[1], mark) is None] for mark in ".,"), key=len)
         if others and len(there) - len(others) >= _MOSTLY * len(there):
             (row, cell), numbers = others[0], f"{len(there) - len(others):,} of {len(there):,} cells are numbers"
             lines.append(f"column {name!r} is read as words: {numbers}, but row {row} says {cell[:40]!r}")
+        elif (
+            len(units := {found[1] for _, cell in there if (found := _amount(cell, ".") or _amount(cell, ","))} - {""})
+            > 1
+        ):
+            lines.append(
+                f"column {name!r} is read as words: its amounts are of several units, {', '.join(sorted(units))}"
+            )
     return lines
 
 
@@ -375,32 +587,30 @@ def _read_objects(path: Path) -> Columns:
 
 def _read_cells(path: Path, known: Mapping[str, Column]) -> Columns:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        lines: list[list[str]] = []
+        written_lines, lines = list(lines_of(file, path)), list[list[str]]()
+        marks = (mark for mark in ";\t" if "," not in written_lines[0]) if written_lines else ()
+        parted = next((mark for mark in marks if all(mark in line for line in written_lines if line.strip())), ",")
         try:
-            lines.extend(line for line in csv.reader(lines_of(file, path), strict=True) if line)
+            lines.extend(line for line in csv.reader(written_lines, strict=True, delimiter=parted) if line)
         except csv.Error as error:
             raise ColumnError(f"{path.name}, after row {max(0, len(lines) - 1)}: {error}") from None
     head, rows = (lines[0], lines[1:]) if lines else ([], [])
-    for mark, told in ((";", "semicolons"), ("\t", "tabs")):
-        if len(head) == 1 and mark in head[0] and all(mark in ",".join(row) for row in rows):
-            raise ColumnError(f"{path.name}: its cells are parted by {told}; write it with commas")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(head):
             raise ColumnError(f"{path.name}, row {number}: {len(row)} cells, and the header has {len(head)}")
     _once(head, path.name)
     columns: Columns = {}
     for place, name in enumerate(head):
-        column = known.get(name)
-        levels = column.levels if column else ()
+        levels = known[name].seen if name in known else ()
         gone = (_MISSING.fullmatch(cell := row[place].strip()) and cell not in levels for row in rows)
-        cells = [None if missing else row[place] for missing, row in zip(gone, rows, strict=True)]
-        columns[name] = _values(cells, column.kind if column else None)
+        columns[name] = [None if missing else row[place] for missing, row in zip(gone, rows, strict=True)]
     return columns
 
 
-def _values(cells: Sequence[str | None], kind: str | None) -> list[Any]:
-    """Cells as what they say: numbers in a column that is known as one, or if all of them are, whole ones if all of them are;
-    likewise what is true."""
+def _values(cells: Sequence[Any], known: Column | None) -> list[Any]:
+    """Cells as what they say: numbers in a column that is known as one, unless they are read by its own mark, or if all of them
+    are, whole ones if all of them are; likewise what is true."""
+    kind = known and ("own" if known.decimal else known.kind)
     for read in (_number, lambda cell: _TRUTH.get(cell.strip())):
         said = [None if cell is None else read(cell) for cell in cells]
         every = all(cell is None or value is not None for cell, value in zip(cells, said, strict=True))
@@ -466,25 +676,42 @@ def _fits(cell: Any, kind: str) -> bool:
     return isinstance(cell, str | int | float | date)
 
 
-def _column(name: str, cells: Sequence[Any], is_text: bool) -> Column:
+def _column(name: str, cells: Sequence[Any], is_text: bool, alone: bool) -> Column:
+    """alone: there is no other, which a text is read for whatever it says."""
     there = [cell for cell in cells if cell is not None]
     missing = len(there) < len(cells)
     for row, cell in enumerate(cells, start=1):
         if cell is not None and not isinstance(cell, str | int | float | date):
             shown = f"{type(cell).__name__} {str(cell)[:40]!r}"
             raise ColumnError(f"column {name!r}, row {row}: expected text, a number or a date, found {shown}")
-    if is_text or not there:  # which may hold anything later
+    is_number = not is_text and all(isinstance(cell, int | float) for cell in there)
+    if not alone and (not there or (not missing and len(set(there if is_number else map(written, there))) == 1)):
+        return Column(name, "constant")
+    if is_text or not there:
         return Column(name, "text", missing=missing)
-    if all(isinstance(cell, int | float) for cell in there):
-        return Column(name, "number", *_spread([float(cell) for cell in there]), missing)
+    if is_number:
+        return _measured(name, "number", [float(cell) for cell in there], missing)
     days = [_days(cell) for cell in there]
     if all(day is not None for day in days):
-        return Column(name, "date", *_spread(days), missing)
+        return _measured(name, "date", days, missing)
     counts = Counter(written(cell) for cell in there)
     if len(counts) > max(_DISTINCT * len(there), 2):
         return Column(name, "text", missing=missing)
     frequent = [level for level, count in counts.most_common(MOST_LEVELS) if count >= FEWEST_OF_LEVEL]
-    return Column(name, "category", missing=missing, levels=tuple(frequent))
+    seen = tuple(level for level, _ in counts.most_common())
+    return Column(name, "category", missing=missing, levels=tuple(frequent), seen=seen)
+
+
+@lru_cache(4096)
+def _spelled_alike(told: str, seen: tuple[str, ...]) -> str:
+    """The one of the texts seen that is most alike, or the first one."""
+    return next(iter(get_close_matches(told, seen, 1)), seen[0])
+
+
+def _measured(name: str, kind: str, there: list[float], missing: bool, place: int | None = None) -> Column:
+    """A column of numbers, or of days."""
+    ends = max(min(there), -FAR), min(max(there), FAR)
+    return Column(name, kind, *_spread(there), missing, place=place, ends=ends)
 
 
 def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Column]:
@@ -496,8 +723,7 @@ def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Col
         numbers = _at_place(standing, place)
         there = [number for number in numbers if number is not None]
         if len(there) >= FEWEST_WITH * len(cells) and len(set(there)) > 1:
-            ends = min(there), max(there)
-            yield Column(text.name, "number", *_spread(there), len(there) < len(cells), place=place, ends=ends)
+            yield _measured(text.name, "number", there, len(there) < len(cells), place)
 
 
 def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
@@ -544,6 +770,14 @@ def _days(cell: Any) -> float | None:
     return float((cell - date(1970, 1, 1)).days) if isinstance(cell, date) else None
 
 
+def _within(days: float, ends: tuple[float, float]) -> float:
+    """A day within the ends: of whole weeks earlier or later, or of whole 52 weeks, or the nearer end where there are none."""
+    held = min(max(days, ends[0]), ends[1])
+    beyond, span = days - held, ends[1] - ends[0]
+    step = 364 if abs(beyond) > _SEASON and span >= 364 else 7
+    return days - math.copysign(step * math.ceil(abs(beyond) / step), beyond) if span >= step else held
+
+
 def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
     """Float32 [n, column.size], the flag for what is missing last."""
     gone = np.array([cell is None for cell in cells], dtype=float)
@@ -557,7 +791,7 @@ def _numbers(column: Column, cells: Sequence[Any]) -> np.ndarray:
         parts = list(indicators.T)
     elif column.kind != "text":
         raw = [column.center if c is None else float(c) if column.kind == "number" else _days(c) for c in cells]
-        values = np.array(raw, dtype=float).clip(*column.ends or (None, None)).clip(-FAR, FAR)
+        values = np.array(raw, dtype=float).clip(-FAR, FAR)
         away = (values - column.center) / column.width
         parts = [away.clip(-4, 4), np.arcsinh(away)]
         if column.kind == "date":

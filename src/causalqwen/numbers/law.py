@@ -29,6 +29,9 @@ probability under which two kinds' central levels are still taken to be of one l
 _FEWEST_OF_KIND = 19
 """The fewest numbers of a kind: the least n whose rank ceil((n + 1) 0.95) is at most n."""
 
+_LEAST_REACH = 0.05
+"""Of `ValueLaw.widened`: ends of intervals nearer to loc, in scales, are those of atoms."""
+
 _MODE = 15
 """Of `ValueLaw.mode`: steps of 1/200 in the shortest intervals, less than the likeliest of twelve values has."""
 
@@ -204,6 +207,19 @@ class ValueLaw(_Calibrated):
         for least, levels in self.interval_kinds:
             raw = torch.where(scale >= least, _between(levels, level), raw)
         return raw
+
+    def widened(self, scale: Tensor, by: Tensor) -> Tensor:
+        """scale + by, and more where numbers of that scale are of a kind with lower levels: no interval of 50% or more is
+        narrower than under `scale`."""
+        wide = scale + by
+        if not self.interval_kinds:
+            return wide
+        levels = torch.tensor([self.interval_levels, *(levels for _, levels in self.interval_kinds)])[:, 50:].double()
+        reach = self.stable.quantile(0.5 + levels / 2).clamp(min=_LEAST_REACH)
+        most = (reach.unsqueeze(1) / reach).amax(-1).amax(-1)  # over the kinds, of the levels of each
+        limits = torch.tensor([least for least, _ in self.interval_kinds], dtype=torch.float64)
+        was, now = (torch.bucketize(one.double(), limits, right=True) for one in (scale, wide))
+        return torch.where(now > was, wide * most[was].to(wide), wide)
 
     def levels_at(self, scale: Tensor) -> Tensor:
         """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]; these themselves where

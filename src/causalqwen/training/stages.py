@@ -335,14 +335,17 @@ def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tupl
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Mean and standard deviation of the features that precede values to learn, for the value branch.
 
-    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `_LEAST_SPREAD` of its size.
+    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `_LEAST_SPREAD` of its size; a column
+    of a table, which nothing rounds, by 1 where it does not vary.
     """
     if model.value_branch is None:
         return
     learned = np.isfinite(store.facts.values)
     features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
     std, mean = torch.std_mean(features, dim=0)
-    std = torch.maximum(std, _LEAST_SPREAD * features.square().mean(0).sqrt())
+    least = _LEAST_SPREAD * features.square().mean(0).sqrt()
+    least[len(least) - model.value_branch.columns :] = 0
+    std = torch.maximum(std, least)
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
     model.value_branch.feature_std.copy_(std)
