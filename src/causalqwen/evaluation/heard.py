@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from causalqwen.decoding import Individual
-from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
+from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.hearing import windows_of
@@ -72,5 +72,10 @@ def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observa
     if len(numbers) != 1 or not bool(is_number.all()):
         return Heard(said.prompt, said.text.strip(), "words", gain)
     features = read.features[is_number]
-    own, nobodys = (model.predict_values(features, who)[0].format(LEVEL) for who in (individual, None))
-    return Heard(said.prompt, said.text.strip(), "number", gain, own, nobodys)
+    laws = (model.predict_values(features, who)[0] for who in (individual, None))
+    return Heard(said.prompt, said.text.strip(), "number", gain, *map(_told, laws))
+
+
+def _told(law: NumberPrediction) -> str:
+    low, high = law.interval(LEVEL)
+    return f"{law.median:.4g} ({low:.4g} to {high:.4g})"

@@ -17,14 +17,6 @@ _FOLDER = Path(__file__).parent
 _POINTS = 100  # of a law that is drawn
 
 
-def figure(value: float, digits: int = 4) -> str:
-    """Return a value as pages show it: `digits` significant digits, never coarser than 1, thousands apart from 10,000 on."""
-    if not math.isfinite(value):
-        return str(value)
-    rounded = round(value, max(digits - 1 - math.floor(math.log10(abs(value) or 1)), 0)) + 0.0  # not -0
-    return format_number(rounded, NumberStyle(group="," if abs(rounded) >= 1e4 else ""))
-
-
 def number_row(name: str, value: float | None, law: NumberPrediction | None, note: str = "") -> dict[str, Any]:
     """A number as pages draw it: what it is called, its value, and its law where it has one."""
     drawn = {} if law is None else told(law, points=_POINTS, beside=value)
@@ -55,3 +47,11 @@ def write_page(path: Path, template: str, **content: Any) -> None:
     look = Markup((_FOLDER / "drawing" / "drawing.css").read_text(encoding="utf-8"))
     page = environment.get_template(template).render(**content, look=look, draw=draw, drawing=drawing)
     write_text(path, page)
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """Return a value as pages show it: `digits` significant digits, never coarser than 1, thousands apart from 10,000 on."""
+    if not math.isfinite(value):
+        return str(value)
+    rounded = round(value, max(digits - 1 - math.floor(math.log10(abs(value) or 1)), 0)) + 0.0  # not -0
+    return format_number(rounded, NumberStyle(group="," if abs(rounded) >= 1e4 else ""))

@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 
 from causalqwen.modeling import NumberPrediction
-from causalqwen.numbers import format_number, last_place
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
@@ -19,9 +18,7 @@ def sketch(prediction: NumberPrediction, width: int = 60) -> str:
     masses = [after - before for before, after in pairwise(map(prediction.cdf, np.linspace(low, high, width + 1)))]
     most = max(masses) or 1.0
     bars = "".join(_HEIGHTS[round(mass / most * (len(_HEIGHTS) - 1))] for mass in masses)
-    unit = last_place(prediction.median, high - low)
-    *ends, middle = (format_number(at, place=unit) for at in (low, high, prediction.median))
-    middle = f"^ {middle}"
+    ends, middle = (f"{low:.4g}", f"{high:.4g}"), f"^ {prediction.median:.4g}"
     place = round((prediction.median - low) / ((high - low) or 1.0) * (width - 1))
     place = min(max(place, len(ends[0]) + 1), width - len(ends[1]) - len(middle) - 1)
     scale = ends[0].ljust(place) + middle

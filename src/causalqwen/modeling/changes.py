@@ -10,7 +10,6 @@ import torch
 from causalqwen.decoding import Individual
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.worlds import World
-from causalqwen.numbers import format_number, last_place
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -51,9 +50,7 @@ class WorldNumber:
     def __str__(self) -> str:
         if self.median is None:
             return "set"
-        place = last_place(self.median, self.high - self.low)
-        low, high = (format_number(end, place=place) for end in (self.low, self.high))
-        return f"{LEVEL:.0%}: {low} to {high}"
+        return f"{LEVEL:.0%}: {self.low:.4g} to {self.high:.4g}"
 
 
 def world_numbers(model: "CausalQwenForCausalLM", world: World, individual: Individual) -> list[WorldNumber]:

@@ -37,12 +37,11 @@ export function interval(median: number, ends: Ends): string {
   return `${ends[0] === null ? "−∞" : figure(ends[0], place)} – ${figure(ends[1], place)}`;
 }
 
-/** Whether a model says that a number comes where P_NUM is `num_prob`; where nothing else can come there is none. */
-export const announced = ({ num_prob }: { num_prob?: number | null }) => num_prob == null || num_prob >= LEAST_ANNOUNCED;
-const LEAST_ANNOUNCED = 0.01;
+/** Whether a number is expected where it is predicted; so where the server does not say. */
+export const announced = (one: { announced?: boolean }) => one.announced !== false;
 
 /** An axis for rows of numbers: it holds their medians, values and intervals, but for those that would squeeze all others. */
-export function axisOf(all: { median: number; ends: Ends; value: number | null; num_prob?: number }[]): [number, number] {
+export function axisOf(all: { median: number; ends: Ends; value: number | null; announced?: boolean }[]): [number, number] {
   const middle = (them: number[]) => them.sort((a, b) => a - b)[Math.floor(them.length / 2)] ?? 0;
   const rows = all.some(announced) ? all.filter(announced) : all;
   const centre = middle(rows.map((row) => row.median));
