@@ -558,7 +558,10 @@ def test_every_control_of_a_survey(tab, model):
     assert number_of(page.locator("[data-asked] .soft").inner_text().split()[-1]) == pytest.approx(
         median(values), rel=1e-3
     )
-    bars = [(one.inner_text().splitlines()[0], int(one.get_attribute("data-bar"))) for one in view.locator("[data-bar]").all()]
+    bars = [
+        (one.inner_text().splitlines()[0], int(one.get_attribute("data-bar")))
+        for one in view.locator("[data-bar]").all()
+    ]
     assert sum(count for _, count in bars) == 180 and 5 <= len(bars) <= 15
     for name, count in bars:
         ends = [number_of(end) for end in re.findall(r"[−\d,.]+", name)]
