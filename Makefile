@@ -82,7 +82,7 @@ test-web: $(READY)  ## the explorer's page: built anew from web/ (npm), then tes
 	@command -v npm >/dev/null || { echo "The page is built by npm; on Debian: apt install nodejs npm chromium" >&2; exit 1; }
 	@cd web && npm ci --silent && npm run --silent check && npm run --silent build
 	@test -z "$$(git status --porcelain -- $(WEB))" || { echo "$(WEB): not what web/ builds; commit what was built" >&2; exit 1; }
-	@$(BIN)/python -m pytest -m '' -n0 tests/test_explore.py tests/test_explore_people.py
+	@$(BIN)/python -m pytest -m '' -n0 tests/test_explore.py tests/test_explore_people.py tests/test_pages.py
 
 SIZE ?= 1
 SEED ?= 0

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from causalqwen import PRESETS, Observation
 from causalqwen.modeling.alternatives import alternatives
+from causalqwen.numbers import last_place
 from causalqwen.serving.page import FOLDER, HEADERS
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny
@@ -505,6 +506,20 @@ def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server
             assert float(band.get_attribute("width")) == pytest.approx(496 * (right - left), abs=0.6)
 
 
+def number_of(told):
+    told = told.replace("−", "-").replace(",", "")
+    return math.inf * (-1 if told[0] == "-" else 1) if "∞" in told else float(told)
+
+
+def check_figures(told, known, law, level):
+    """Figures that are shown: to the digits that the law's interval supports."""
+    low, high = law.interval(level)
+    place = 10.0 ** last_place(law.median, high - low)
+    found = [number_of(one) for one in told.split(" – ")]
+    assert found == pytest.approx(known, abs=0.52 * place, rel=1e-5)
+    assert [one / place for one in found] == pytest.approx([round(one / place) for one in found], abs=1e-3, rel=1e-9)
+
+
 def near_percent(told, share):
     told = told.strip().splitlines()[-1]
     if told.startswith("<"):
@@ -684,11 +699,8 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     inside = sum(one.interval(0.5)[0] <= value <= one.interval(0.5)[1] for one, value in truths)
     assert f"{inside} of {len(truths)} true values" in page.locator("[data-coverage]").inner_text()
     for row, one in enumerate(predicted):
-        assert float(page.locator("[data-median]").nth(row).inner_text().replace("−", "-")) == pytest.approx(
-            one.median, rel=2e-3
-        )
-        ends = page.locator("[data-interval]").nth(row).inner_text().replace("−", "-").split(" – ")
-        assert [float(end) for end in ends] == pytest.approx(one.interval(0.5), rel=2e-3)
+        check_figures(page.locator("[data-median]").nth(row).inner_text(), [one.median], one, 0.9)
+        check_figures(page.locator("[data-interval]").nth(row).inner_text(), one.interval(0.5), one, 0.5)
     shares = page.get_by_role("img", name="Intervals that hold").get_attribute("aria-label")
     assert f"50%: {100 * inside / len(truths):.0f}%" in shares
     counts = torch.histc(torch.tensor([one.cdf(value) for one, value in truths]), 10, 0, 1) * 10 / len(truths)
@@ -720,8 +732,8 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
     page.get_by_role("button", name="Predict").click()
     page.locator("[data-median]").nth(35).wait_for()
-    of_ann = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])[0].median
-    assert float(page.locator("[data-median]").first.inner_text().replace("−", "-")) == pytest.approx(of_ann, rel=2e-3)
+    (of_ann,) = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])
+    check_figures(page.locator("[data-median]").first.inner_text(), [of_ann.median], of_ann, 0.9)
 
 
 @pytest.mark.slow

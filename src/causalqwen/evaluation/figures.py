@@ -26,8 +26,10 @@ def draw_predicted(axis: Axes, values: np.ndarray, columns: np.ndarray, unit: st
         axis.scatter(values[mask], columns[mask, 0], s=9, color=colour, alpha=0.65, linewidths=0, label=label)
     shown = np.random.default_rng(seed).permutation(len(values))[:60]
     axis.vlines(values[shown], columns[shown, 1], columns[shown, 2], color=_GREY, lw=0.8, alpha=0.6)
-    low, high = np.quantile(values, [0.01, 0.97])
-    margin = 0.25 * (high - low)
+    away = np.abs(values - np.median(values))
+    near = values[away <= (6 * np.median(away) or np.inf)]  # an outlier squeezes no other
+    low, high = near.min(), near.max()
+    margin = 0.1 * (high - low) or abs(high) or 1.0
     axis.plot([low - margin, high + margin], [low - margin, high + margin], color="black", lw=0.8)
     axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
     hidden = int(((values < low - margin) | (values > high + margin)).sum())

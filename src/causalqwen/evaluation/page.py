@@ -1,5 +1,6 @@
 """Pages that are one file each, and open from a disk: the explorer's components draw what stands on them."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from markupsafe import Markup
 from causalqwen.files import write_text
 from causalqwen.modeling import NumberPrediction
 from causalqwen.modeling.prediction import told
+from causalqwen.numbers import NumberStyle, format_number
 
 _FOLDER = Path(__file__).parent
 _POINTS = 100  # of a law that is drawn
@@ -28,6 +30,7 @@ def write_page(path: Path, template: str, **content: Any) -> None:
     draw them when the page is opened.
     """
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
+    environment.filters["figure"] = figure
     drawn: list[str] = []
 
     def draw(component: str, **properties: Any) -> Markup:
@@ -44,3 +47,11 @@ def write_page(path: Path, template: str, **content: Any) -> None:
     look = Markup((_FOLDER / "drawing" / "drawing.css").read_text(encoding="utf-8"))
     page = environment.get_template(template).render(**content, look=look, draw=draw, drawing=drawing)
     write_text(path, page)
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """Return a value as pages show it: `digits` significant digits, never coarser than 1, thousands apart from 10,000 on."""
+    if not math.isfinite(value):
+        return str(value)
+    rounded = round(value, max(digits - 1 - math.floor(math.log10(abs(value) or 1)), 0)) + 0.0  # not -0
+    return format_number(rounded, NumberStyle(group="," if abs(rounded) >= 1e4 else ""))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from causalqwen.evaluation import figures
-from causalqwen.evaluation.page import number_row, write_page
+from causalqwen.evaluation.page import figure, number_row, write_page
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ClassLaws, ValueLaw
 
@@ -39,7 +39,7 @@ def table_rows(metrics: dict[str, Any], name: str = "CausalQwen") -> list[dict[s
 
 
 def _cells(scores: dict[str, Any]) -> list[str]:
-    numbers = [f"{scores[key]:.3g}" for key in ("median_error", "mae", "quantile_crps")]
+    numbers = [figure(scores[key]) for key in ("median_error", "mae", "quantile_crps")]
     numbers.append(f"{scores['log_score']:.2f}" if "log_score" in scores else "–")
     return numbers + _shares(scores["coverage"])
 
@@ -56,7 +56,7 @@ def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
             "cells": [
                 f"{scores['numbers']:,}",
                 "its own" if scores["own_levels"] else "the model's",
-                f"{scores['median_error']:.3g}",
+                figure(scores["median_error"]),
                 *_shares(scores["coverage"]),
                 *_shares(scores["coverage_raw"]),
             ],

@@ -1,6 +1,6 @@
 """A page about the answers of a survey: how each question is answered, which answers go together, and who differs."""
 
-import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from causalqwen.evaluation.page import write_page
+from causalqwen.evaluation.page import figure, write_page
 from causalqwen.extras import extra
 from causalqwen.files import suffix_of
 from causalqwen.modeling import Question
@@ -74,9 +74,7 @@ def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
             shares = [(str(option), float((said == option).mean())) for option in question.options or ()]
         else:
             columns[question.name] = said.to_numpy(float)
-            counts, ends = np.histogram(columns[question.name], _BINS)
-            named = [f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(ends)]
-            shares = list(zip(named, (counts / len(said)).tolist(), strict=True))
+            shares = _binned(columns[question.name])
         numbers = columns.get(question.name)
         summary = None
         if numbers is not None:
@@ -89,6 +87,28 @@ def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
     return SurveyReport(
         answered, list(varied), together, _who_differs(table, questions, values), table["person"].nunique(), len(table)
     )
+
+
+def _binned(values: np.ndarray) -> list[tuple[str, float]]:
+    """Shares of round bins that hold 95 of a hundred values, and of what lies beyond them, as the explorer's `binsOf`."""
+    low, high = np.quantile(values, 0.025, method="lower"), np.quantile(values, 0.975, method="higher")
+    least = (high - low) / _BINS or abs(low) / 10 or 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= least)
+    is_whole = bool((values == np.floor(values)).all())
+    step = max(step, 1.0) if is_whole else step
+    first, last = math.floor(low / step), math.floor(high / step)
+    is_below, is_above = values.min() < first * step, values.max() >= (last + 1) * step
+    first, last = first - is_below, last + is_above
+    bins = np.clip(np.floor(values / step), first, last).astype(int) - first
+    edges = [figure(float(at * step), 12) for at in range(first, last + 2)]
+    ends = [figure(float(at * step - 1), 12) for at in range(first + 1, last + 2)] if is_whole else edges[1:]
+    names = [start if start == end else f"{start} to {end}" for start, end in zip(edges, ends, strict=False)]
+    if is_below:
+        names[0] = f"less than {edges[1]}"
+    if is_above:
+        names[-1] = f"{edges[-2]} or more"
+    return list(zip(names, (np.bincount(bins, minlength=len(names)) / len(values)).tolist(), strict=True))
 
 
 def _as_option(said: Any, options: Mapping[str, float]) -> str:

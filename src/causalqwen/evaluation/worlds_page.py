@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from causalqwen.decoding import Individual
-from causalqwen.evaluation.page import number_row, write_page
+from causalqwen.evaluation.page import figure, number_row, write_page
 from causalqwen.evaluation.worlds import segments
 from causalqwen.modeling import Intervention, Observation, World
 from causalqwen.modeling.changes import WorldNumber
@@ -65,7 +65,7 @@ def column_labels(count: int) -> list[str]:
 def what_is_set(intervention: Intervention) -> list[str]:
     """What is forced in the text itself, a line each, in its order."""
     lines = {place: f"“{text}”" for place, text in intervention.tokens.items()}
-    lines |= {place: f"do({value:.6g})" for place, value in intervention.values.items()}
+    lines |= {place: f"do({figure(value, 12)})" for place, value in intervention.values.items()}
     speaker = [] if intervention.model is None else [f"spoken by {Path(intervention.model.name_or_path).name}"]
     return [*speaker, *(f"behind {place} tokens: {lines[place]}" for place in sorted(lines))]
 

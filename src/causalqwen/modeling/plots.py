@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from causalqwen.extras import extra
+from causalqwen.numbers import format_number, last_place
 from causalqwen.numbers.law import LEVELS
 
 with extra("plots", "a picture"):
@@ -27,6 +28,8 @@ plt.rcParams.update(
         "axes.grid": True,
         "grid.color": "#e6e8eb",
         "axes.edgecolor": _GREY,
+        "axes.formatter.limits": (-5, 9),
+        "axes.formatter.useoffset": False,
         "figure.dpi": 96,
         "svg.fonttype": "none",
         "svg.hashsalt": "causalqwen",
@@ -62,9 +65,12 @@ def plot_prediction(
     axes.plot(
         *zip(*[(at, density) for at, density, _ in curve if at not in taken], strict=True), color=_MAIN, label="density"
     )
-    axes.axvline(prediction.median, color="black", lw=1, label=f"median {prediction.median:.6g}")
+    low, high = prediction.interval(0.9)
+    median = format_number(prediction.median, place=last_place(prediction.median, high - low))
+    axes.axvline(prediction.median, color="black", lw=1, label=f"median {median}")
     if value is not None:
-        axes.axvline(value, color=_SECOND, lw=1.5, ls="--", label=f"true value {value:.6g}")
+        outside = "" if curve[0][0] <= value <= curve[-1][0] else ", outside the frame"
+        axes.axvline(value, color=_SECOND, lw=1.5, ls="--", label=f"true value {format_number(value)}{outside}")
     axes.set(xlabel=unit or "value", ylabel="density", xlim=(curve[0][0], curve[-1][0]))
     axes.set_ylim(bottom=0)
     if candidates:

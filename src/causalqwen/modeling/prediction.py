@@ -98,13 +98,16 @@ class NumberPrediction:
     def curve(self, points: int = 400, value: float | None = None) -> list[tuple[float, float, float]]:
         """Where the law is drawn: (y, density per unit, P(Y <= y)) at evenly spaced y, under the model's own law.
 
-        They reach from the quantile at 2% to that at 98%, or to `value`, and 5% further. On a grid, a y has the probability
-        of its nearest value for a density. A bound that values do not pass has a probability, and no density: it is in
-        P(Y <= y) alone.
+        They reach from the quantile at 2% to that at 98%, or to `value` where it lies no further out than those are apart, and
+        5% further. On a grid, a y has the probability of its nearest value for a density. A bound that values do not pass has a
+        probability, and no density: it is in P(Y <= y) alone.
         """
         support = self.law.transform.support
-        ends = [self.quantile(p) for p in (0.02, 0.98)] + ([] if value is None else [value])
-        margin = 0.05 * (max(ends) - min(ends) or abs(ends[0]) or 1.0)
+        ends = [self.quantile(p) for p in (0.02, 0.98)]
+        apart = ends[1] - ends[0] or abs(ends[0]) or 1.0
+        if value is not None and ends[0] - apart <= value <= ends[1] + apart:
+            ends.append(value)
+        margin = 0.05 * (max(ends) - min(ends) or apart)
         places = torch.linspace(min(ends) - margin, max(ends) + margin, points, dtype=torch.float64)
         low, high = (math.inf * sign if end is None else end for sign, end in ((-1, support.low), (1, support.high)))
         inside = (low < places) & (places < high)

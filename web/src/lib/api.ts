@@ -49,6 +49,7 @@ export interface WrittenNumber {
   median: number;
   intervals: Intervals;
   num_prob: number;
+  announced?: boolean;
   curve?: Curve;
 }
 
@@ -63,6 +64,7 @@ export interface Prediction {
   median: number;
   intervals: Intervals;
   num_prob: number;
+  announced?: boolean;
   value: number | null;
   pit?: number;
   crps?: number;

@@ -83,7 +83,8 @@ const en = {
   truth: "true value",
   interval: "interval",
   numProb: "P(a number comes here)",
-  lawNote: "The law of this number with nothing drawn. Bands are its central 50, 80 and 90% intervals.",
+  lawNote: "The distribution of this number with nothing drawn. Bands are its central 50, 80 and 90% intervals.",
+  unannounced: "no number is announced here",
   untrained: "This model has not learned numbers yet: train it, and the laws below mean something.",
   // numbers
   rowsLabel: "Rows: a text per line, up to where its number stands; or CSV whose heading has a column prompt",
@@ -332,6 +333,7 @@ const zh: Texts = {
   interval: "区间",
   numProb: "P（这里是一个数）",
   lawNote: "不作任何抽取时这个数的分布。色带是它的 50%、80%、90% 中心区间。",
+  unannounced: "此处没有宣告数值",
   untrained: "这个模型还没有学过数值：训练之后，下面的分布才有意义。",
   rowsLabel: "数据行：每行一段文本，写到数出现之前；或者表头有 prompt 一列的 CSV",
   rowsExample: "The boiling point of ethanol (C2H6O) is\nThe boiling point of benzene (C6H6) is",
