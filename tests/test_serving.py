@@ -535,7 +535,7 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"causal": {"preset": "causal", "noise_temperature": 0.5}}, "causal.noise_temperature", "no noise"),
         ({"causal": {"preset": "standard", "central_mass": 0.5}}, "causal.central_mass", "neither individuals"),
         ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
-        ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "known: Ann, Bob"),
+        ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "did you mean Ann?"),
         ({"causal": {"preset": "bold"}}, "causal.preset", "should be"),
         ({"temperature": -1}, "temperature", "greater than"),
         ({"n": 9}, "n", "n=9 are more than the 8"),

@@ -185,7 +185,7 @@ def test_an_echo_goes_before_each_text_and_no_text_is_enough(server):
     assert [choice.text for choice in echoed.choices] == [PROMPT + plain.text] * 2
     assert echoed.choices[0].logprobs is None
     none = server.complete(echo=True, max_tokens=0, prompt=PROMPT + " ")
-    assert none.choices[0].text == PROMPT and none.usage.completion_tokens == 0
+    assert none.choices[0].text == PROMPT + " " and none.usage.completion_tokens == 0
 
 
 def test_bytes_that_never_become_a_character_are_read_in_time(model):
