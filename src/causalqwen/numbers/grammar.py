@@ -181,7 +181,7 @@ def beside(text: str, start: int, end: int) -> tuple[str, str]:
 def money_inside(number: str) -> str:
     """The $ of -$1,200; "" for none."""
     number = number.strip(" ")
-    return "" if number[0].isdigit() else LEAD.match(readable(number))[2] or ""
+    return "" if number[:1].isdigit() else LEAD.match(readable(number))[2] or ""
 
 
 def unit_of(before: str, after: str) -> str:
