@@ -55,7 +55,8 @@ class _Scanner:
         kept, read = {"", *KINDS, *rules.protected, "words"}, {"number", *rules.kinds}
         if "chinese" not in self.kinds:
             kept.remove("words")
-        self.forms, groups = {}, []
+        self.forms: dict[str, str] = {}
+        groups = []
         for begin, rows in table(rules):
             patterns = []
             for name, pattern in rows:
