@@ -310,7 +310,7 @@ def test_a_value_that_no_row_held_is_read_as_the_nearest_one():
     assert by_name["gaps"].nearest(None) == (None, 0)
     kind = by_name["kind"]
     assert kind.nearest("Blue ") == ("blue", UNKNOWN) and kind.nearest("what?") == ("red", UNKNOWN)
-    few = TableReader.fit({"kind": ["red"] * 9 + ["dark blue", "green"] * 2 + ["ochre"]}, "y").known["kind"]
+    few = TableReader.fit({"kind": ["red"] * 20 + ["dark blue", "green"] * 2 + ["ochre"]}, "y").known["kind"]
     assert few.levels == ("red",) and few.nearest("blue") == ("dark blue", 0) and few.nearest("7") == ("ochre", 0)
     assert kind.nearest("green") == ("green", 0) and kind.nearest(None) == ("red", UNKNOWN)
     assert by_name["t"].nearest("new") == ("new", 0) and by_name["t"].nearest(None) == (None, UNKNOWN)
