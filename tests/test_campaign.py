@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from campaign import Bounds, files, is_clear, resources, tensors, texts
+from campaign import Bounds, files, is_clear, resources, tables, tensors, texts
 from causalqwen import CausalQwenProcessor
+from causalqwen.data.columns import Column
 from causalqwen.distributions.stable import Cauchy
-from conftest import graft_tiny
+from causalqwen.numbers import ValueLaw
+from conftest import graft_tiny, make_backbone
 
 
 def nothing_found(tally, least: int) -> None:
@@ -47,6 +49,34 @@ def test_a_law_that_overflows_is_found(monkeypatch):
     )
     tally = tensors.run(Bounds(200, 300))
     assert any("log_prob" in what for what in tally.found)
+
+
+@pytest.fixture(scope="module")
+def backbone(tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    for part in (make_backbone("llama", tiny_tokenizer), tiny_tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+def test_tables(backbone):
+    tally = tables.run(Bounds(12, 300), backbone)
+    nothing_found(tally, 12 * 4)
+    assert tally.tried["tables"] == 12 and len(tally.tried) > 12
+
+
+@pytest.mark.parametrize(
+    ("whose", "name", "broken", "found"),
+    [
+        (Column, "nearest", lambda self, cell: (cell, 0.0), "beyond"),
+        (ValueLaw, "widened", lambda self, scale, by: scale / (1 + by), "missing"),
+        (ValueLaw, "interval", lambda self, loc, scale, level, raw=False: (loc, loc - 1), "tables"),
+    ],
+)
+def test_a_table_that_is_read_too_surely_is_found(backbone, monkeypatch, whose, name, broken, found):
+    monkeypatch.setattr(whose, name, broken)
+    tally = tables.run(Bounds(3, 300, 1), backbone)
+    assert any(found in what for what in tally.found), tally.table()
 
 
 @pytest.mark.filterwarnings("ignore")  # libraries complain of what they read

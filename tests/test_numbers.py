@@ -434,10 +434,14 @@ def test_what_is_not_finite_is_not_written():
         ("a\n", False),
         ("5,", True),
         ("가격은", True),
+        ("lost -$", 2),
+        ("€10 ", 1),
+        ("1\u00a0", 1),
+        ("₽", False),
     ],
 )
 def test_a_space_stands_where_the_script_writes_one(before, expected):
-    assert spaced(before, "5") == expected
+    assert spaced(before, "500") == expected
 
 
 @given(before=st.text(alphabet="a1 -+$#_^(/~.é价", max_size=8), value=st.floats(-1e9, 1e9))

@@ -179,7 +179,9 @@ def test_a_decimal_comma_is_found_said_and_kept(folder, tmp_path):  # noqa: F811
     made = NumberRegressor.load(tmp_path / "m")
     assert made.reader_.known["size"].decimal == "," and made.model_.value_law.value_range[0] >= 1000
     (tmp_path / "new.csv").write_text("row;size;price\n3;1.234;1.150\n")
-    run("predict", "--model", tmp_path / "m", "--input", tmp_path / "new.csv", "--output", tmp_path / "p.jsonl")
+    asked = ("predict", "--model", tmp_path / "m", "--input", tmp_path / "new.csv", "--output", tmp_path / "p.jsonl")
+    said = "column 'size': 1 rows hold what no training row did; it is read as the nearest that one did, and intervals widen"
+    assert said in run(*asked).stderr
     (line,) = (tmp_path / "p.jsonl").read_text().splitlines()
     assert json.loads(line)["price"] == 1150 and abs(json.loads(line)["crps"]) < 1500
     assert made.reader_.outside(made.reader_.checked({"row": [3], "size": ["1.234"]})).keys() == {"size"}

@@ -310,7 +310,7 @@ def test_a_value_that_no_row_held_is_read_as_the_nearest_one():
     assert by_name["gaps"].nearest(None) == (None, 0)
     kind = by_name["kind"]
     assert kind.nearest("Blue ") == ("blue", UNKNOWN) and kind.nearest("what?") == ("red", UNKNOWN)
-    few = TableReader.fit({"kind": ["red"] * 9 + ["dark blue", "green"] * 2 + ["ochre"]}, "y").known["kind"]
+    few = TableReader.fit({"kind": ["red"] * 20 + ["dark blue", "green"] * 2 + ["ochre"]}, "y").known["kind"]
     assert few.levels == ("red",) and few.nearest("blue") == ("dark blue", 0) and few.nearest("7") == ("ochre", 0)
     assert kind.nearest("green") == ("green", 0) and kind.nearest(None) == ("red", UNKNOWN)
     assert by_name["t"].nearest("new") == ("new", 0) and by_name["t"].nearest(None) == (None, UNKNOWN)
@@ -384,7 +384,8 @@ def test_marks_are_found_where_columns_tell_and_told():
         == "column 'a' is read with a decimal point: '1,288' is 1288 (with a decimal comma, '1,288' would be 1.288)"
     )
     for words in (
-        ["A1", "A2"], ["01234", "10115"], ["5 EUR", "7 USD"], ["12.5", "3"], ["5-7", "3"], ["12:30", "1:15"], ["v1.2", "v1.3"],
+        ["A1", "A2"], ["SKU1", "SKU20"], ["3 CAT", "7 CAT"],
+        ["01234", "10115"], ["5 EUR", "7 USD"], ["12.5", "3"], ["5-7", "3"], ["12:30", "1:15"], ["v1.2", "v1.3"],
         ["2020-01-01", "2020-01-02"], ["1.2.3", "1.2.4"], ["192.168.0.1", "10.0.0.1"], ["0,001.5", "1"], ["1,288", "about 9"],
     ):  # fmt: skip
         assert decimals_of({"a": words}) == {}, words

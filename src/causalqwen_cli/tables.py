@@ -126,6 +126,9 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
             except (arrow.ArrowException, OverflowError) as error:
                 told = " ".join(str(error).split())
                 raise ColumnError(f"column {name!r}: no Parquet file holds it ({told}); name {output} .jsonl") from None
+    for name, far in made.reader_.outside(made.reader_.checked(table)).items():
+        held = f"column {name!r}: {int((far > 0).sum()):,} rows hold what no training row did"
+        say(f"{held}; it is read as the nearest that one did, and intervals widen")
     full = made.predict(table, "full")
     described = describe_all(full["predictions"], known, raw=raw)
     kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))

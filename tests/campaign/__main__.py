@@ -11,11 +11,13 @@ from pathlib import Path
 
 from . import Bounds, Tally
 
-# At size 1: draws, and seconds. A draw of texts is 200 of them, one of tensors 500 elements, and one of vLLM 64 requests.
+# At size 1: draws, and seconds. A draw of texts is 200 of them, one of tensors 500 elements, one of tables a regressor, and one of vLLM
+# 64 requests.
 PARTS = {
     "texts": (50_000, 10_800),
     "tensors": (20_000, 3_600),
     "files": (10_000, 7_200),
+    "tables": (1_000, 3_600),
     "processes": (200, 7_200),
     "resources": (10_000, 3_600),
     "vllm": (157, 7_200),
@@ -45,6 +47,15 @@ def run(part: str, bounds: Bounds, commands: list[str] | None = None) -> Tally:
         if (default_backbone_path() / "tokenizer.json").exists():
             tokenizers["smollm2"] = AutoTokenizer.from_pretrained(default_backbone_path())
         return texts.run(bounds, texts.processors(tokenizers))
+    if part == "tables":
+        from conftest import make_backbone
+
+        from . import tables
+
+        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+            make_backbone("llama", tokenizer).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            return tables.run(bounds, folder)
     if part == "vllm":
         from . import engine
 

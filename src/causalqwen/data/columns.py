@@ -447,16 +447,17 @@ def told_of_decimals(table: Columns, marks: Mapping[str, str]) -> list[str]:
 
 
 def _amounts(cells: Sequence[str], mark: str) -> list[float] | None:
-    """What all cells say as numbers under a decimal mark, of one unit or none; None where one says none. One or two capitals
-    are a unit only beside digits that have marks: A1 is no amount."""
-    values, beside, marked = [], set(), False
+    """What all cells say as numbers under a decimal mark, of one unit or none; None where one says none. Capitals that
+    are no known currency are a unit only beside digits that have marks: A1 and SKU20 are no amounts."""
+    values, beside, marked = list[float](), set[str](), False
     for cell in cells:
         if (found := _amount(cell, mark)) is None:
             return None
         values.append(found[0])
         beside |= {found[1]} - {""}
         marked |= any(sign in cell for sign in ".,'’")
-    if len(beside) > 1 or (beside and re.fullmatch("[A-Z]{1,2}", *beside) and not marked):
+    is_code = any(re.fullmatch("[A-Z]{1,3}", unit) and not re.fullmatch(MONEY, unit) for unit in beside)
+    if len(beside) > 1 or (is_code and not marked):
         return None
     return values
 

@@ -55,7 +55,8 @@ class _Scanner:
         kept, read = {"", *KINDS, *rules.protected, "words"}, {"number", *rules.kinds}
         if "chinese" not in self.kinds:
             kept.remove("words")
-        self.forms, groups = {}, []
+        self.forms: dict[str, str] = {}
+        groups = []
         for begin, rows in table(rules):
             patterns = []
             for name, pattern in rows:
@@ -181,7 +182,7 @@ def beside(text: str, start: int, end: int) -> tuple[str, str]:
 def money_inside(number: str) -> str:
     """The $ of -$1,200; "" for none."""
     number = number.strip(" ")
-    return "" if number[0].isdigit() else LEAD.match(readable(number))[2] or ""
+    return "" if number[:1].isdigit() else LEAD.match(readable(number))[2] or ""
 
 
 def unit_of(before: str, after: str) -> str:

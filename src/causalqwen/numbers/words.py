@@ -81,11 +81,8 @@ def english_value(text: str) -> float:
 def scaled_value(text: str) -> float:
     """3.5 million -> 3500000, 5 crore 20 lakh -> 52000000, 85K -> 85000."""
     parts = re.findall(r"([\d.]+)[ -]?([a-z]+)", text.lower())
-    return float(
-        sum(
-            Decimal(digits) * _SCALE_OF.get(word, 0) or Decimal(digits) * _SCALE_OF[word[:-1]] for digits, word in parts
-        )
-    )
+    scales = (_SCALE_OF[word if word in _SCALE_OF else word[:-1]] for _, word in parts)
+    return float(sum(Decimal(digits) * scale for (digits, _), scale in zip(parts, scales, strict=True)))
 
 
 def fraction_value(text: str) -> float:
