@@ -1,6 +1,7 @@
 """Pages as a person sees them, in a real Chromium, on a phone and on a desk; see tests/test_explore.py."""
 
 import re
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -207,6 +208,20 @@ def test_what_is_not_announced_is_grey_and_says_so(browser, pages, server):  # n
         page.locator("[data-median]").nth(2).wait_for()
         assert page.locator("tr.quiet").all_inner_texts()[0].count("no number is announced here") == 1
         assert page.locator("tr.quiet").count() == 1
+
+
+class Silent(NumberPrediction):
+    announced = False
+
+
+def test_worlds_say_where_no_number_is_announced(model, tmp_path):  # noqa: F811
+    ann, observed = Individual.from_seed(4, 32), Observation(" 12.5 people, then 31", "They say that")
+    ((world,),) = model.counterfactual_samples(observed, [Intervention()], individual=ann, seed=5)
+    first, second = world_numbers(model, world, ann)[:2]
+    told = [replace(first, law=Silent(*(getattr(first.law, one.name) for one in fields(NumberPrediction)))), second]
+    write_worlds(tmp_path / "worlds.html", observed, [Intervention()], [("Ann", ann)], [[[(world, told)]]], "abduct")
+    text = (tmp_path / "worlds.html").read_text(encoding="utf-8").split("<tbody>")[1].split("</tbody>")[0]
+    assert re.findall(r"<small>\((.*?)\)</small>", text)[0] == "no number is announced here"
 
 
 @pytest.mark.slow
