@@ -5,6 +5,8 @@ A value exists before its token does: each forward pass predicts the value that 
 """
 
 import copy
+import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,22 @@ from transformers.generation import GenerationMode
 from transformers.utils import logging
 
 from causalqwen.core import Chain
-from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, SaidNumber
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
+from causalqwen.modeling.encoded import NumberText
+from causalqwen.modeling.ends import MANY
 from causalqwen.modeling.heads import number_candidates, standing
-from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
+from causalqwen.modeling.loop import (
+    ForceTokens,
+    KeepNumbers,
+    MaskFreeRows,
+    NumberFreeDrafts,
+    RaceSampler,
+    ValueLog,
+    WriteDigits,
+)
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 from causalqwen.modeling.prediction import generated_values, said_values
 from causalqwen.parts.copying import Candidates
@@ -277,7 +289,9 @@ class CausalGenerationMixin(GenerationMixin):
             )
             if bound.hindsight is not None:
                 self.config.require("a text under given noise")
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound)
+        chooses = any(getattr(processor, "chooses", False) for processor in logits_processor)
+        wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
+        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound, wanted=wanted)
         if hasattr(streamer, "follow"):
             streamer.follow(log)
         prompt_values, race = log.values, None
@@ -351,7 +365,15 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         self.config.require("beam search")
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, at_once=True)
+        ends = generation_config.eos_token_id
+        wanted = (
+            MANY
+            if generation_config.do_sample
+            else generation_config.num_beams * (2 + len(ends if isinstance(ends, list) else []))
+        )
+        log, logits_processor = _start_values(
+            self, input_ids, logits_processor, model_kwargs, at_once=True, wanted=wanted
+        )
         log.beams = generation_config.num_beams
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
@@ -417,8 +439,12 @@ def _start_values(
     bound: BoundDecoding | None = None,
     *,
     at_once: bool | None = None,
+    wanted: int = 1,
 ) -> tuple[ValueLog, LogitsProcessorList]:
-    """Give the loop of a model its values and an empty log of those it predicts, and what writes their digits."""
+    """Give the loop of a model its values and an empty log of those it predicts, what keeps them, and what writes their digits.
+
+    wanted: how many of the best tokens a decision may fall on.
+    """
     if model.config.context.hides:
         model_kwargs["attention_mask"], _ = without(
             input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
@@ -442,24 +468,45 @@ def _start_values(
     if model.copies:
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
-    writer = None
-    if model.config.context.writes:
 
-        def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
-            """As they are set, or as they were said, or the shortest."""
-            told = [one.written_by[row, len(before)] for one in forced if (row, len(before)) in one.written_by]
-            if bound is not None and bound.hindsight is not None:
-                answer = before[log.start :]
-                index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
-                said = bound.hindsight[row].numbers.get(index)
-                told += [said.tokens] if said is not None and said.value == value else []
-            return (*told, model.processor.tokens_of(before, value))[0]
+    def said_of(before: Sequence[int], row: int) -> SaidNumber | None:
+        """The number that stood behind the ids `before` in the text of a given noise."""
+        if bound is None or bound.hindsight is None or len(before) < log.start:
+            return None
+        answer = before[log.start :]
+        index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
+        return bound.hindsight[row].numbers.get(index)
 
-        writer = WriteDigits(model.config.num_token_id, log, tokens_of)
-        logits_processor = LogitsProcessorList([*logits_processor, writer])
+    def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
+        """As they are set, or as they were said, or the shortest."""
+        told = [one.written_by[row, len(before)] for one in forced if (row, len(before)) in one.written_by]
+        said = said_of(before, row)
+        told += [said.tokens] if said is not None and said.value == value else []
+        return (*told, model.processor.tokens_of(before, value))[0]
+
+    def form_of(row: int, before: Sequence[int]) -> NumberText:
+        """As it is set, or as it was said; of no value for the shortest."""
+        told = [one.texts[row, len(before)] for one in forced if (row, len(before)) in one.texts]
+        said = said_of(before, row)
+        told += [] if said is None else [NumberText.of(said.text, said.value)]
+        return (*told, NumberText.of("", math.nan))[0]
+
+    def all_scores(input_ids: Tensor) -> Tensor:
+        assert bound is not None
+        bound.every_score = True
+        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
+        bound.every_score = False
+        return LogitsProcessorList(others)(input_ids, scores)
+
+    others = [processor for processor in logits_processor if not isinstance(processor, ForceTokens)]
+    writer = WriteDigits(model.config.num_token_id, log, tokens_of) if model.config.context.writes else None
+    ends = functools.cache(lambda: model.processor.ends)  # a text without numbers needs no processor
+    again = None if bound is None or bound.every_score else all_scores
+    keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, again)
     for processor in forced:
-        processor.log, processor.writer = log, writer
-    return log, logits_processor
+        processor.log, processor.writer, processor.keeper = log, writer, keeper
+    before, behind = ([keeper], others) if wanted > 1 else (others, [keeper])
+    return log, LogitsProcessorList([*before, *behind, *forced, *([] if writer is None else [writer])])
 
 
 def _numbers_of_prompt(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor
 
 from causalqwen.modeling.encoded import NumberText
+from causalqwen.modeling.ends import NumberEnds, TextEnd
 from causalqwen.parts.copying import Candidates
 
 
@@ -115,6 +116,13 @@ class ValueLog:
         self._kept.pop(place, None)
         return None
 
+    def of_row(self, row: int) -> list[float]:
+        """The values of a row's text so far; that of a token which was chosen just now too."""
+        values: list[float] = self.values[row].tolist()
+        if 0 <= self.last < len(values):
+            values[self.last] = self[self.last][row].item()
+        return values
+
     def places(self) -> list[int]:
         """Where values were predicted and not dropped."""
         return sorted(self._kept)
@@ -169,6 +177,65 @@ class WriteDigits(LogitsProcessor):
         return due
 
 
+class KeepNumbers(LogitsProcessor):
+    """-inf for tokens that would make another number of one that stands in the text, or `<NUM>` where none would be read.
+
+    Args:
+        ends: what may follow a text, asked for where a number is near. log: of the loop's values. writer: of digits, where they
+            stand in the context. form_of: how the number of a row behind some ids is written, of no value where its own says that.
+        wanted: how many of the best tokens a decision may fall on. again: all scores [B, V'], where those that lose were not
+            asked for.
+    """
+
+    def __init__(
+        self,
+        num_token_id: int,
+        ends: Callable[[], NumberEnds],
+        log: ValueLog,
+        writer: WriteDigits | None,
+        form_of: Callable[[int, Sequence[int]], NumberText],
+        wanted: int,
+        again: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.num_token_id, self.ends, self.log = num_token_id, ends, log
+        self.writer, self.form_of, self.wanted, self.again = writer, form_of, wanted, again
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        number, length = self.num_token_id, input_ids.shape[1]
+        is_number = input_ids[:, : self.log.values.shape[1]] == number
+        places = dict(is_number.nonzero().tolist())  # the last of each row
+        if self.wanted == 1 and not places and not bool((scores.max(-1).indices == number).any()):
+            return scores
+        written = self.writer.due(input_ids) if self.writer is not None and places else {}
+        known, best = (
+            self.log if self.log.last == length else None,
+            None if self.wanted > 1 else scores.max(-1).indices.tolist(),
+        )
+        told, every = scores, None
+        for row, ids in enumerate(input_ids.tolist()):
+            if row in written or (best is not None and best[row] != number and row not in places):
+                continue
+            end = self.end(row, ids, places.get(row))
+            if end is None or (best is not None and (not end.may_bar(best[row]))):
+                continue
+            told = scores.clone() if told is scores else told
+
+            def value(row: int = row) -> float | None:
+                return None if known is None else known[known.last][row].item()
+
+            if end.restrict(told[row], self.wanted, value) and self.again is not None:
+                every = self.again(input_ids) if every is None else every
+                told[row] = every[row].to(told.dtype)
+                end.restrict(told[row], self.wanted, value)
+        return told
+
+    def end(self, row: int, ids: list[int], place: int | None) -> TextEnd | None:
+        """The end of a row's text, whose last number stands at `place`."""
+        values = self.log.of_row(row) if place is not None else []
+        values = [*values, *[0.0] * (len(ids) - len(values))][: len(ids)]
+        return self.ends().after(ids, values, place, lambda at: self.form_of(row, ids[:at]))
+
+
 @dataclass(frozen=True)
 class ForcedToken:
     """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
@@ -185,13 +252,15 @@ class ForcedToken:
 
 
 class ForceTokens(LogitsProcessor):
-    """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written.
+    """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written, and
+    no number stands where it would be read as another one.
 
-    `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row, but
-    for digits. written_by, texts: of the numbers among them, by row and place in the text.
+    `generate` gives it its log, what writes digits, and what keeps numbers. places: of the tokens that were set, in the answer
+    of each row, but for digits. written_by, texts: of the numbers among them, by row and place in the text.
     """
 
     log: ValueLog
+    keeper: KeepNumbers
     writer: WriteDigits | None = None
 
     def __init__(self, tokens: Sequence[ForcedToken]) -> None:
@@ -207,12 +276,21 @@ class ForceTokens(LogitsProcessor):
         due = self.writer.due(input_ids) if waiting and self.writer is not None else {}
         now = {}
         for row in waiting:
-            if row not in due:
+            if row not in due and self._fits(row, input_ids[row].tolist()):
                 forced = self._set(row, place)
                 now[row] = forced.token
                 if forced.value is not None:
                     self.log.set(place, row, forced.value)
         return decided(scores, now)
+
+    def _fits(self, row: int, ids: list[int]) -> bool:
+        """Whether the next token of a row, where it is a number, is read as its value there."""
+        forced = self._left(row)[0]
+        if forced.value is None:
+            return True
+        numbers = [place for place, token in enumerate(ids) if token == forced.token]
+        end = self.keeper.end(row, ids, numbers[-1] if numbers else None)
+        return end is None or end.allows(forced.token, forced.value, forced.text or "")
 
     def _left(self, row: int) -> Sequence[ForcedToken]:
         return self.tokens[len(self.places[row]) :]

@@ -1,0 +1,218 @@
+"""A number ends where it ends: no token may follow, or stand before it, with which the text is read as another number.
+
+The reader itself (`find_numbers`) is asked, token by token, about the likeliest tokens only: a text without numbers costs
+nothing, and what the grammar reads is said in one place.
+"""
+
+import itertools
+import string
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from causalqwen.modeling.encoded import NumberText
+from causalqwen.numbers import NumberSpan, find_numbers
+
+if TYPE_CHECKING:
+    from causalqwen.modeling.processor import CausalQwenProcessor
+
+_NEAR = 32  # characters behind a number in which the reader may still make another one of it
+_TOKENS = 48  # before a number, and behind it, that are read with it
+_FEW = 12  # before one behind which many tokens are asked about
+MANY = 128  # of the tokens that are sampled from behind a number, the likeliest, as far as
+_NATS = 12.0  # the likeliest of all has no more than e^12 times their probability
+_UNFINISHED = "\ufffd"
+_STAND_INS = (5.0, 12.5)  # for a number whose value is not known yet
+_PAIRED = ("{0}a = 5 b{0}", "{0}x^2 + 5{0}", r"{0}\alpha = 5{0}")
+
+
+class NumberEnds:
+    """What a processor's number rules say about the tokens that may follow a text.
+
+    `closing`: tokens that may end a passage in which no number is read, however far before them it began (code).
+    """
+
+    def __init__(self, processor: "CausalQwenProcessor") -> None:
+        self.processor, self.number = processor, processor.num_token_id
+        tokenizer = processor.tokenizer
+        self.special = frozenset(tokenizer.all_special_ids)
+        self.ended = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        closing = {mark for mark in string.punctuation for text in _PAIRED if not self.read(text.format(mark))}
+        named = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self._pieces: dict[int, str] = {}
+        self.closing = frozenset(token for token, name in enumerate(named) if closing.intersection(name or ""))
+
+    def read(self, text: str) -> list[NumberSpan] | None:
+        """The numbers of a text; None where one is too large."""
+        try:
+            return find_numbers(text, self.processor.number_rules)
+        except ValueError:
+            return None
+
+    def text(self, ids: Sequence[int], values: Sequence[float], forms: Sequence[str] = ()) -> str:
+        """A text as it is shown. Where its digits are tokens, these alone say what it is."""
+        if self.processor.context.writes:
+            ids, values = [token for token in ids if token != self.number], ()
+        return self.processor.decode(ids, values or [0.0] * len(ids), forms, skip_special_tokens=True)
+
+    def piece(self, token: int) -> str:
+        """What a token adds to a text; it holds U+FFFD where it is a part of a character."""
+        if token not in self._pieces:
+            decode = self.processor.tokenizer.decode
+            self._pieces[token] = decode([*self._anchor, token])[len(decode(self._anchor)) :]
+        return self._pieces[token]
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        anchor: list[int] = self.processor.tokenizer("a", add_special_tokens=False)["input_ids"]
+        return anchor
+
+    def after(
+        self, ids: Sequence[int], values: Sequence[float], place: int | None, forms: Callable[[int], NumberText]
+    ) -> "TextEnd | None":
+        """The end of a text, with the number that began at `place`, the last; None where the text has ended.
+
+        forms: how the number at a place is written, of no value where its own says that.
+        """
+        return None if ids and ids[-1] in self.ended else TextEnd(self, ids, values, place, forms)
+
+
+class TextEnd:
+    """The end of a text, and the tokens that may follow it: those that leave its numbers what they are."""
+
+    def __init__(
+        self,
+        ends: NumberEnds,
+        ids: Sequence[int],
+        values: Sequence[float],
+        place: int | None,
+        forms: Callable[[int], NumberText],
+    ) -> None:
+        self.ends, self.ids, self.values, self.place, self.forms = ends, ids, values, place, forms
+
+    @cached_property
+    def recent(self) -> "ReadText":
+        """The last number and what follows it, with a little before; of a text without numbers, a little."""
+        start = len(self.ids) if self.place is None else self.place
+        few = ReadText(self, max(0, start - _FEW))
+        return few if self.place is None or few.behind is not None else ReadText(self, max(0, start - _TOKENS))
+
+    @cached_property
+    def whole(self) -> "ReadText":
+        """All of the text."""
+        return ReadText(self, 0)
+
+    @cached_property
+    def is_near(self) -> bool:
+        """Whether a number stands so close that any token may make another one of it."""
+        if self.place is None or len(self.ids) > self.place + 2 * _TOKENS:
+            return False
+        behind = self.recent.behind
+        return behind is not None and "\n" not in behind and (len(behind) <= _NEAR or " " not in behind)
+
+    @cached_property
+    def closing(self) -> frozenset[int]:
+        """The tokens that may end what began before the last number."""
+        closing = self.ends.closing
+        return (
+            closing if self.place is not None and any(one in closing for one in self.ids[: self.place]) else frozenset()
+        )
+
+    def allows(self, token: int, value: float | None = None, written: str = "") -> bool:
+        """Whether a token may follow; of `<NUM>`, its value, where that is known, and how it is to be written."""
+        if token == self.ends.number:
+            return all(self.recent.allows_number(one, written) for one in (_STAND_INS if value is None else (value,)))
+        if token in self.ends.special:
+            return True
+        if self.is_near and not self.recent.allows(token):
+            return False
+        return token not in self.closing or self.whole.allows(token)
+
+    def may_bar(self, token: int) -> bool:
+        """Whether `allows` has to be asked about a token."""
+        return token == self.ends.number or self.is_near or token in self.closing
+
+    def restrict(self, scores: Tensor, wanted: int, value: Callable[[], float | None]) -> bool:
+        """Set tokens that may not follow to -inf in scores [V'], as many as a decision can meet; whether the best was one.
+
+        wanted: how many of the best allowed tokens a decision may fall on. Close to a number all others are taken out then,
+        unasked, unless it is one.
+        """
+
+        def allowed(token: int) -> bool:
+            return self.allows(token, value() if token == self.ends.number else None)
+
+        if wanted == 1:
+            barred = False
+            while (
+                self.may_bar(token := int(scores.max(-1).indices)) and not allowed(token) and scores[token] > -torch.inf
+            ):
+                scores[token], barred = -torch.inf, True
+            return barred
+        likely = float(scores.max()) - _NATS
+        if not self.is_near:
+            few = [self.ends.number, *self.closing]
+            asked = [token for token, score in zip(few, scores[few].tolist(), strict=True) if score >= likely]
+            scores[[token for token in asked if not allowed(token)]] = -torch.inf
+            return False
+        found = scores.topk(min(2 * MANY, len(scores)))
+        likeliest = found.indices[found.values >= likely].tolist()
+        kept = list(itertools.islice(filter(allowed, likeliest), wanted))
+        of_kept = scores[kept].clone()
+        scores.fill_(-torch.inf)[kept] = of_kept
+        return False
+
+
+class ReadText:
+    """A text from a place on as the reader reads it.
+
+    behind: what follows its last number; None where no number is read there, or another one than was predicted.
+    """
+
+    def __init__(self, end: TextEnd, start: int) -> None:
+        self.ends = end.ends
+        self.ids, self.values = list(end.ids[start:]), list(end.values[start:])
+        places = [place for place, token in enumerate(end.ids) if token == self.ends.number and place >= start]
+        self.forms = [] if self.ends.processor.context.writes else [end.forms(place) for place in places]
+        self.text = self.ends.text(self.ids, self.values, self.forms)
+        self.kept: list[NumberSpan] = []
+        self.behind: str | None = None
+        if end.place is None:
+            return
+        count = end.place - start
+        before = len(self.ends.text(self.ids[:count], self.values[:count], self.forms))
+        spans = self.ends.read(self.text) or []
+        which = next((which for which, span in enumerate(spans) if span.start >= before), None)
+        if which is not None and spans[which].value == end.values[end.place]:
+            self.kept, self.behind = spans[: which + 1], self.text[spans[which].end :]
+
+    def allows(self, token: int) -> bool:
+        """Whether the numbers are the same with a token behind them."""
+        text, piece = self.text, self.ends.piece(token)
+        if _UNFINISHED in text[-1:] + piece:
+            return self._keeps(self.ends.text([*self.ids, token], [*self.values, 0.0], self.forms))
+        return self._keeps(text + piece)
+
+    def allows_number(self, value: float, written: str = "") -> bool:
+        """Whether a number is read behind the text with this value, and those before it as they are."""
+        processor = self.ends.processor
+        if processor.context.writes and not written:
+            tokens = processor.tokens_of(self.ids, value)
+            text = self.ends.text([*self.ids, *tokens], [*self.values, *[0.0] * len(tokens)])
+        else:
+            text = self.text + (written or processor.spaced_number(self.text, value))
+        spans = self.ends.read(text)
+        if not spans or spans[-1].value != value or spans[-1].end != len(text):
+            return False
+        return (
+            not text[len(self.text) : spans[-1].start].strip(" ")
+            and self._keeps(text)
+            and spans[-1].start >= len(self.text)
+        )
+
+    def _keeps(self, text: str) -> bool:
+        spans = self.ends.read(text)
+        return spans is not None and [span[:4] for span in spans[: len(self.kept)]] == [span[:4] for span in self.kept]
