@@ -75,7 +75,7 @@ class NumberEnds:
     ) -> "TextEnd | None":
         """The end of a text, with the number that began at `place`, the last; None where the text has ended.
 
-        forms: how the number at a place is written, of no value where its own says that.
+        forms: how the number at a place is written, of no value for the shortest form.
         """
         return None if ids and ids[-1] in self.ended else TextEnd(self, ids, values, place, forms)
 

@@ -365,11 +365,10 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         self.config.require("beam search")
-        ends = generation_config.eos_token_id
+        # transformers looks at as many tokens of a row as leave beams to go on with where some have ended.
+        ends, beams = generation_config.eos_token_id, generation_config.num_beams
         wanted = (
-            MANY
-            if generation_config.do_sample
-            else generation_config.num_beams * (2 + len(ends if isinstance(ends, list) else []))
+            MANY if generation_config.do_sample else beams * max(2, 1 + (len(ends) if isinstance(ends, list) else 1))
         )
         log, logits_processor = _start_values(
             self, input_ids, logits_processor, model_kwargs, at_once=True, wanted=wanted

@@ -116,13 +116,6 @@ class ValueLog:
         self._kept.pop(place, None)
         return None
 
-    def of_row(self, row: int) -> list[float]:
-        """The values of a row's text so far; that of a token which was chosen just now too."""
-        values: list[float] = self.values[row].tolist()
-        if 0 <= self.last < len(values):
-            values[self.last] = self[self.last][row].item()
-        return values
-
     def places(self) -> list[int]:
         """Where values were predicted and not dropped."""
         return sorted(self._kept)
@@ -181,8 +174,8 @@ class KeepNumbers(LogitsProcessor):
     """-inf for tokens that would make another number of one that stands in the text, or `<NUM>` where none would be read.
 
     Args:
-        ends: what may follow a text, asked for where a number is near. log: of the loop's values. writer: of digits, where they
-            stand in the context. form_of: how the number of a row behind some ids is written, of no value where its own says that.
+        ends: what may follow a text; made where a number is near. log: of the loop's values. writer: of digits, where they
+            stand in the context. form_of: how a row's number behind some ids is written, of no value for the shortest form.
         wanted: how many of the best tokens a decision may fall on. again: all scores [B, V'], where those that lose were not
             asked for.
     """
@@ -202,37 +195,36 @@ class KeepNumbers(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         number, length = self.num_token_id, input_ids.shape[1]
-        is_number = input_ids[:, : self.log.values.shape[1]] == number
-        places = dict(is_number.nonzero().tolist())  # the last of each row
-        if self.wanted == 1 and not places and not bool((scores.max(-1).indices == number).any()):
+        places = dict((input_ids[:, : self.log.values.shape[1]] == number).nonzero().tolist())  # the last of each row
+        best = scores.max(-1).indices.tolist() if self.wanted == 1 else None
+        if best is not None and not places and number not in best:
             return scores
         written = self.writer.due(input_ids) if self.writer is not None and places else {}
-        known, best = (
-            self.log if self.log.last == length else None,
-            None if self.wanted > 1 else scores.max(-1).indices.tolist(),
-        )
-        told, every = scores, None
+        kept, every = scores, None
         for row, ids in enumerate(input_ids.tolist()):
             if row in written or (best is not None and best[row] != number and row not in places):
                 continue
             end = self.end(row, ids, places.get(row))
-            if end is None or (best is not None and (not end.may_bar(best[row]))):
+            if end is None or (best is not None and not end.may_bar(best[row])):
                 continue
-            told = scores.clone() if told is scores else told
+            kept = scores.clone() if kept is scores else kept
 
             def value(row: int = row) -> float | None:
-                return None if known is None else known[known.last][row].item()
+                return self.log[length][row].item() if self.log.last == length else None
 
-            if end.restrict(told[row], self.wanted, value) and self.again is not None:
+            if end.restrict(kept[row], self.wanted, value) and self.again is not None:
                 every = self.again(input_ids) if every is None else every
-                told[row] = every[row].to(told.dtype)
-                end.restrict(told[row], self.wanted, value)
-        return told
+                kept[row] = every[row].to(kept.dtype)
+                end.restrict(kept[row], self.wanted, value)
+        return kept
 
     def end(self, row: int, ids: list[int], place: int | None) -> TextEnd | None:
         """The end of a row's text, whose last number stands at `place`."""
-        values = self.log.of_row(row) if place is not None else []
-        values = [*values, *[0.0] * (len(ids) - len(values))][: len(ids)]
+        values = [0.0] * len(ids)
+        if place is not None:
+            values[: place + 1] = self.log.values[row, : place + 1].tolist()
+            if place == self.log.last:
+                values[place] = self.log[place][row].item()
         return self.ends().after(ids, values, place, lambda at: self.form_of(row, ids[:at]))
 
 
