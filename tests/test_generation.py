@@ -24,7 +24,7 @@ from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
 from causalqwen_vllm.requests import Company
-from conftest import graft_tiny, broken_numbers
+from conftest import broken_numbers, graft_tiny
 
 PROMPTS = [
     "It is 5 and then",
@@ -110,7 +110,9 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
             value, _ = action.value(value_loc, torch.ones_like(value_scale))
             value = round_significant(model.value_transform.inverse(value), model.config.value_digits)
             token = scores.argmax()
-            while broken_numbers(model.processor, [*ids[0].tolist(), token.item()], [*values[0].tolist(), value.item()]):
+            while broken_numbers(
+                model.processor, [*ids[0].tolist(), token.item()], [*values[0].tolist(), value.item()]
+            ):
                 scores[token] = -torch.inf
                 token = scores.argmax()
             best = scores.topk(2).values
@@ -132,7 +134,7 @@ def test_the_unit_of_an_older_checkpoint_is_what_is_drawn(tiny_tokenizer, preset
         action.partition.rest.weight.normal_(generator=generator).mul_(0.1)
         action.draw_unit.uniform_(0.5, 2.0, generator=generator)
         action.draw_slope.copy_(torch.tensor([2.0, 0.5]))
-    plan = CausalDecoding.preset(preset, seed=3)
+    plan = CausalDecoding.preset(preset, seed=4)
     ids, _, margins = step_by_step(model, PROMPTS[0], plan, 12)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
     assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"

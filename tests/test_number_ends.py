@@ -1,18 +1,11 @@
 """A number ends where it ends: the numbers that are read in a generated text are those that were predicted."""
 
-import itertools
-import queue
 
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from causalqwen import CausalDecoding, Intervention, NumberTextIteratorStreamer
 from causalqwen.decoding import PRESETS
-from causalqwen.modeling.ends import TextEnd
-from causalqwen.numbers import NumberRules, find_numbers
-from causalqwen.serving.sampling import RowSampler
-from causalqwen.serving.text import GrowingText
 from conftest import broken_numbers, graft_tiny
 from test_generation import eager
 
@@ -46,7 +39,9 @@ class Fond(LogitsProcessor):
 
     def __init__(self, tokenizer) -> None:
         names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        fond = [token for token, name in enumerate(names) if name and set(name) <= set("0123456789.,eE%-+/`$½KĠkgmn^:'")]
+        fond = [
+            token for token, name in enumerate(names) if name and set(name) <= set("0123456789.,eE%-+/`$½KĠkgmn^:'")
+        ]
         self.fond = torch.tensor(fond)
 
     def __call__(self, input_ids, scores):
@@ -62,9 +57,7 @@ def talker(request, tiny_tokenizer):
 
 def write(model, prompts=PROMPTS, new=24, **how):
     inputs = model.processor(prompts, padding=True, padding_side="left", return_tensors="pt", prompt=True)
-    made = model.generate(
-        **inputs, max_new_tokens=new, return_dict_in_generate=True, pad_token_id=2, **how
-    )
+    made = model.generate(**inputs, max_new_tokens=new, return_dict_in_generate=True, pad_token_id=2, **how)
     padding = (inputs["attention_mask"] == 0).sum(-1).tolist()
     copies = len(made.sequences) // len(prompts)
     rows = zip(made.sequences.tolist(), made.numeric_values.tolist(), strict=True)

@@ -5,6 +5,7 @@ nothing, and what the grammar reads is said in one place.
 """
 
 import itertools
+import math
 import string
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -57,6 +58,15 @@ class NumberEnds:
         if self.processor.context.writes:
             ids, values = [token for token in ids if token != self.number], ()
         return self.processor.decode(ids, values or [0.0] * len(ids), forms, skip_special_tokens=True)
+
+    def fitting(self, ids: Sequence[int], values: Sequence[float], forms: Sequence[NumberText]) -> list[NumberText]:
+        """How the numbers of a text are written: those of the forms that are read as their value there, none for the others."""
+        places, kept = [place for place, token in enumerate(ids) if token == self.number], list[NumberText]()
+        for place, form in zip(places, forms, strict=False):
+            before = self.text(ids[:place], values[:place], kept) if form else ""
+            is_read = form and (form.value != values[place] or self.processor.reads(before, form, form.value))
+            kept.append(form if is_read else NumberText.of("", math.nan))
+        return kept
 
     def piece(self, token: int) -> str:
         """What a token adds to a text; it holds U+FFFD where it is a part of a character."""
@@ -121,10 +131,11 @@ class TextEnd:
             closing if self.place is not None and any(one in closing for one in self.ids[: self.place]) else frozenset()
         )
 
-    def allows(self, token: int, value: float | None = None, written: str = "") -> bool:
-        """Whether a token may follow; of `<NUM>`, its value, where that is known, and how it is to be written."""
+    def allows(self, token: int, value: float | None = None) -> bool:
+        """Whether a token may follow; of `<NUM>`, with its value, where that is known."""
         if token == self.ends.number:
-            return all(self.recent.allows_number(one, written) for one in (_STAND_INS if value is None else (value,)))
+            form = self.forms(len(self.ids))
+            return all(self.recent.allows_number(one, form) for one in (_STAND_INS if value is None else (value,)))
         if token in self.ends.special:
             return True
         if self.is_near and not self.recent.allows(token):
@@ -176,7 +187,7 @@ class ReadText:
         self.ends = end.ends
         self.ids, self.values = list(end.ids[start:]), list(end.values[start:])
         places = [place for place, token in enumerate(end.ids) if token == self.ends.number and place >= start]
-        self.forms = [] if self.ends.processor.context.writes else [end.forms(place) for place in places]
+        self.forms = self.ends.fitting(self.ids, self.values, [end.forms(place) for place in places])
         self.text = self.ends.text(self.ids, self.values, self.forms)
         self.kept: list[NumberSpan] = []
         self.behind: str | None = None
@@ -196,21 +207,23 @@ class ReadText:
             return self._keeps(self.ends.text([*self.ids, token], [*self.values, 0.0], self.forms))
         return self._keeps(text + piece)
 
-    def allows_number(self, value: float, written: str = "") -> bool:
+    def allows_number(self, value: float, form: NumberText) -> bool:
         """Whether a number is read behind the text with this value, and those before it as they are."""
         processor = self.ends.processor
-        if processor.context.writes and not written:
+        if form.value == value and processor.reads(self.text, form, value):
+            text = self.text + form
+        elif processor.context.writes:
             tokens = processor.tokens_of(self.ids, value)
             text = self.ends.text([*self.ids, *tokens], [*self.values, *[0.0] * len(tokens)])
         else:
-            text = self.text + (written or processor.spaced_number(self.text, value))
+            text = self.text + processor.spaced_number(self.text, value)
         spans = self.ends.read(text)
         if not spans or spans[-1].value != value or spans[-1].end != len(text):
             return False
         return (
             not text[len(self.text) : spans[-1].start].strip(" ")
-            and self._keeps(text)
             and spans[-1].start >= len(self.text)
+            and self._keeps(text)
         )
 
     def _keeps(self, text: str) -> bool:

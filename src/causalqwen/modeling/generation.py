@@ -468,27 +468,22 @@ def _start_values(
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
 
-    def said_of(before: Sequence[int], row: int) -> SaidNumber | None:
-        """The number that stood behind the ids `before` in the text of a given noise."""
-        if bound is None or bound.hindsight is None or len(before) < log.start:
-            return None
+    def said_of(row: int, before: Sequence[int]) -> SaidNumber | None:
+        """The number that is set behind the ids `before`, or that stood there in the text of a given noise."""
+        told = [one.said[row, len(before)] for one in forced if (row, len(before)) in one.said]
+        if told or bound is None or bound.hindsight is None or len(before) < log.start:
+            return (*told, None)[0]
         answer = before[log.start :]
         index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
         return bound.hindsight[row].numbers.get(index)
 
     def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
-        """As they are set, or as they were said, or the shortest."""
-        told = [one.written_by[row, len(before)] for one in forced if (row, len(before)) in one.written_by]
-        said = said_of(before, row)
-        told += [said.tokens] if said is not None and said.value == value else []
-        return (*told, model.processor.tokens_of(before, value))[0]
+        """As it was said, or the shortest."""
+        return model.processor.tokens_of(before, value, said_of(row, before))
 
     def form_of(row: int, before: Sequence[int]) -> NumberText:
-        """As it is set, or as it was said; of no value for the shortest."""
-        told = [one.texts[row, len(before)] for one in forced if (row, len(before)) in one.texts]
-        said = said_of(before, row)
-        told += [] if said is None else [NumberText.of(said.text, said.value)]
-        return (*told, NumberText.of("", math.nan))[0]
+        said = said_of(row, before)
+        return NumberText.of("", math.nan) if said is None else NumberText.of(said.text, said.value)
 
     def all_scores(input_ids: Tensor) -> Tensor:
         assert bound is not None

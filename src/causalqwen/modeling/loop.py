@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
+from causalqwen.decoding import SaidNumber
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.ends import NumberEnds, TextEnd
 from causalqwen.parts.copying import Candidates
@@ -232,15 +233,13 @@ class KeepNumbers(LogitsProcessor):
 class ForcedToken:
     """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
 
-    value: of a `<NUM>`. written_by: its tokens where digits stand in the context; None for the shortest form. text: as
-    it is written in a text.
+    value: of a `<NUM>`. said: how it is written; None for the shortest form.
     """
 
     after: int
     token: int
     value: float | None = None
-    written_by: list[int] | None = None
-    text: NumberText | None = None
+    said: SaidNumber | None = None
 
 
 class ForceTokens(LogitsProcessor):
@@ -248,7 +247,7 @@ class ForceTokens(LogitsProcessor):
     no number stands where it would be read as another one.
 
     `generate` gives it its log, what writes digits, and what keeps numbers. places: of the tokens that were set, in the answer
-    of each row, but for digits. written_by, texts: of the numbers among them, by row and place in the text.
+    of each row, but for digits. said: how numbers are written, by row and place in the text.
     """
 
     log: ValueLog
@@ -258,8 +257,7 @@ class ForceTokens(LogitsProcessor):
     def __init__(self, tokens: Sequence[ForcedToken]) -> None:
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
-        self.written_by: dict[tuple[int, int], list[int]] = {}
-        self.texts: dict[tuple[int, int], NumberText] = {}
+        self.said: dict[tuple[int, int], SaidNumber] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape
@@ -280,9 +278,11 @@ class ForceTokens(LogitsProcessor):
         forced = self._left(row)[0]
         if forced.value is None:
             return True
+        if forced.said is not None:
+            self.said[row, len(ids)] = forced.said
         numbers = [place for place, token in enumerate(ids) if token == forced.token]
         end = self.keeper.end(row, ids, numbers[-1] if numbers else None)
-        return end is None or end.allows(forced.token, forced.value, forced.text or "")
+        return end is None or end.allows(forced.token, forced.value)
 
     def _left(self, row: int) -> Sequence[ForcedToken]:
         return self.tokens[len(self.places[row]) :]
@@ -291,10 +291,8 @@ class ForceTokens(LogitsProcessor):
         """The next token of a row stands at `place` of the text."""
         forced = self._left(row)[0]
         self.places[row].append(place - self.log.start)
-        if forced.written_by is not None:
-            self.written_by[row, place] = forced.written_by
-        if forced.text is not None:
-            self.texts[row, place] = forced.text
+        if forced.said is not None:
+            self.said[row, place] = forced.said
         return forced
 
     def finish(self, row: int, ids: list[int], values: list[float]) -> None:

@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from causalqwen.decoding import SaidNumber
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
 from causalqwen.modeling.encoded import (
@@ -370,9 +371,12 @@ class CausalQwenProcessor(ProcessorMixin):
             kept.append(token)
         return kept[::-1], alone[::-1]
 
-    def tokens_of(self, before: Sequence[int], value: float) -> list[int]:
-        """The tokens that write `value` behind the ids `before`, its space among them."""
+    def tokens_of(self, before: Sequence[int], value: float, said: SaidNumber | None = None) -> list[int]:
+        """The tokens that write `value` behind the ids `before`, its space among them. said: a number that was written there,
+        whose tokens are taken where they are read as this value."""
         text = self.decode(list(before[-_CONTEXT:]))
+        if said is not None and said.value == value and self.reads(text, said.text, value):
+            return said.tokens
         marked = SLOT + self.spaced_number(text, value)
         return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
 
@@ -383,23 +387,24 @@ class CausalQwenProcessor(ProcessorMixin):
         if money := money_inside(like):  # -$1,200
             money += " " * money[-1].isalpha()
             written = "-" * (value < 0) + money + written.removeprefix("-")
-        before = before[-_BEFORE:]
-        if spaced(before, written, self.number_rules):
+        if spaced(before[-_BEFORE:], written, self.number_rules):
             return " " + written
-        is_apart = not before or before[-1].isspace() or self._reads(before + written, value)
-        return written if is_apart or not self._reads(f"{before} {written}", value) else " " + written
+        is_apart = not before or before[-1].isspace() or self.reads(before, written, value)
+        return written if is_apart or not self.reads(before, " " + written, value) else " " + written
 
-    def _reads(self, text: str, value: float) -> bool:
-        """Whether the last number of a text is `value`."""
-        spans = find_numbers(text, self.number_rules)
-        return bool(spans) and spans[-1].value == value
+    def reads(self, before: str, written: str, value: float) -> bool:
+        """Whether what is written behind the text `before` is read there as one number, of this value."""
+        before = before[-_BEFORE:]
+        start = len(before) + len(written) - len(written.lstrip(" "))
+        spans = find_numbers(before + written, self.number_rules)
+        return bool(spans) and spans[-1][:2] == (start, len(before + written)) and spans[-1].value == value
 
     def write_number(self, value: float) -> str:
         """The shortest text that these rules read as `value`: with a power of ten where its digits alone are read as a name
         (13800138000, a phone number)."""
         style = NumberStyle(decimal=self.number_rules.decimal)
         written = format_number(value, style)
-        if self._reads(written, value):
+        if self.reads("", written, value):
             return written
         return f"{Decimal(repr(value)).normalize():e}".replace(".", style.decimal)
 
