@@ -7,8 +7,8 @@ nothing, and what the grammar reads is said in one place.
 import itertools
 import math
 import string
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Container, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,7 +81,11 @@ class NumberEnds:
         return anchor
 
     def after(
-        self, ids: Sequence[int], values: Sequence[float], place: int | None, forms: Callable[[int], NumberText]
+        self,
+        ids: Sequence[int],
+        values: Sequence[float],
+        place: int | None,
+        forms: Callable[[int], NumberText] = lambda place: NumberText.of("", math.nan),
     ) -> "TextEnd | None":
         """The end of a text, with the number that began at `place`, the last; None where the text has ended.
 
@@ -229,3 +233,37 @@ class ReadText:
     def _keeps(self, text: str) -> bool:
         spans = self.ends.read(text)
         return spans is not None and [span[:4] for span in spans[: len(self.kept)]] == [span[:4] for span in self.kept]
+
+
+def keep_numbers(
+    scores: Tensor,
+    number: int,
+    wanted: int,
+    places: Container[int],
+    end_of: Callable[[int], TextEnd | None],
+    value_of: Callable[[int], float | None],
+    again: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Scores [B, V'] with -inf for tokens that would make another number of one in the text, and for `<NUM>` where its number
+    would not be read.
+
+    Args:
+        number: `<NUM>`. wanted: how many of the best tokens a decision may fall on. places: rows whose text holds a number.
+        end_of: the end of a row's text, None where its next token is not decided. value_of: of `<NUM>` in a row, None where it
+            is not known yet. again: all scores, where those that lose were not asked for.
+    """
+    best = scores.max(-1).indices.tolist() if wanted == 1 else None
+    kept, every = scores, None
+    for row in range(len(scores)):
+        if best is not None and best[row] != number and row not in places:
+            continue
+        end = end_of(row)
+        if end is None or (best is not None and not end.may_bar(best[row])):
+            continue
+        kept = scores.clone() if kept is scores else kept
+        value = partial(value_of, row)
+        if end.restrict(kept[row], wanted, value) and again is not None:
+            every = again() if every is None else every
+            kept[row] = every[row].to(kept.dtype)
+            end.restrict(kept[row], wanted, value)
+    return kept

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from transformers import LogitsProcessor
 
 from causalqwen.decoding import SaidNumber
 from causalqwen.modeling.encoded import NumberText
-from causalqwen.modeling.ends import NumberEnds, TextEnd
+from causalqwen.modeling.ends import NumberEnds, TextEnd, keep_numbers
 from causalqwen.parts.copying import Candidates
 
 
@@ -195,29 +196,18 @@ class KeepNumbers(LogitsProcessor):
         self.writer, self.form_of, self.wanted, self.again = writer, form_of, wanted, again
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        number, length = self.num_token_id, input_ids.shape[1]
-        places = dict((input_ids[:, : self.log.values.shape[1]] == number).nonzero().tolist())  # the last of each row
-        best = scores.max(-1).indices.tolist() if self.wanted == 1 else None
-        if best is not None and not places and number not in best:
-            return scores
-        written = self.writer.due(input_ids) if self.writer is not None and places else {}
-        kept, every = scores, None
-        for row, ids in enumerate(input_ids.tolist()):
-            if row in written or (best is not None and best[row] != number and row not in places):
-                continue
-            end = self.end(row, ids, places.get(row))
-            if end is None or (best is not None and not end.may_bar(best[row])):
-                continue
-            kept = scores.clone() if kept is scores else kept
+        numbers = (input_ids[:, : self.log.values.shape[1]] == self.num_token_id).nonzero().tolist()
+        places = dict(numbers)  # the last of each row
+        due = self.writer.due(input_ids) if self.writer is not None and places else {}
 
-            def value(row: int = row) -> float | None:
-                return self.log[length][row].item() if self.log.last == length else None
+        def end_of(row: int) -> TextEnd | None:
+            return None if row in due else self.end(row, input_ids[row].tolist(), places.get(row))
 
-            if end.restrict(kept[row], self.wanted, value) and self.again is not None:
-                every = self.again(input_ids) if every is None else every
-                kept[row] = every[row].to(kept.dtype)
-                end.restrict(kept[row], self.wanted, value)
-        return kept
+        def value_of(row: int) -> float | None:
+            return self.log[self.log.last][row].item() if self.log.last == input_ids.shape[1] else None
+
+        again = None if self.again is None else partial(self.again, input_ids)
+        return keep_numbers(scores, self.num_token_id, self.wanted, places, end_of, value_of, again)
 
     def end(self, row: int, ids: list[int], place: int | None) -> TextEnd | None:
         """The end of a row's text, whose last number stands at `place`."""
