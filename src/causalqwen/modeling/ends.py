@@ -109,10 +109,14 @@ class TextEnd:
 
     @cached_property
     def recent(self) -> "ReadText":
-        """The last number and what follows it, with a little before; of a text without numbers, a little."""
-        start = len(self.ids) if self.place is None else self.place
-        few = ReadText(self, max(0, start - _FEW))
-        return few if self.place is None or few.behind is not None else ReadText(self, max(0, start - _TOKENS))
+        """The last number and what follows it, with a little before."""
+        few = ReadText(self, max(0, (self.place or 0) - _FEW))
+        return few if few.behind is not None else ReadText(self, max(0, (self.place or 0) - _TOKENS))
+
+    @cached_property
+    def last(self) -> "ReadText":
+        """What `<NUM>` would follow."""
+        return self.recent if self.is_near else ReadText(self, max(0, len(self.ids) - _TOKENS))
 
     @cached_property
     def whole(self) -> "ReadText":
@@ -139,7 +143,7 @@ class TextEnd:
         """Whether a token may follow; of `<NUM>`, with its value, where that is known."""
         if token == self.ends.number:
             form = self.forms(len(self.ids))
-            return all(self.recent.allows_number(one, form) for one in (_STAND_INS if value is None else (value,)))
+            return all(self.last.allows_number(one, form) for one in (_STAND_INS if value is None else (value,)))
         if token in self.ends.special:
             return True
         if self.is_near and not self.recent.allows(token):
@@ -195,7 +199,7 @@ class ReadText:
         self.text = self.ends.text(self.ids, self.values, self.forms)
         self.kept: list[NumberSpan] = []
         self.behind: str | None = None
-        if end.place is None:
+        if end.place is None or end.place < start:
             return
         count = end.place - start
         before = len(self.ends.text(self.ids[:count], self.values[:count], self.forms))

@@ -34,8 +34,9 @@ class Intervention:
     """What is set in another world.
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
-    the answer, `{5: " but"}`, or as soon as no number is cut in two. values: numbers forced there instead of what would come,
-    `{5: 100.0}`, before a text at the same place. model: another checkpoint
+    the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a
+    number before them is read. values: numbers forced there instead of what would come, `{5: 100.0}`, before a text at the same
+    place, or as soon as they are read as their values. model: another checkpoint
     that speaks there, of the same tokenizer and causal size; None for the one that is asked.
     """
 
