@@ -151,14 +151,13 @@ def smollm2_folder(smollm2) -> Path:
     return default_backbone_path()
 
 
-def broken_numbers(processor, ids: list[int], values: list[float], text: str | None = None) -> list[float]:
-    """Values of a text's `<NUM>` that the reader does not find where they stand, as one number each; ids without a prompt's
-    padding. text: as it is shown elsewhere, by default as it is decoded."""
+def broken_numbers(processor, ids: list[int], values: list[float]) -> list[float]:
+    """Values of a text's `<NUM>` that the reader does not find where they stand, as one number each; ids without padding."""
 
     def shown(count: int) -> str:
         return processor.decode(ids[:count], values[:count], skip_special_tokens=True)
 
-    text = shown(len(ids)) if text is None else text
+    text = shown(len(ids))
     spans = {span.start: span for span in find_numbers(text, processor.number_rules)}
     broken = []
     for place, token in enumerate(ids):

@@ -24,7 +24,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.files import batches
 from causalqwen.modeling import heads
-from causalqwen.modeling.ends import MANY, keep_numbers
+from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, generated_values, predict_values, said_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
@@ -342,7 +342,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             self.config.num_token_id,
             MANY if is_sampled else 1,
             numbers,
-            lambda row: self.processor.ends.after(*texts[row]),
+            lambda row: TextEnd(self.processor.ends, *texts[row]),
             lambda row: None,
             None if company is None else partial(ranked, True),
         )

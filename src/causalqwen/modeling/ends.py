@@ -40,7 +40,6 @@ class NumberEnds:
         self.processor, self.number = processor, processor.num_token_id
         tokenizer = processor.tokenizer
         self.special = frozenset(tokenizer.all_special_ids)
-        self.ended = {tokenizer.eos_token_id, tokenizer.pad_token_id}
         closing = {mark for mark in string.punctuation for text in _PAIRED if not self.read(text.format(mark))}
         named = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self._pieces: dict[int, str] = {}
@@ -80,22 +79,14 @@ class NumberEnds:
         anchor: list[int] = self.processor.tokenizer("a", add_special_tokens=False)["input_ids"]
         return anchor
 
-    def after(
-        self,
-        ids: Sequence[int],
-        values: Sequence[float],
-        place: int | None,
-        forms: Callable[[int], NumberText] = lambda place: NumberText.of("", math.nan),
-    ) -> "TextEnd | None":
-        """The end of a text, with the number that began at `place`, the last; None where the text has ended.
-
-        forms: how the number at a place is written, of no value for the shortest form.
-        """
-        return None if ids and ids[-1] in self.ended else TextEnd(self, ids, values, place, forms)
-
 
 class TextEnd:
-    """The end of a text, and the tokens that may follow it: those that leave its numbers what they are."""
+    """The end of a text, and the tokens that may follow it: those that leave its numbers what they are.
+
+    Args:
+        ids, values: of the text. place: where its last number began, None for none. forms: how the number at a place is written,
+            of no value for the shortest form.
+    """
 
     def __init__(
         self,
@@ -103,7 +94,7 @@ class TextEnd:
         ids: Sequence[int],
         values: Sequence[float],
         place: int | None,
-        forms: Callable[[int], NumberText],
+        forms: Callable[[int], NumberText] = lambda place: NumberText.of("", math.nan),
     ) -> None:
         self.ends, self.ids, self.values, self.place, self.forms = ends, ids, values, place, forms
 

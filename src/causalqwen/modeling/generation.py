@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessorList
@@ -291,7 +292,9 @@ class CausalGenerationMixin(GenerationMixin):
                 self.config.require("a text under given noise")
         chooses = any(getattr(processor, "chooses", False) for processor in logits_processor)
         wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound, wanted=wanted)
+        log, logits_processor = _start_values(
+            self, input_ids, logits_processor, generation_config, model_kwargs, bound, wanted=wanted
+        )
         if hasattr(streamer, "follow"):
             streamer.follow(log)
         prompt_values, race = log.values, None
@@ -340,7 +343,7 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound)
+        log, logits_processor = _start_values(self, input_ids, logits_processor, generation_config, model_kwargs, bound)
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
@@ -366,12 +369,10 @@ class CausalGenerationMixin(GenerationMixin):
     ) -> Any:
         self.config.require("beam search")
         # transformers looks at as many tokens of a row as leave beams to go on with where some have ended.
-        ends, beams = generation_config.eos_token_id, generation_config.num_beams
-        wanted = (
-            MANY if generation_config.do_sample else beams * max(2, 1 + (len(ends) if isinstance(ends, list) else 1))
-        )
+        beams, ends = generation_config.num_beams, np.size(generation_config.eos_token_id)
+        wanted = MANY if generation_config.do_sample else beams * max(2, 1 + ends)
         log, logits_processor = _start_values(
-            self, input_ids, logits_processor, model_kwargs, at_once=True, wanted=wanted
+            self, input_ids, logits_processor, generation_config, model_kwargs, at_once=True, wanted=wanted
         )
         log.beams = generation_config.num_beams
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
@@ -434,6 +435,7 @@ def _start_values(
     model: Any,
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
     bound: BoundDecoding | None = None,
     *,
@@ -492,11 +494,13 @@ def _start_values(
         bound.every_score = False
         return LogitsProcessorList(others)(input_ids, scores)
 
+    ends_at = generation_config.eos_token_id
+    ended = set() if ends_at is None else {*np.ravel(ends_at).tolist(), generation_config.pad_token_id}
     others = [processor for processor in logits_processor if not isinstance(processor, ForceTokens)]
     writer = WriteDigits(model.config.num_token_id, log, tokens_of) if model.config.context.writes else None
     ends = functools.cache(lambda: model.processor.ends)  # a text without numbers needs no processor
     again = None if bound is None or bound.every_score else all_scores
-    keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, again)
+    keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, ended, again)
     for processor in forced:
         processor.log, processor.writer, processor.keeper = log, writer, keeper
     before, behind = ([keeper], others) if wanted > 1 else (others, [keeper])

@@ -1,7 +1,7 @@
 """What transformers' decoding loops are given for a grafted model: processors, a log of values, drafts."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -178,8 +178,8 @@ class KeepNumbers(LogitsProcessor):
     Args:
         ends: what may follow a text; made where a number is near. log: of the loop's values. writer: of digits, where they
             stand in the context. form_of: how a row's number behind some ids is written, of no value for the shortest form.
-        wanted: how many of the best tokens a decision may fall on. again: all scores [B, V'], where those that lose were not
-            asked for.
+        wanted: how many of the best tokens a decision may fall on. ended: tokens behind which nothing is decided any more.
+        again: all scores [B, V'], where those that lose were not asked for.
     """
 
     def __init__(
@@ -190,10 +190,11 @@ class KeepNumbers(LogitsProcessor):
         writer: WriteDigits | None,
         form_of: Callable[[int, Sequence[int]], NumberText],
         wanted: int,
+        ended: Container[int],
         again: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.num_token_id, self.ends, self.log = num_token_id, ends, log
-        self.writer, self.form_of, self.wanted, self.again = writer, form_of, wanted, again
+        self.writer, self.form_of, self.wanted, self.ended, self.again = writer, form_of, wanted, ended, again
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         numbers = (input_ids[:, : self.log.values.shape[1]] == self.num_token_id).nonzero().tolist()
@@ -201,7 +202,8 @@ class KeepNumbers(LogitsProcessor):
         due = self.writer.due(input_ids) if self.writer is not None and places else {}
 
         def end_of(row: int) -> TextEnd | None:
-            return None if row in due else self.end(row, input_ids[row].tolist(), places.get(row))
+            ids = input_ids[row].tolist()
+            return None if row in due or ids[-1] in self.ended else self.end(row, ids, places.get(row))
 
         def value_of(row: int) -> float | None:
             return self.log[self.log.last][row].item() if self.log.last == input_ids.shape[1] else None
@@ -209,14 +211,14 @@ class KeepNumbers(LogitsProcessor):
         again = None if self.again is None else partial(self.again, input_ids)
         return keep_numbers(scores, self.num_token_id, self.wanted, places, end_of, value_of, again)
 
-    def end(self, row: int, ids: list[int], place: int | None) -> TextEnd | None:
+    def end(self, row: int, ids: list[int], place: int | None) -> TextEnd:
         """The end of a row's text, whose last number stands at `place`."""
         values = [0.0] * len(ids)
         if place is not None:
             values[: place + 1] = self.log.values[row, : place + 1].tolist()
             if place == self.log.last:
                 values[place] = self.log[place][row].item()
-        return self.ends().after(ids, values, place, lambda at: self.form_of(row, ids[:at]))
+        return TextEnd(self.ends(), ids, values, place, lambda at: self.form_of(row, ids[:at]))
 
 
 @dataclass(frozen=True)
@@ -271,8 +273,7 @@ class ForceTokens(LogitsProcessor):
         if forced.said is not None:
             self.said[row, len(ids)] = forced.said
         numbers = [place for place, token in enumerate(ids) if token == forced.token]
-        end = self.keeper.end(row, ids, numbers[-1] if numbers else None)
-        return end is None or end.allows(forced.token, forced.value)
+        return self.keeper.end(row, ids, numbers[-1] if numbers else None).allows(forced.token, forced.value)
 
     def _left(self, row: int) -> Sequence[ForcedToken]:
         return self.tokens[len(self.places[row]) :]
