@@ -84,7 +84,7 @@ class TextEnd:
     """The end of a text, and the tokens that may follow it: those that leave its numbers what they are.
 
     Args:
-        ids, values: of the text. place: where its last number began, None for none. forms: how the number at a place is written,
+        ids, values: of the text. place: where its last number began, None for none. forms: how one at a place is written,
             of no value for the shortest form.
     """
 
