@@ -26,6 +26,7 @@ from transformers import (
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.numbers import find_numbers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 logging.getLogger("causalqwen").setLevel("WARNING")  # a graft need not prove itself each time
@@ -148,3 +149,21 @@ def smollm2_folder(smollm2) -> Path:
     from causalqwen.modeling.backbones import default_backbone_path
 
     return default_backbone_path()
+
+
+def broken_numbers(processor, ids: list[int], values: list[float]) -> list[float]:
+    """Values of a text's `<NUM>` that the reader does not find where they stand, as one number each; ids without padding."""
+
+    def shown(count: int) -> str:
+        return processor.decode(ids[:count], values[:count], skip_special_tokens=True)
+
+    text = shown(len(ids))
+    spans = {span.start: span for span in find_numbers(text, processor.number_rules)}
+    broken = []
+    for place, token in enumerate(ids):
+        if token == processor.num_token_id:
+            start = len(shown(place))
+            span = spans.get(start) or spans.get(start + text[start:].startswith(" "))
+            if span is None or span.value != values[place]:
+                broken.append(values[place])
+    return broken

@@ -24,7 +24,7 @@ from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
 from causalqwen_vllm.requests import Company
-from conftest import graft_tiny
+from conftest import broken_numbers, graft_tiny
 
 PROMPTS = [
     "It is 5 and then",
@@ -107,11 +107,16 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                 scale_S = (whole**a + action.score_slope * below - of_rows).clamp(min=0) ** (1 / a)
             scores = (loc_S.float() if scale_S.shape[-1] == 1 or plan.decision == "loc" else excess / scale_S)[0]
             scores = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
-            token = scores.argmax()
-            best = scores.topk(2).values
-            margins.append((best[0] - best[1]).item())
             value, _ = action.value(value_loc, torch.ones_like(value_scale))
             value = round_significant(model.value_transform.inverse(value), model.config.value_digits)
+            token = scores.argmax()
+            while broken_numbers(
+                model.processor, [*ids[0].tolist(), token.item()], [*values[0].tolist(), value.item()]
+            ):
+                scores[token] = -torch.inf
+                token = scores.argmax()
+            best = scores.topk(2).values
+            margins.append((best[0] - best[1]).item())
         ids = torch.cat([ids, token.view(1, 1)], dim=1)
         shown = value.view(1, 1) if token == model.config.num_token_id else torch.zeros(1, 1, dtype=torch.float64)
         values = torch.cat([values, shown], dim=1)
@@ -129,7 +134,7 @@ def test_the_unit_of_an_older_checkpoint_is_what_is_drawn(tiny_tokenizer, preset
         action.partition.rest.weight.normal_(generator=generator).mul_(0.1)
         action.draw_unit.uniform_(0.5, 2.0, generator=generator)
         action.draw_slope.copy_(torch.tensor([2.0, 0.5]))
-    plan = CausalDecoding.preset(preset, seed=3)
+    plan = CausalDecoding.preset(preset, seed=4)
     ids, _, margins = step_by_step(model, PROMPTS[0], plan, 12)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
     assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"

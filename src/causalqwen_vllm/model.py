@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.files import batches
 from causalqwen.modeling import heads
+from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, generated_values, predict_values, said_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
@@ -149,7 +151,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
     def begin(self, step: Step | None, input_ids: Tensor) -> None:
         """Note the step that vLLM runs next, which reads the tokens [N]; None while vLLM warms up."""
         self._step = step
-        if step is not None and self.config.context.writes:
+        if step is not None:
             step.feed(input_ids)
 
     def _found_step(self, input_ids: Tensor, positions: Tensor) -> Step | None:
@@ -322,13 +324,29 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         self, requests: list[Request], places: list[int], company: Company | None, features: Tensor, last: Tensor
     ) -> Tensor:
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
-        scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
-        if self._free is None:  # kept where the scores are: a list would go there at every step
-            self._free = torch.tensor(self.config.free_token_ids, dtype=torch.int64, device=scores.device)
-        if len(self._free):
-            scores.index_fill_(1, self._free, -torch.inf)
         wishes = [request.wish for request in requests]
-        if company is not None or all(wish.plan.temperature == 0 for wish in wishes):
+        is_sampled = company is None and any(wish.plan.temperature > 0 for wish in wishes)
+
+        def ranked(every: bool = False) -> Tensor:
+            if company is not None:
+                company.every_score = every
+            scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
+            if self._free is None:  # kept where the scores are: a list would go there at every step
+                self._free = torch.tensor(self.config.free_token_ids, dtype=torch.int64, device=scores.device)
+            return scores.index_fill_(1, self._free, -torch.inf) if len(self._free) else scores
+
+        texts = [request.text(place) for request, place in zip(requests, places, strict=True)]
+        numbers = {row for row, (_, _, place) in enumerate(texts) if place is not None}
+        scores = keep_numbers(
+            ranked(),
+            self.config.num_token_id,
+            MANY if is_sampled else 1,
+            numbers,
+            lambda row: TextEnd(self.processor.ends, *texts[row]),
+            lambda row: None,
+            None if company is None else partial(ranked, True),
+        )
+        if not is_sampled:
             return scores
         temperatures, top_ps = [wish.plan.temperature for wish in wishes], [wish.top_p for wish in wishes]
         seeds = [wish.seed for wish in wishes]

@@ -15,15 +15,14 @@ from causalqwen_vllm.wishes import Wish
 class Request:
     """One request of vLLM, from its first step to its last; preemption takes its cache away, but not this.
 
-    A token's place is its index in vLLM's sequence, the prompt included. `values`: place -> value, where the last token is no
-    number too. `followed`: place -> the features [H] that a generated number follows from. `pending`: place and
-    features of the token that was decided last. `kept`:
-    place -> the features that any token follows from, from the place on that was wished for, in the processor's memory, since
-    vLLM counts on the whole of a GPU's. Once `forgotten`, or where no key was given to ask by, neither is kept.
+    A token's place is its index in vLLM's sequence, the prompt included. `ids`: the tokens of the prompt and those fed since;
+    vLLM feeds nothing that its prefix cache knows. `values`: place -> value, where the last token is no number too. `followed`:
+    place -> the features [H] that a generated number follows from. `pending`: place and features of the token that was decided
+    last. `kept`: place -> the features that any token follows from, from the place on that was wished for, in the processor's
+    memory, since vLLM counts on the whole of a GPU's. Once `forgotten`, or where no key was given to ask by, neither is kept.
 
-    Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted, and `ids`: the
-    tokens of the prompt and those fed since; vLLM feeds nothing that its prefix cache knows. With `hides` the sequence holds
-    no `<NUM>`, and a number's place is that of its first digit.
+    Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted. With `hides` the
+    sequence holds no `<NUM>`, and a number's place is that of its first digit.
 
     Where the model copies, `said`: place -> value, of all numbers of the text so far, and `keys`: place -> the features [H]
     that each followed from, as `Candidates` has them; these come again where the text is read again.
@@ -107,6 +106,12 @@ class Request:
     def write_digits(self, place: int, tokens: Sequence[int]) -> None:
         """These stand from `place` on, whatever is predicted."""
         self.digits |= {place + index: token for index, token in enumerate(tokens)}
+
+    def text(self, before: int) -> tuple[list[int], list[float], int | None]:
+        """Ids and values of the text before a place, and where its last number is."""
+        known = dict(zip(self.wish.places, self.wish.values, strict=False)) | self.values
+        values = [known.get(at, 0.0) for at in range(before)]
+        return self.ids[:before], values, max((at for at in known if at < before), default=None)
 
     def lacks(self, place: int) -> bool:
         """Whether the number at `place` is the token that was decided last, and has no value yet."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from . import Bounds, Tally
 
-# At size 1: draws, and seconds. A draw of texts is 200 of them, one of tensors 500 elements, one of tables a regressor, and one of vLLM
-# 64 requests.
+# At size 1: draws, and seconds. A draw of texts is 200 of them, one of tensors 500 elements, one of tables a regressor, one of
+# generated texts 32, and one of vLLM 64 requests.
 PARTS = {
     "texts": (50_000, 10_800),
     "tensors": (20_000, 3_600),
@@ -20,6 +20,7 @@ PARTS = {
     "tables": (1_000, 3_600),
     "processes": (200, 7_200),
     "resources": (10_000, 3_600),
+    "generated": (320, 7_200),
     "vllm": (157, 7_200),
 }
 
@@ -61,6 +62,15 @@ def run(part: str, bounds: Bounds, commands: list[str] | None = None) -> Tally:
 
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
             return engine.run(bounds, Path(folder), tokenizer)
+    if part == "generated":
+        from test_generation import eager
+
+        from . import generated
+
+        contexts = ("value", "digits", "both")
+        return generated.run(
+            bounds, {name: eager(graft_tiny("llama", tokenizer, number_context=name)) for name in contexts}
+        )
     model = graft_tiny("qwen2", tokenizer)
     if part == "resources":
         from . import resources

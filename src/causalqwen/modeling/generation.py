@@ -5,9 +5,12 @@ A value exists before its token does: each forward pass predicts the value that 
 """
 
 import copy
+import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcessorList
@@ -15,12 +18,22 @@ from transformers.generation import GenerationMode
 from transformers.utils import logging
 
 from causalqwen.core import Chain
-from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, SaidNumber
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
+from causalqwen.modeling.encoded import NumberText
+from causalqwen.modeling.ends import MANY
 from causalqwen.modeling.heads import number_candidates, standing
-from causalqwen.modeling.loop import ForceTokens, MaskFreeRows, NumberFreeDrafts, RaceSampler, ValueLog, WriteDigits
+from causalqwen.modeling.loop import (
+    ForceTokens,
+    KeepNumbers,
+    MaskFreeRows,
+    NumberFreeDrafts,
+    RaceSampler,
+    ValueLog,
+    WriteDigits,
+)
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
 from causalqwen.modeling.prediction import generated_values, said_values
 from causalqwen.parts.copying import Candidates
@@ -277,7 +290,11 @@ class CausalGenerationMixin(GenerationMixin):
             )
             if bound.hindsight is not None:
                 self.config.require("a text under given noise")
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound)
+        chooses = any(getattr(processor, "chooses", False) for processor in logits_processor)
+        wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
+        log, logits_processor = _start_values(
+            self, input_ids, logits_processor, generation_config, model_kwargs, bound, wanted=wanted
+        )
         if hasattr(streamer, "follow"):
             streamer.follow(log)
         prompt_values, race = log.values, None
@@ -326,7 +343,7 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, bound)
+        log, logits_processor = _start_values(self, input_ids, logits_processor, generation_config, model_kwargs, bound)
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
@@ -351,7 +368,12 @@ class CausalGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         self.config.require("beam search")
-        log, logits_processor = _start_values(self, input_ids, logits_processor, model_kwargs, at_once=True)
+        # transformers looks at as many tokens of a row as leave beams to go on with where some have ended.
+        beams, ends = generation_config.num_beams, np.size(generation_config.eos_token_id)
+        wanted = MANY if generation_config.do_sample else beams * max(2, 1 + ends)
+        log, logits_processor = _start_values(
+            self, input_ids, logits_processor, generation_config, model_kwargs, at_once=True, wanted=wanted
+        )
         log.beams = generation_config.num_beams
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
@@ -413,12 +435,17 @@ def _start_values(
     model: Any,
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
     bound: BoundDecoding | None = None,
     *,
     at_once: bool | None = None,
+    wanted: int = 1,
 ) -> tuple[ValueLog, LogitsProcessorList]:
-    """Give the loop of a model its values and an empty log of those it predicts, and what writes their digits."""
+    """Give the loop of a model its values and an empty log of those it predicts, what keeps them, and what writes their digits.
+
+    wanted: how many of the best tokens a decision may fall on.
+    """
     if model.config.context.hides:
         model_kwargs["attention_mask"], _ = without(
             input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
@@ -442,24 +469,42 @@ def _start_values(
     if model.copies:
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
-    writer = None
-    if model.config.context.writes:
 
-        def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
-            """As they are set, or as they were said, or the shortest."""
-            told = [one.written_by[row, len(before)] for one in forced if (row, len(before)) in one.written_by]
-            if bound is not None and bound.hindsight is not None:
-                answer = before[log.start :]
-                index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
-                said = bound.hindsight[row].numbers.get(index)
-                told += [said.tokens] if said is not None and said.value == value else []
-            return (*told, model.processor.tokens_of(before, value))[0]
+    def said_of(row: int, before: Sequence[int]) -> SaidNumber | None:
+        """The number that is set behind the ids `before`, or that stood there in the text of a given noise."""
+        told = [one.said[row, len(before)] for one in forced if (row, len(before)) in one.said]
+        if told or bound is None or bound.hindsight is None or len(before) < log.start:
+            return (*told, None)[0]
+        answer = before[log.start :]
+        index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
+        return bound.hindsight[row].numbers.get(index)
 
-        writer = WriteDigits(model.config.num_token_id, log, tokens_of)
-        logits_processor = LogitsProcessorList([*logits_processor, writer])
+    def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
+        """As it was said, or the shortest."""
+        return model.processor.tokens_of(before, value, said_of(row, before))
+
+    def form_of(row: int, before: Sequence[int]) -> NumberText:
+        said = said_of(row, before)
+        return NumberText.of("", math.nan) if said is None else NumberText.of(said.text, said.value)
+
+    def all_scores(input_ids: Tensor) -> Tensor:
+        assert bound is not None
+        bound.every_score = True
+        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
+        bound.every_score = False
+        return LogitsProcessorList(others)(input_ids, scores)
+
+    ends_at = generation_config.eos_token_id
+    ended = set() if ends_at is None else {*np.ravel(ends_at).tolist(), generation_config.pad_token_id}
+    others = [processor for processor in logits_processor if not isinstance(processor, ForceTokens)]
+    writer = WriteDigits(model.config.num_token_id, log, tokens_of) if model.config.context.writes else None
+    ends = functools.cache(lambda: model.processor.ends)  # a text without numbers needs no processor
+    again = None if bound is None or bound.every_score else all_scores
+    keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, ended, again)
     for processor in forced:
-        processor.log, processor.writer = log, writer
-    return log, logits_processor
+        processor.log, processor.writer, processor.keeper = log, writer, keeper
+    before, behind = ([keeper], others) if wanted > 1 else (others, [keeper])
+    return log, LogitsProcessorList([*before, *behind, *forced, *([] if writer is None else [writer])])
 
 
 def _numbers_of_prompt(

@@ -1,15 +1,18 @@
 """What transformers' decoding loops are given for a grafted model: processors, a log of values, drafts."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
+from causalqwen.decoding import SaidNumber
 from causalqwen.modeling.encoded import NumberText
+from causalqwen.modeling.ends import NumberEnds, TextEnd, keep_numbers
 from causalqwen.parts.copying import Candidates
 
 
@@ -169,36 +172,84 @@ class WriteDigits(LogitsProcessor):
         return due
 
 
+class KeepNumbers(LogitsProcessor):
+    """-inf for tokens that would make another number of one that stands in the text, or `<NUM>` where none would be read.
+
+    Args:
+        ends: what may follow a text; made where a number is near. log: of the loop's values. writer: of digits, where they
+            stand in the context. form_of: how a row's number behind some ids is written, of no value for the shortest form.
+        wanted: how many of the best tokens a decision may fall on. ended: tokens behind which nothing is decided any more.
+        again: all scores [B, V'], where those that lose were not asked for.
+    """
+
+    def __init__(
+        self,
+        num_token_id: int,
+        ends: Callable[[], NumberEnds],
+        log: ValueLog,
+        writer: WriteDigits | None,
+        form_of: Callable[[int, Sequence[int]], NumberText],
+        wanted: int,
+        ended: Container[int],
+        again: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.num_token_id, self.ends, self.log = num_token_id, ends, log
+        self.writer, self.form_of, self.wanted, self.ended, self.again = writer, form_of, wanted, ended, again
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        numbers = (input_ids[:, : self.log.values.shape[1]] == self.num_token_id).nonzero().tolist()
+        places = dict(numbers)  # the last of each row
+        due = self.writer.due(input_ids) if self.writer is not None and places else {}
+
+        def end_of(row: int) -> TextEnd | None:
+            ids = input_ids[row].tolist()
+            return None if row in due or ids[-1] in self.ended else self.end(row, ids, places.get(row))
+
+        def value_of(row: int) -> float | None:
+            return self.log[self.log.last][row].item() if self.log.last == input_ids.shape[1] else None
+
+        again = None if self.again is None else partial(self.again, input_ids)
+        return keep_numbers(scores, self.num_token_id, self.wanted, places, end_of, value_of, again)
+
+    def end(self, row: int, ids: list[int], place: int | None) -> TextEnd:
+        """The end of a row's text, whose last number stands at `place`."""
+        values = [0.0] * len(ids)
+        if place is not None:
+            values[: place + 1] = self.log.values[row, : place + 1].tolist()
+            if place == self.log.last:
+                values[place] = self.log[place][row].item()
+        return TextEnd(self.ends(), ids, values, place, lambda at: self.form_of(row, ids[:at]))
+
+
 @dataclass(frozen=True)
 class ForcedToken:
     """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
 
-    value: of a `<NUM>`. written_by: its tokens where digits stand in the context; None for the shortest form. text: as
-    it is written in a text.
+    value: of a `<NUM>`. said: how it is written; None for the shortest form.
     """
 
     after: int
     token: int
     value: float | None = None
-    written_by: list[int] | None = None
-    text: NumberText | None = None
+    said: SaidNumber | None = None
 
 
 class ForceTokens(LogitsProcessor):
-    """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written.
+    """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written, and
+    no number stands where it would be read as another one.
 
-    `generate` gives it its log, and what writes digits. places: of the tokens that were set, in the answer of each row, but
-    for digits. written_by, texts: of the numbers among them, by row and place in the text.
+    `generate` gives it its log, what writes digits, and what keeps numbers. places: of the tokens that were set, in the answer
+    of each row, but for digits. said: how numbers are written, by row and place in the text.
     """
 
     log: ValueLog
+    keeper: KeepNumbers
     writer: WriteDigits | None = None
 
     def __init__(self, tokens: Sequence[ForcedToken]) -> None:
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
-        self.written_by: dict[tuple[int, int], list[int]] = {}
-        self.texts: dict[tuple[int, int], NumberText] = {}
+        self.said: dict[tuple[int, int], SaidNumber] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape
@@ -207,12 +258,22 @@ class ForceTokens(LogitsProcessor):
         due = self.writer.due(input_ids) if waiting and self.writer is not None else {}
         now = {}
         for row in waiting:
-            if row not in due:
+            if row not in due and self._fits(row, input_ids[row].tolist()):
                 forced = self._set(row, place)
                 now[row] = forced.token
                 if forced.value is not None:
                     self.log.set(place, row, forced.value)
         return decided(scores, now)
+
+    def _fits(self, row: int, ids: list[int]) -> bool:
+        """Whether the next token of a row, where it is a number, is read as its value there."""
+        forced = self.left(row)[0]
+        if forced.value is None:
+            return True
+        if forced.said is not None:
+            self.said[row, len(ids)] = forced.said
+        numbers = [place for place, token in enumerate(ids) if token == forced.token]
+        return self.keeper.end(row, ids, numbers[-1] if numbers else None).allows(forced.token, forced.value)
 
     def left(self, row: int) -> Sequence[ForcedToken]:
         """What was not set yet."""
@@ -222,10 +283,8 @@ class ForceTokens(LogitsProcessor):
         """The next token of a row stands at `place` of the text."""
         forced = self.left(row)[0]
         self.places[row].append(place - self.log.start)
-        if forced.written_by is not None:
-            self.written_by[row, place] = forced.written_by
-        if forced.text is not None:
-            self.texts[row, place] = forced.text
+        if forced.said is not None:
+            self.said[row, place] = forced.said
         return forced
 
     def finish(self, row: int, ids: list[int], values: list[float]) -> None:

@@ -11,12 +11,14 @@ the first token that reaches into one: a token that holds the end of a word too 
 import copy
 import itertools
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from causalqwen.decoding import SaidNumber
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
 from causalqwen.modeling.encoded import (
@@ -28,6 +30,7 @@ from causalqwen.modeling.encoded import (
     read_as_prompt,
     rows_of,
 )
+from causalqwen.modeling.ends import NumberEnds
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
 from causalqwen.parts.contexts import Context, context_of
@@ -72,6 +75,7 @@ class CausalQwenProcessor(ProcessorMixin):
         self.number_rules = NumberRules.of(number_rules)
         self.context = context_of(number_context)
         self._slotted: PreTrainedTokenizerBase | None = None
+        self._ends: NumberEnds | None = None
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, config: Any) -> "CausalQwenProcessor":
@@ -98,12 +102,20 @@ class CausalQwenProcessor(ProcessorMixin):
         return self._slotted
 
     @property
+    def ends(self) -> NumberEnds:
+        """What may follow a number, by `number_rules`."""
+        if self._ends is None:
+            self._ends = NumberEnds(self)
+        return self._ends
+
+    @property
     def model_input_names(self) -> list[str]:
         return ["input_ids", "attention_mask", "numeric_values"]
 
     def to_dict(self) -> dict[str, Any]:
         settings = super().to_dict()
-        settings.pop("_slotted", None)
+        for made in ("_slotted", "_ends"):
+            settings.pop(made, None)
         return settings | {"number_rules": self.number_rules.to_dict()}
 
     @classmethod
@@ -330,7 +342,7 @@ class CausalQwenProcessor(ProcessorMixin):
             elif index < len(known) and getattr(known[index], "value", value) == value:
                 text += known[index]
             else:
-                text += self._spaced_number(text, value, known[index] if index < len(known) else "")
+                text += self.spaced_number(text, value, known[index] if index < len(known) else "")
             text += piece
         return text
 
@@ -361,22 +373,42 @@ class CausalQwenProcessor(ProcessorMixin):
             kept.append(token)
         return kept[::-1], alone[::-1]
 
-    def tokens_of(self, before: Sequence[int], value: float) -> list[int]:
-        """The tokens that write `value` behind the ids `before`, its space among them."""
+    def tokens_of(self, before: Sequence[int], value: float, said: SaidNumber | None = None) -> list[int]:
+        """The tokens that write `value` behind the ids `before`, its space among them. said: a number that was written there,
+        whose tokens are taken where they are read as this value."""
         text = self.decode(list(before[-_CONTEXT:]))
-        marked = SLOT + self._spaced_number(text, value)
+        if said is not None and said.value == value and self.reads(text, said.text, value):
+            return said.tokens
+        marked = SLOT + self.spaced_number(text, value)
         return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
 
-    def _spaced_number(self, before: str, value: float, like: str = "") -> str:
+    def spaced_number(self, before: str, value: float, like: str = "") -> str:
+        """`value` as it is written behind the text `before`, with a space where one is needed to set it apart: where the script
+        asks for one, or where it would be read as another number without. like: how a number there was written."""
         written = self.write_number(value)
         if money := money_inside(like):  # -$1,200
             money += " " * money[-1].isalpha()
             written = "-" * (value < 0) + money + written.removeprefix("-")
-        return " " * spaced(before[-_BEFORE:], written, self.number_rules) + written
+        if spaced(before[-_BEFORE:], written, self.number_rules):
+            return " " + written
+        is_apart = not before or before[-1].isspace() or self.reads(before, written, value)
+        return written if is_apart or not self.reads(before, " " + written, value) else " " + written
+
+    def reads(self, before: str, written: str, value: float) -> bool:
+        """Whether what is written behind the text `before` is read there as one number, of this value."""
+        before = before[-_BEFORE:]
+        start = len(before) + len(written) - len(written.lstrip(" "))
+        spans = find_numbers(before + written, self.number_rules)
+        return bool(spans) and spans[-1][:2] == (start, len(before + written)) and spans[-1].value == value
 
     def write_number(self, value: float) -> str:
-        """The shortest text that these rules read as `value`."""
-        return format_number(value, NumberStyle(decimal=self.number_rules.decimal))
+        """The shortest text that these rules read as `value`: with a power of ten where its digits alone are read as a name
+        (13800138000, a phone number)."""
+        style = NumberStyle(decimal=self.number_rules.decimal)
+        written = format_number(value, style)
+        if self.reads("", written, value):
+            return written
+        return f"{Decimal(repr(value)).normalize():e}".replace(".", style.decimal)
 
     def batch_decode(self, token_ids: Any, numeric_values: Any = None, **kwargs: Any) -> list[str]:
         """`decode` of several sequences: ids [B, L] and values [B, L], or one `NumericEncoding`."""
@@ -413,6 +445,6 @@ class CausalQwenProcessor(ProcessorMixin):
             of_before = slice(start, place)  # as it stands
             text += self._write(ids[of_before], values[of_before], texts[first:i], skip_special_tokens, **kwargs)
             text += before.rstrip(" ") if known else ""  # of a number that was cut, nothing is left
-            text += (self._spaced_number(text, values[place], written) if changed else written) + behind
+            text += (self.spaced_number(text, values[place], written) if changed else written) + behind
             start, first = end, i + 1
         return text + self._write(ids[start:], values[start:], texts[first:], skip_special_tokens, **kwargs)

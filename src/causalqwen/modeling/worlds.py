@@ -4,6 +4,7 @@ DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fr
 `counterfactual_samples` ask what the individual behind an observed text would have said in another one.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -36,8 +37,9 @@ class Intervention:
     """What is set in another world.
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
-    the answer, `{5: " but"}`, or as soon as no number is cut in two. values: numbers forced there instead of what would come,
-    `{5: 100.0}`, before a text at the same place. model: another checkpoint
+    the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a
+    number before them is read. values: numbers forced there instead of what would come, `{5: 100.0}`, before a text at the same
+    place, or as soon as they are read as their values. model: another checkpoint
     that speaks there, of the same tokenizer and causal size; None for the one that is asked.
     """
 
@@ -241,12 +243,15 @@ def continue_prompt(
                 place,
                 int(text.ids[at]),
                 float(text.values[at]) if text.ids[at] == number else None,
-                text.digits_of(at),
-                next(forms) if text.ids[at] == number else None,
+                SaidNumber(float(text.values[at]), next(forms), text.digits_of(at)) if text.ids[at] == number else None,
             )
             for at in (~text.digits).nonzero().squeeze(-1).tolist()
         ]
     forced = ForceTokens(sorted(queue, key=lambda token: token.after))
+    if not model.config.context.writes and number in ids:
+        of_prompt = model.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]
+        for row, (place, form) in itertools.product(range(num_samples), enumerate(of_prompt)):
+            forced.said[row, int((ids == number).nonzero()[place])] = SaidNumber(form.value, form, [])
     made = model.generate(
         ids[None].to(model.device),
         numeric_values=values[None].to(model.device),
@@ -292,13 +297,13 @@ def _world(
     is_number = ids == model.config.num_token_id
     places = is_number[start:].nonzero().squeeze(-1).tolist()
     # As they were written, where the same is said: a number that is not seen takes no place in the noise.
-    forms = list(model.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]) if prompt else []
-    forms = forms[: int(is_number[:start].sum())]
-    for count, place in enumerate(places):
-        known = forced.texts.get((row, start + place))
-        if known is None and (heard := said_before.get(place - count * model.config.context.hides)):
-            known = NumberText.of(heard.text, heard.value)
-        forms.append(NumberText.of("", math.nan) if known is None else known)
+    forms = []
+    for place in is_number.nonzero().squeeze(-1).tolist():
+        index = place - start - int(is_number[start:place].sum()) * model.config.context.hides if place >= start else -1
+        known = forced.said.get((row, place)) or said_before.get(index)
+        forms.append(NumberText.of("", math.nan) if known is None else NumberText.of(known.text, known.value))
+    if forms:
+        forms = model.processor.ends.fitting(ids.tolist(), values.tolist(), forms)
     said = model.processor.decode(ids, values, forms)
     before = model.processor.decode(ids[:start], values[:start], forms)
     digits: list[int] = []

@@ -24,6 +24,8 @@ class RowSampler(LogitsProcessor):
         seeds, temperatures, top_ps: one per row. lengths: tokens of each prompt. width: that of the padded batch.
     """
 
+    chooses = True
+
     def __init__(
         self,
         seeds: Sequence[int],
