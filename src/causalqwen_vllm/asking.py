@@ -39,7 +39,7 @@ class Number:
     """A generated number.
 
     value: what was written and fed on, under the plan's draws. token, span: its index among the generated tokens, and its
-    characters in the text. loc, scale, num_prob, median, intervals: its law with every draw integrated out, loc and scale on
+    characters in the text. loc, scale, num_prob, announced, median, intervals: its law with every draw integrated out, loc and scale on
     the axis of the value transform; about the individual that was named, unless known from words alone.
     """
 
@@ -49,6 +49,7 @@ class Number:
     loc: float
     scale: float
     num_prob: float
+    announced: bool
     median: float
     intervals: dict[str, list[float]]
 

@@ -16,8 +16,11 @@ _POINTS = 100  # of a law that is drawn
 
 
 def number_row(name: str, value: float | None, law: NumberPrediction | None, note: str = "") -> dict[str, Any]:
-    """A number as pages draw it: what it is called, its value, and its law where it has one."""
+    """A number as pages draw it: what it is called, its value, and its distribution where it has one; the note says where no
+    number is announced."""
     drawn = {} if law is None else told(law, points=_POINTS, beside=value)
+    if law is not None and not law.announced:
+        note = "; ".join([note] * bool(note) + [f"no number is announced here (P_NUM {law.num_prob:.2g})"])
     return {"name": name, "note": note, "value": value} | drawn
 
 

@@ -24,6 +24,7 @@ from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import let_cross
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
+from causalqwen.training.announcing import announce
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
@@ -61,8 +62,8 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether evaluations
-    look at drawn individuals too. trainer: what trains them."""
+    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether more than the
+    values is looked at: when a number is announced, and drawn individuals. trainer: what trains them."""
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
@@ -177,7 +178,11 @@ def _train_values(run: Run) -> None:
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
         _fit_standardization(model, train_store)
+    if run.watched and not model.config.value_columns:  # whoever reads tables asks for nothing but numbers
+        announce(model, train_store)
     _train_numbers_only(model)
+    for fitted in (model.action.num_row, model.action.num_bias):
+        fitted.requires_grad_(False)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
