@@ -136,10 +136,11 @@ def learn(
         if own and not of_people:
             train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
             numbers = LearnedNumbers.of(train_examples, num_id, certain)
+        few = own and len(rows_together(eval_examples)) < FEWEST_HELD
         if is_open:
             kind: type[Trials] = ChoiceOfPeople if of_people else Choice
             choice = kind(model, train_examples, eval_examples, numbers, certain, settings, work, say)
-            if choice.has_enough and (of_people or not own or len(rows_together(eval_examples)) >= FEWEST_HELD):
+            if choice.has_enough and (of_people or not few):
                 chosen = choice.made()
                 apply(model, chosen.config, settings.seed)
                 stage = choice.stage_of(chosen.config, train_examples, chosen.share)
@@ -154,9 +155,11 @@ def learn(
         set_levels(model, None)
         fit_axes(model.config, numbers, settings.value_transform, settings)
         model.ovr_impl = settings.ovr_impl
-        run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
+        # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
+        run = Run(model, train_examples, [] if few else eval_examples, output, settings, anchor_texts)
         for name in stages:
             TRAINERS[name](run)
+        run = dataclasses.replace(run, eval_examples=eval_examples)
         model.requires_grad_(True).eval()
         _check_finite(model)
         metrics = _final_scores(run)
@@ -173,7 +176,9 @@ def _held_out(
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     rest, held = hold_out(examples, seed)
     if len(held):
-        say(f"{len(held):,} of the {len(examples):,} training rows are held out, to choose by and to calibrate intervals")
+        say(
+            f"{len(held):,} of the {len(examples):,} training rows are held out, to choose by and to calibrate intervals"
+        )
     else:
         say(
             f"{len(examples):,} training rows (of few texts or groups) are too few to hold some out: nothing is chosen, intervals "
