@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 _NOTHING_LEARNED = (
-    "this graft has learned no numbers, and what it predicts follows from its start values alone: train it first, by `causalqwen "
-    "train`, or in Python causalqwen.training.train(model, ...)"
+    "this graft has learned no numbers, and what it predicts follows from its start values alone: train it first, by "
+    "`causalqwen train`, or in Python causalqwen.training.train(model, ...)"
 )
 
 ANNOUNCED = 0.5
@@ -325,8 +325,8 @@ def describe_all(
 
 
 class Scored:
-    """Predictions as plain data (`describe`), beside the values that were known: how far medians are off, and how many values lie
-    in their 90% intervals."""
+    """Predictions as plain data (`describe`), beside the values that were known: how far medians are off, and how many values
+    lie in their 90% intervals."""
 
     def __init__(self) -> None:
         self.errors: list[float] = []

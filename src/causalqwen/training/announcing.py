@@ -1,4 +1,4 @@
-"""When a number comes: `<NUM>`'s row, from where numbers stand in the rows, and from plain text, where none does (theory 3.2)."""
+"""When a number comes: `<NUM>`'s row, from where one stands in the rows, and from plain text, where none does (theory 3.2)."""
 
 import numpy as np
 import torch

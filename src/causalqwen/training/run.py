@@ -181,8 +181,8 @@ def _held_out(
         )
     else:
         say(
-            f"{len(examples):,} training rows (of few texts or groups) are too few to hold some out: nothing is chosen, intervals "
-            "are not calibrated, and how far off predictions are is not known; give evaluation rows"
+            f"{len(examples):,} training rows (of few texts or groups) are too few to hold some out: nothing is chosen, "
+            "intervals are not calibrated, and how far off predictions are is not known; give evaluation rows"
         )
     return rest, held
 

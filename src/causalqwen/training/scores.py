@@ -46,7 +46,8 @@ def score_tokens(
         normalised P_k (ovr_nll) and of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two;
         backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
         `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
-        by the decision and lies in its 90% interval (announced: how often it is announced, value_count: of how many); combined, the mean of accuracy and of 1 - mae / (the mae of these
+        by the decision and lies in its 90% interval, announced, how often it is announced at all, of value_count numbers;
+        combined, the mean of accuracy and of 1 - mae / (the mae of these
         numbers' own median). Where the model copies, values are scored under the mixture, and `copied` is the share of them
         whose answer is a number of the context (more than half of the probability). Where classes are named, `classes` holds
         the scores of each by name (`score_classes`; own_levels: whether it has levels of its own). Where a domain is asked,

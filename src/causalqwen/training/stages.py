@@ -62,8 +62,8 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether more than the
-    values is looked at: when a number is announced, and drawn individuals. trainer: what trains them."""
+    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether more is
+    looked at than values: when a number is announced, and drawn individuals. trainer: what trains them."""
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
