@@ -42,8 +42,8 @@ def quick_demo(
     settings: TrainSettings = SETTINGS,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Graft, calibrate, learn one kind of number from a few hundred sentences that come along, and ask; `tell` gets each part as
-    it is done. The data and the model lie under `output`; the model of an earlier demo there is replaced.
+    """Graft, calibrate, learn one kind of number from a few hundred sentences that come along, and ask; `tell` gets each part
+    as it is done. The data and the model lie under `output`; the model of an earlier demo there is replaced.
 
     Returns:
         proof, prediction (`describe`), people, world, and the seconds that each part took.

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.calibration import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
@@ -35,7 +36,8 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
 
         mean over the rows' positions of -log P + mean over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
 
-    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. It is a regression of one event on the features z, by
+    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. Thresholds that were never calibrated say nothing of other
+    tokens' scores: where a number comes, `<NUM>` has to pass the best of these too then. It is a regression of one event on the features z, by
     L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
@@ -52,8 +54,16 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         return torch.cat([part.tensor(name) for part in parts]).to(model.device)
 
     z, scale, threshold = (joined(name) for name in ("features", "num_scale", "threshold"))
+    words, numbers = model.vocabulary(), len(taken[0])
+    was_training = model.training
+    model.eval()
+    if not model.config.is_calibrated and model.action.scales.common:
+        with torch.no_grad():
+            for some in torch.arange(numbers, device=z.device).split(256):
+                rest = Chain(model, z[some], words=words).rest
+                threshold[some] = torch.maximum(threshold[some], rest.masked(upcast(rest.loc), -torch.inf).amax(-1))
     comes = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    comes[: len(taken[0])] = True
+    comes[:numbers] = True
     weight = torch.from_numpy(np.concatenate(weights)).to(z)
     penalty = _PENALTY * z.square().mean()
     start = row.detach().clone(), bias.detach().clone()
@@ -69,9 +79,6 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         row.grad, bias.grad = torch.autograd.grad(made := loss(), (row, bias))
         return made
 
-    was_training = model.training
-    model.eval()
-    words = model.vocabulary()
     optimizer.step(closure)  # type: ignore[arg-type]
     if not (bool(row.isfinite().all()) and bool(bias.isfinite())):
         with torch.no_grad():
