@@ -58,7 +58,7 @@ def test_a_single_update_is_enough_to_announce_numbers_and_no_others(tiny_tokeni
     text = model.processor("\n".join(speech_paragraphs(1962, numbers=False)[:3]), return_tensors="pt")
     with torch.no_grad():
         chain = Chain(model, model.features(**text).last_hidden_state[0])
-    assert sum(one.num_prob for one in unseen) / 20 > 5 * chain.number.log_p()[0].exp().mean()
+    assert sum(one.num_prob for one in unseen) / 20 > 2 * chain.number.log_p()[0].exp().mean()
 
 
 def test_the_row_of_a_number_is_the_minimum_and_later_updates_leave_it(tiny_tokenizer, tmp_path):

@@ -55,6 +55,11 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
 
     z, scale, threshold = (joined(name) for name in ("features", "num_scale", "threshold"))
     words, numbers = model.vocabulary(), len(taken[0])
+    with torch.no_grad():  # always from the same start: a run that is taken up comes to the same
+        row.copy_(words.weight.float().mean(0)) if model.config.num_token_appended else row.zero_()
+        bias.zero_()
+    for one in (row, bias):
+        one.requires_grad_(True)
     was_training = model.training
     model.eval()
     if not model.config.is_calibrated and model.action.scales.common:
@@ -66,7 +71,6 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     comes[:numbers] = True
     weight = torch.from_numpy(np.concatenate(weights)).to(z)
     penalty = _PENALTY * z.square().mean()
-    start = row.detach().clone(), bias.detach().clone()
     optimizer = torch.optim.LBFGS([row, bias], max_iter=_STEPS, history_size=20, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -80,8 +84,5 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         return made
 
     optimizer.step(closure)  # type: ignore[arg-type]
-    if not (bool(row.isfinite().all()) and bool(bias.isfinite())):
-        with torch.no_grad():
-            row.copy_(start[0]), bias.copy_(start[1])
     row.grad = bias.grad = None
     model.train(was_training)
