@@ -20,7 +20,8 @@ from causalqwen.evaluation.sketch import sketch
 from causalqwen.losses import shift_targets
 from causalqwen.modeling import prediction as predicting
 from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well, told
-from causalqwen.numbers import ValueLaw, brief
+from causalqwen.numbers import ValueLaw
+from causalqwen.numbers.rendering import brief
 from causalqwen.training import TrainSettings, ValueStage
 from causalqwen.training.choice import hold_out, rows_together
 from causalqwen.training.run import learn

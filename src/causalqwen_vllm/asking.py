@@ -49,9 +49,9 @@ class Number:
     loc: float
     scale: float
     num_prob: float
-    announced: bool
     median: float
     intervals: dict[str, list[float]]
+    announced: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction,
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.hearing import windows_of
-from causalqwen.numbers import brief
+from causalqwen.numbers.rendering import brief
 
 
 @dataclass(frozen=True)

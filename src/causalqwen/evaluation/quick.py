@@ -22,8 +22,8 @@ from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.prediction import describe
 from causalqwen.modeling.proof import prove
-from causalqwen.numbers import brief
 from causalqwen.numbers.law import LEVELS
+from causalqwen.numbers.rendering import brief
 from causalqwen.training import METRICS, CalibrationSettings, TrainSettings, ValueStage, calibrate, train
 
 SIZES = {"train": 500, "validation": 100}

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from causalqwen.modeling import NumberPrediction
-from causalqwen.numbers import brief
+from causalqwen.numbers.rendering import brief
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 

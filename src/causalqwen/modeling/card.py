@@ -23,7 +23,7 @@ from causalqwen import __version__
 from causalqwen.files import writing
 from causalqwen.modeling.backbones import KNOWN_BACKBONES
 from causalqwen.modeling.configuration import SECTIONS, CausalQwenConfig
-from causalqwen.numbers import brief
+from causalqwen.numbers.rendering import brief
 
 CARD, TRAINED = "README.md", "training.json"
 EVAL_RESULTS = ".eval_results"

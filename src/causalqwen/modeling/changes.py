@@ -10,7 +10,7 @@ import torch
 from causalqwen.decoding import Individual
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.worlds import World
-from causalqwen.numbers import brief
+from causalqwen.numbers.rendering import brief
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM

@@ -5,7 +5,6 @@ from causalqwen.numbers.law import CRPS_LEVELS, ClassLaws, ValueLaw
 from causalqwen.numbers.rendering import (
     PLAIN,
     NumberStyle,
-    brief,
     finest_place,
     format_number,
     last_place,
@@ -27,7 +26,6 @@ __all__ = [
     "NumberStyle",
     "ValueLaw",
     "ValueTransform",
-    "brief",
     "find_numbers",
     "finest_place",
     "format_number",

@@ -37,8 +37,8 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         mean over the rows' positions of -log P + mean over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
 
     P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. Thresholds that were never calibrated say nothing of other
-    tokens' scores: where a number comes, `<NUM>` then has to pass the best of these too. It is a regression of one event on the
-    features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
+    tokens' scores: where a number comes, `<NUM>` then has to pass the best of these too, and elsewhere neither; scales below 1
+    count as 1. It is a regression of one event on the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
     is_number = np.asarray(store.facts.targets) == model.config.num_token_id
@@ -54,7 +54,7 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         return torch.cat([part.tensor(name) for part in parts]).to(model.device)
 
     z, scale, threshold = (joined(name) for name in ("features", "num_scale", "threshold"))
-    words, numbers = model.vocabulary(), len(taken[0])
+    words, comes = model.vocabulary(), torch.arange(len(z), device=z.device) < len(taken[0])
     with torch.no_grad():  # always from the same start: a run that is taken up comes to the same
         row.copy_(words.weight.float().mean(0)) if model.config.num_token_appended else row.zero_()
         bias.zero_()
@@ -63,12 +63,11 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     was_training = model.training
     model.eval()
     if not model.config.is_calibrated and model.action.scales.common:
+        scale = scale.clamp(min=1.0)
         with torch.no_grad():
-            for some in torch.arange(numbers, device=z.device).split(256):
-                rest = Chain(model, z[some], words=words).rest
-                threshold[some] = torch.maximum(threshold[some], rest.masked(upcast(rest.loc), -torch.inf).amax(-1))
-    comes = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    comes[:numbers] = True
+            rests = (Chain(model, part, words=words).rest for part in z.split(256))
+            best = torch.cat([rest.masked(upcast(rest.loc), -torch.inf).amax(-1) for rest in rests])
+        threshold = torch.where(comes, torch.maximum(threshold, best), torch.minimum(threshold, best))
     weight = torch.from_numpy(np.concatenate(weights)).to(z)
     penalty = _PENALTY * z.square().mean()
     optimizer = torch.optim.LBFGS([row, bias], max_iter=_STEPS, history_size=20, line_search_fn="strong_wolfe")
