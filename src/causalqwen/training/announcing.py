@@ -6,7 +6,6 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data.texts import speech_paragraphs
-from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.calibration import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
@@ -36,10 +35,8 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
 
         mean over the rows' positions of -log P + mean over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
 
-    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. Thresholds that were never
-    calibrated say nothing of other tokens' scores: where a number comes, `<NUM>` then has to pass the best of these too, and
-    elsewhere neither; scales below 1 count as 1. It is a regression of one event on the features z, by L-BFGS. Of many positions,
-    4,096 with a number and as many without stand for all.
+    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. It is a
+    regression of one event on the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
     is_number = np.asarray(store.facts.targets) == model.config.num_token_id
@@ -63,12 +60,6 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         one.requires_grad_(True)
     was_training = model.training
     model.eval()
-    if not model.config.is_calibrated and model.action.scales.common:
-        scale = scale.clamp(min=1.0)
-        with torch.no_grad():
-            rests = (Chain(model, part, words=words).rest for part in z.split(256))
-            best = torch.cat([rest.masked(upcast(rest.loc), -torch.inf).amax(-1) for rest in rests])
-        threshold = torch.where(comes, torch.maximum(threshold, best), torch.minimum(threshold, best))
     weight = torch.from_numpy(np.concatenate(weights)).to(z)
     penalty = _PENALTY * z.square().mean()
     optimizer = torch.optim.LBFGS([row, bias], max_iter=_STEPS, history_size=20, line_search_fn="strong_wolfe")

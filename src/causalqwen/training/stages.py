@@ -178,11 +178,14 @@ def _train_values(run: Run) -> None:
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
         _fit_standardization(model, train_store)
-    if run.watched and not model.config.value_columns:  # whoever reads tables asks for nothing but numbers
-        announce(model, train_store)
     _train_numbers_only(model)
-    for fitted in (model.action.num_row, model.action.num_bias):
-        fitted.requires_grad_(False)
+    if (
+        model.config.is_calibrated
+    ):  # else a threshold says nothing of other tokens' scores, and the row is learned in passing
+        if run.watched:
+            announce(model, train_store)
+        for fitted in (model.action.num_row, model.action.num_bias):
+            fitted.requires_grad_(False)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
