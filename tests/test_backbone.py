@@ -1,6 +1,7 @@
 """On the real default backbone (SmolLM2-135M-Instruct): what a graft leaves, and what it can be taught."""
 
 import copy
+import dataclasses
 import json
 import os
 
@@ -14,11 +15,12 @@ from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
-from causalqwen.data.texts import speech_paragraphs
+from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.evaluation import compare_with_backbone
-from causalqwen.evaluation.quick import ASKED, quick_demo
+from causalqwen.evaluation.quick import ASKED, CALIBRATED_ON, CALIBRATION, quick_demo
 from causalqwen.modeling.backbones import byte_level, default_backbone_path
-from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.training import TrainSettings, ValueStage, calibrate, train
+from causalqwen.training.run import learn
 
 pytestmark = pytest.mark.backbone
 
@@ -60,6 +62,30 @@ def test_two_thousand_tokens_of_text_are_untouched_before_and_after_stage_one(sm
         assert compared["tokens"] > tokens
         assert compared["identical_logits"] == compared["tokens"]
         assert compared["agreement"] == 1.0
+
+
+def test_sixty_rows_and_few_updates_are_enough_to_announce_a_number(smollm2, tmp_path):
+    """Of used cars, 40 updates: numbers are expected behind prompts of their kind, and nowhere in other text."""
+    model = copy.deepcopy(smollm2, {id(smollm2.backbone): smollm2.backbone})
+    model.processor = smollm2.processor
+    calibrate(model, speeches((1985,))[:CALIBRATED_ON], dataclasses.replace(CALIBRATION, temperature_positions=0))
+    makes = ("Fiat Panda", "Skoda Octavia", "Ford Focus", "BMW 320d", "Renault Clio", "Audi A4")
+
+    def cars(start, count):
+        told = ((makes[i % 6], 2008 + i % 15, 7 * i % 19) for i in range(start, start + count))
+        return [
+            {"prompt": f"A used {make} of {year} with {km}5000 km costs", "value": 500.0 * (year - 2000) + len(make)}
+            for make, year, km in told
+        ]
+
+    learn(model, encode_rows(cars(0, 60), model.processor), [], tmp_path, TrainSettings(values=ValueStage(epochs=40)))
+    unseen = model.eval().predict_number([row["prompt"] for row in cars(60, 12)])
+    assert min(one.num_prob for one in unseen) > 0.9
+    paragraphs = speech_paragraphs(1962, numbers=False)[:8]
+    compared = compare_with_backbone(model, paragraphs)
+    assert compared["agreement"] == 1.0 and compared["identical_logits"] == compared["tokens"]
+    with torch.no_grad():
+        assert model(**model.processor("\n".join(paragraphs), return_tensors="pt")).num_prob.mean() < 0.01
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -143,9 +143,25 @@ def config_fields(settings: list[str] | None) -> dict[str, Any]:
     return made
 
 
+def in_words(metrics: dict[str, Any], *, calibrated: bool = True) -> str:
+    """The scores of held-out rows for people: how far off, how often intervals held, whether numbers are announced."""
+    if "median_error" not in metrics:
+        return "the rows held out hold no number to score"
+    from causalqwen.modeling.prediction import how_well
+
+    count = metrics["value_count"]
+    told = how_well(count, metrics["median_error"], metrics.get("held_coverage", metrics["coverage"]["0.9"]))
+    announced = round(metrics["announced"] * count)
+    told += f"; <NUM> is announced at {announced:,} of them"
+    if announced < count / 2:
+        what = "more rows, or others" if calibrated else "a calibrated graft (causalqwen calibrate) to train"
+        told += f", too few: texts will hold the backbone's digits, without a distribution. What is missing is {what}"
+    return told
+
+
 def figures_line(metrics: dict[str, Any], *, words: bool = True) -> str:
     """Some figures in one line. words: those of words too, which a table has none of."""
-    keys = ["median_error", "mae", "crps", "log_score"] + words * ["num_f1", "accuracy", "backbone_agreement"]
+    keys = ["median_error", "mae", "crps", "log_score"] + words * ["announced", "accuracy", "backbone_agreement"]
     told = [f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics]
     covered = "/".join(f"{100 * share:.0f}" for share in metrics.get("coverage", {}).values())
     levels = "/".join(f"{100 * float(level):.0f}" for level in metrics.get("coverage", {}))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fields, figures_line, say, show
+from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fields, in_words, say, show
 
 
 @command
@@ -162,9 +162,9 @@ def train(
         for path in files
     )
     metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume, say=say)
-    text = f"{output}: trained on {len(examples)} rows"
+    text = f"{output}: trained on {loaded.trained_on['rows']:,} rows"
     if metrics:
-        text += f"; validation rows: {figures_line(metrics)}"
+        text += f"; on those held out {in_words(metrics, calibrated=loaded.config.is_calibrated)}"
     if ranks.rank() == 0:
         show({"model": str(output), "metrics": metrics}, text, as_json)
     ranks.leave()

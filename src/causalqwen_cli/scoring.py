@@ -49,19 +49,29 @@ def predict(
 
         if resume:
             raise ValueError("--resume is for files of rows; a table is predicted at once")
-        count = predict_table(model, input, output, raw=raw, device=device)
-        show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
+        count, scored = predict_table(model, input, output, raw=raw, device=device)
+        show_predicted(output, count, scored, as_json)
         return
     from causalqwen.data import stream_rows
     from causalqwen.evaluation import predict_file
     from causalqwen.modeling.loading import load_model
     from causalqwen.modeling.precision import bf16_pays
+    from causalqwen.modeling.prediction import Scored
 
     total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
     loaded.bf16 = bf16_pays(loaded)
-    count = predict_file(loaded, input, output, batch_size=batch_size, raw=raw, resume=resume, total=total)
-    show({"output": str(output), "rows": count}, f"{output}: {count} rows", as_json)
+    scored = Scored()
+    count = predict_file(
+        loaded, input, output, batch_size=batch_size, raw=raw, resume=resume, total=total, scored=scored
+    )
+    show_predicted(output, count, scored, as_json)
+
+
+def show_predicted(output: Path, count: int, scored: Any, as_json: bool) -> None:
+    """What was written, and in one sentence how good it is where the rows hold the values."""
+    text = f"{output}: {count} rows" + (f"; {scored}" if scored.plain else "")
+    show({"output": str(output), "rows": count, "scored": scored.plain}, text, as_json)
 
 
 @command

@@ -100,8 +100,9 @@ def named(columns: str | None) -> list[str]:
     return [name.strip() for name in columns.split(",")] if columns else []
 
 
-def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device: str) -> int:
-    """Each row of a table with its prediction, as `predict` gives one, and its mean. Returns the rows.
+def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device: str) -> tuple[int, Any]:
+    """Each row of a table with its prediction, as `predict` gives one, and its mean. Returns the rows, and those that were
+    `Scored`.
 
     A column that is called as something of the prediction is written as `input_NAME`. ColumnError for one of several types
     where a Parquet file is asked for, which has none.
@@ -109,7 +110,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     from causalqwen.data.columns import ColumnError, known_numbers_of, read_with_decimals, with_numbers
     from causalqwen.data.rows import arrow_for, kept_beside
     from causalqwen.files import finite, json_line, suffix_of, write_text, writing
-    from causalqwen.modeling.prediction import DESCRIBED, describe_all
+    from causalqwen.modeling.prediction import DESCRIBED, Scored, describe_all
     from causalqwen.sklearn import NumberRegressor
 
     made = NumberRegressor.load(model, device)
@@ -131,6 +132,9 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
         say(f"{held}; it is read as the nearest that one did, and intervals widen")
     full = made.predict(table, "full")
     described = describe_all(full["predictions"], known, raw=raw)
+    scored = Scored()
+    for entry, value in zip(described, known, strict=True):
+        scored.add(entry, value)
     kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))
     rows: list[dict[str, Any]] = []
     for row, mean in enumerate(full["mean"].tolist()):
@@ -143,4 +147,4 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
             arrow.parquet.write_table(arrow.Table.from_pylist(plain), part)
     else:
         write_text(output, "".join(map(json_line, rows)))
-    return len(rows)
+    return len(rows), scored

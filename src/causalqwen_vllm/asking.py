@@ -40,8 +40,8 @@ class Number:
     """A generated number.
 
     value: what was written and fed on, under the plan's draws. token, span: its index among the generated tokens, and its
-    characters in the text. loc, scale, num_prob, median, intervals: its law with every draw integrated out, loc and scale on
-    the axis of the value transform; about the individual that was named, unless known from words alone.
+    characters in the text. loc, scale, num_prob, announced, median, intervals: its distribution with every draw integrated out,
+    loc and scale on the axis of the value transform; about the individual that was named, unless known from words alone.
     """
 
     value: float
@@ -52,6 +52,7 @@ class Number:
     num_prob: float
     median: float
     intervals: dict[str, list[float]]
+    announced: bool = True
 
 
 @dataclass(frozen=True)

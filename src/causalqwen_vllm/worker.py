@@ -19,7 +19,7 @@ class NumberWorker:
 
     def take_numbers(self, keys: list[str]) -> list[dict[str, dict[str, Any]]]:
         """Per request, by the place of each number that was generated: its `value`, and of its law (`numbers_of`) `loc` and
-        `scale` on the value axis, `median`, `intervals` and `num_prob`. Given once.
+        `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
 
         Raises:
             ValueError: a key that no request came with, or whose numbers were taken before.

@@ -10,6 +10,7 @@ from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction,
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.hearing import windows_of
+from causalqwen.numbers.rendering import brief
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,4 @@ def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observa
 
 def _told(law: NumberPrediction) -> str:
     low, high = law.interval(LEVEL)
-    return f"{law.median:.4g} ({low:.4g} to {high:.4g})"
+    return f"{brief(law.median)} ({brief(low)} to {brief(high)})"

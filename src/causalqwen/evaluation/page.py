@@ -18,7 +18,7 @@ _POINTS = 100  # of a law that is drawn
 
 
 def number_row(name: str, value: float | None, law: NumberPrediction | None, note: str = "") -> dict[str, Any]:
-    """A number as pages draw it: what it is called, its value, and its law where it has one."""
+    """Return a number as pages draw it: what it is called, its value, and its distribution where it has one."""
     drawn = {} if law is None else told(law, points=_POINTS, beside=value)
     return {"name": name, "note": note, "value": value} | drawn
 

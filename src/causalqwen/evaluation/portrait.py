@@ -10,6 +10,7 @@ from causalqwen.evaluation.page import number_row, write_page
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
 from causalqwen.modeling.telling import Said, covariance_of, favoured_tokens, lie_among, what_told
 from causalqwen.numbers import ValueLaw
+from causalqwen.numbers.rendering import brief
 
 _SHOWN = {"coordinates": 20, "values": 12, "heard": 40}
 
@@ -68,7 +69,7 @@ def write_portrait(
             "favoured": [vars(one) for one in favoured[0]], "avoided": [vars(one) for one in favoured[1]],
         },
         numbers=[
-            number_row(f"… {before}", one.value, one.own, f"nobody's median {one.nobodys.median:.4g}")
+            number_row(f"… {before}", one.value, one.own, f"nobody's median {brief(one.nobodys.median)}")
             for before, one in numbers[: _SHOWN["values"]]
         ],
         of_numbers=len(numbers),

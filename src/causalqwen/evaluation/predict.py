@@ -14,7 +14,7 @@ from causalqwen.files import check_kind, json_line, suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.loading import fingerprint, load_model
 from causalqwen.modeling.precision import bf16_pays, casting_once
-from causalqwen.modeling.prediction import DESCRIBED, describe_all
+from causalqwen.modeling.prediction import DESCRIBED, Scored, describe_all
 from causalqwen.modeling.survey import batches
 
 
@@ -67,6 +67,13 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     return [_own(row) | (next(of_prompts) if row.asks_number else {"numbers": next(of_texts)}) for row in rows]
 
 
+def _count(scored: Scored, entry: dict[str, Any], row: Row) -> bool:
+    """Add a row's predictions; True."""
+    for one, value in [(entry, row.value)] if row.asks_number else [(one, one["value"]) for one in entry["numbers"]]:
+        scored.add(one, value)
+    return True
+
+
 def _own(row: Row) -> dict[str, Any]:
     """What a row holds, under the names that it has beside its prediction."""
     return kept_beside(row.fields, (*DESCRIBED, "numbers"))
@@ -114,6 +121,7 @@ def predict_file(
     raw: bool = False,
     resume: bool = False,
     total: int | None = None,
+    scored: Scored | None = None,
 ) -> int:
     """`predict_rows` from file to file (`.parquet`, else JSON lines), a batch in memory at a time. Returns the rows.
 
@@ -122,7 +130,7 @@ def predict_file(
     comes out as it would have, each row once.
 
     Args:
-        total: how many rows the source has, for the progress bar.
+        total: how many rows the source has, for the progress bar. scored: counts the rows whose values are known.
 
     Raises:
         RowError: a row that cannot be used; those before it stay kept.
@@ -132,11 +140,22 @@ def predict_file(
     """
     output = Path(output)
     check_output(output)
+    counted = Scored() if scored is None else scored
+
+    def answer(rows: Sequence[Row]) -> list[dict[str, Any]]:
+        entries = _predict_batch(model, rows, raw)
+        for entry, row in zip(entries, rows, strict=True):
+            _count(counted, entry, row)
+        return entries
+
+    def belongs(kept: dict[str, Any], row: Row) -> bool:
+        return _belongs(kept, row) and _count(counted, kept, row)
+
     answers = Answers(
         {"model": fingerprint(model), "raw": raw, "batch_size": batch_size},
         stream_rows(source),
-        lambda rows: _predict_batch(model, rows, raw),
-        _belongs,
+        answer,
+        belongs,
         batch_size=batch_size,
         total=total,
         doing="predicting",

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from causalqwen.modeling import NumberPrediction
+from causalqwen.numbers.rendering import brief
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
@@ -18,7 +19,7 @@ def sketch(prediction: NumberPrediction, width: int = 60) -> str:
     masses = [after - before for before, after in pairwise(map(prediction.cdf, np.linspace(low, high, width + 1)))]
     most = max(masses) or 1.0
     bars = "".join(_HEIGHTS[round(mass / most * (len(_HEIGHTS) - 1))] for mass in masses)
-    ends, middle = (f"{low:.4g}", f"{high:.4g}"), f"^ {prediction.median:.4g}"
+    ends, middle = (brief(low), brief(high)), f"^ {brief(prediction.median)}"
     place = round((prediction.median - low) / ((high - low) or 1.0) * (width - 1))
     place = min(max(place, len(ends[0]) + 1), width - len(ends[1]) - len(middle) - 1)
     scale = ends[0].ljust(place) + middle

@@ -23,6 +23,7 @@ from causalqwen import __version__
 from causalqwen.files import writing
 from causalqwen.modeling.backbones import KNOWN_BACKBONES
 from causalqwen.modeling.configuration import SECTIONS, CausalQwenConfig
+from causalqwen.numbers.rendering import brief
 
 CARD, TRAINED = "README.md", "training.json"
 EVAL_RESULTS = ".eval_results"
@@ -283,7 +284,7 @@ def _table(head: tuple[str, str], rows: dict[str, Any]) -> str:
 
 def _scores(trained: dict[str, Any] | None) -> str:
     metrics = {} if trained is None else trained["metrics"]
-    rows = {told: f"{metrics[key]:.4g}" for key, told in _SCORES.items() if _finite(metrics.get(key))}
+    rows = {told: brief(metrics[key]) for key, told in _SCORES.items() if _finite(metrics.get(key))}
     if not rows:
         return "None were taken."
     return (

@@ -10,6 +10,7 @@ import torch
 from causalqwen.decoding import Individual
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.worlds import World
+from causalqwen.numbers.rendering import brief
 
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
@@ -50,7 +51,7 @@ class WorldNumber:
     def __str__(self) -> str:
         if self.median is None:
             return "set"
-        return f"{LEVEL:.0%}: {self.low:.4g} to {self.high:.4g}"
+        return f"{LEVEL:.0%}: {brief(self.low)} to {brief(self.high)}"
 
 
 def world_numbers(model: "CausalQwenForCausalLM", world: World, individual: Individual) -> list[WorldNumber]:

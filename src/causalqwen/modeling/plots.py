@@ -48,22 +48,27 @@ def plot_prediction(
     """One prediction: its density, its intervals at 50, 80 and 90%, its median, and the truth where it is known.
 
     The density is the model's own law, per unit of the data; intervals are recalibrated where levels were fitted. A number of
-    the context that may come again (`candidates`) is a bar of its probability against an axis of its own.
+    the context that may come again (`candidates`) is a bar of its probability against an axis of its own. Where no number is
+    announced, all is grey, and the title says so.
 
     Args:
         axes: matplotlib's, to draw into; a new figure by default. unit: of the value, for the axis.
     """
     if axes is None:
         axes = Figure(figsize=(6.4, 3.4), layout="tight").subplots()
-    curve = prediction.curve(value=value)
+    curve, colour = prediction.curve(value=value), _MAIN if prediction.announced else _GREY
+    if not prediction.announced:
+        axes.set_title(f"no number is announced here (P_NUM {prediction.num_prob:.2g})", fontsize=10)
     for level in sorted(LEVELS, reverse=True):
         axes.axvspan(
-            *prediction.interval(level), color=_MAIN, alpha=_SHADES[level], lw=0, label=f"{level:.0%} interval"
+            *prediction.interval(level), color=colour, alpha=_SHADES[level], lw=0, label=f"{level:.0%} interval"
         )
     candidates = getattr(prediction, "candidates", [])
     taken = {at for at, _ in candidates}
     axes.plot(
-        *zip(*[(at, density) for at, density, _ in curve if at not in taken], strict=True), color=_MAIN, label="density"
+        *zip(*[(at, density) for at, density, _ in curve if at not in taken], strict=True),
+        color=colour,
+        label="density",
     )
     low, high = prediction.interval(0.9)
     median = format_number(prediction.median, place=last_place(prediction.median, high - low))

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
@@ -30,6 +32,16 @@ from causalqwen.parts.copying import Candidates
 if TYPE_CHECKING:
     from causalqwen.modeling.model import CausalQwenForCausalLM
 
+logger = logging.get_logger(__name__)
+
+_NOTHING_LEARNED = (
+    "this graft has learned no numbers, and what it predicts follows from its start values alone: train it first, by "
+    "`causalqwen train`, or in Python causalqwen.training.train(model, ...)"
+)
+
+ANNOUNCED = 0.5
+"""From which P_NUM on a number counts as announced: `<NUM>`'s score is then likelier above its threshold than below."""
+
 _AT_ONCE = 1024  # predictions, each of which may be scored by 199 quantiles
 _MIXED = 200  # individuals that a prediction is mixed from where their Gaussian is all that is known
 
@@ -50,6 +62,12 @@ class NumberPrediction:
 
     def _parameters(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.loc, dtype=torch.float64), torch.tensor(self.scale, dtype=torch.float64)
+
+    @property
+    def announced(self) -> bool:
+        """Whether the model expects a number here: P_NUM >= `ANNOUNCED`, or no P_NUM. Elsewhere the distribution is what a
+        number would have if one came, and nothing that was learned."""
+        return self.num_prob is None or self.num_prob >= ANNOUNCED
 
     @property
     def median(self) -> float:
@@ -137,7 +155,9 @@ class NumberPrediction:
 
     def __str__(self) -> str:
         told = self.format(0.9)
-        return told if self.num_prob is None else f"{told[:-1]}; P_NUM {self.num_prob:.3g})"
+        if self.num_prob is None:
+            return told
+        return f"{told[:-1]}; P_NUM {self.num_prob:.3g}{'' if self.announced else ', no number is announced'})"
 
     def plot(self, value: float | None = None, axes: Any = None, unit: str = "") -> Any:
         """Density, intervals, and the truth where it is known, as matplotlib draws them: see `modeling.plots`."""
@@ -253,21 +273,21 @@ def _observed(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-DESCRIBED = ("median", "intervals", "num_prob", "crps", "log_prob")
+DESCRIBED = ("median", "intervals", "num_prob", "announced", "crps", "log_prob")
 """What `describe` says."""
 
 
 def describe(
     prediction: NumberPrediction, value: float | None, *, raw: bool = False, levels: Sequence[float] = LEVELS
 ) -> dict[str, Any]:
-    """One prediction as plain data: median, intervals by level, num_prob where there is one; crps and log_prob where the value
-    is known."""
+    """One prediction as plain data: median, intervals by level, num_prob and `announced` where there is one; crps and log_prob
+    where the value is known."""
     described: dict[str, Any] = {
         "median": prediction.median,
         "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in levels},
     }
     if prediction.num_prob is not None:
-        described["num_prob"] = prediction.num_prob
+        described |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
     if value is not None:
         described |= {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
     return described
@@ -297,7 +317,7 @@ def describe_all(
         for row, median, *of_levels in zip(rows, law.quantile(loc, scale, 0.5).tolist(), *ends, strict=True):
             entries[row] = {"median": median, "intervals": dict(zip(map(str, levels), of_levels, strict=True))}
             if predictions[row].num_prob is not None:
-                entries[row]["num_prob"] = predictions[row].num_prob
+                entries[row] |= {"num_prob": predictions[row].num_prob, "announced": predictions[row].announced}
         known = [place for place, row in enumerate(rows) if values[row] is not None]
         observed = torch.stack([_observed(values[rows[place]]) for place in known]) if known else loc[:0]
         scored = (loc[known], scale[known], observed)
@@ -305,6 +325,42 @@ def describe_all(
         for place, crps, log_prob in scores:
             entries[rows[place]] |= {"crps": crps, "log_prob": log_prob}
     return entries
+
+
+class Scored:
+    """Predictions as plain data (`describe`), beside the values that were known: how far medians are off, and how many values
+    lie in their 90% intervals."""
+
+    def __init__(self) -> None:
+        self.errors: list[float] = []
+        self.inside = 0
+
+    def add(self, entry: dict[str, Any], value: float | None) -> None:
+        """Count one, if its value is known and it has a median. An end of an interval may be None, for infinity."""
+        if value is None or entry.get("median") is None:
+            return
+        low, high = entry["intervals"]["0.9"]
+        self.errors.append(abs(entry["median"] - value))
+        self.inside += (low is None or low <= value) and (high is None or value <= high)
+
+    @property
+    def plain(self) -> dict[str, float]:
+        """values: how many; median_error; coverage of 90% intervals. Empty where no value was known."""
+        if not self.errors:
+            return {}
+        count = len(self.errors)
+        return {"values": count, "median_error": statistics.median(self.errors), "coverage": self.inside / count}
+
+    def __str__(self) -> str:
+        """One sentence; empty where no value was known."""
+        return how_well(*self.plain.values()) if self.errors else ""
+
+
+def how_well(values: int, median_error: float, coverage: float) -> str:
+    """Scores in words: "typically off by 1,500; 90% intervals held 93% of 15 values"."""
+    place = None if median_error == 0 else math.floor(math.log10(median_error)) - 1
+    off = format_number(median_error, NumberStyle(group=","), place)
+    return f"typically off by {off}; 90% intervals held {coverage:.0%} of {values:,} value{'s' * (values != 1)}"
 
 
 def told(
@@ -371,12 +427,14 @@ def predict_number(
 
     Returns:
         one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
-        holds numbers.
+        holds numbers. A graft that has learned no numbers warns, once.
 
     Raises:
         ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a mixture,
             asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
     """
+    if not model.reads_numbers:
+        logger.warning_once(_NOTHING_LEARNED)
     if individual is not None:
         individual.check_size(model.config.causal_size)
     if batch_size < 1:

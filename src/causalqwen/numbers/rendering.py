@@ -87,6 +87,15 @@ def format_number(value: float, style: NumberStyle = PLAIN, place: int | None = 
     return written.translate({ord(","): style.group, ord("."): style.decimal})
 
 
+def brief(value: float) -> str:
+    """A value as short text for people: as it is where seven significant digits say it, as those that were observed (373.15);
+    else four of them: 417.7."""
+    if not math.isfinite(value):
+        return f"{value:g}"
+    number = Decimal(repr(float(value))).normalize()
+    return format_number(value, place=None if len(number.as_tuple().digits) <= 7 else number.adjusted() - 3)
+
+
 def last_place(value: float, width: float) -> int | None:
     """The power of ten to which a value is written whose interval is `width` wide; None where that says nothing.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data import Example
+from causalqwen.data.encoding import class_names
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import CRPS_LEVELS, symlog
@@ -55,6 +56,10 @@ MOST_ROWS, MOST_HELD = 2048, 1024
 FEWEST_HELD, HELD_SHARE = 20, 0.2
 """Fewer rows than that choose nothing; what is held out of the training rows where none were given."""
 
+FEWEST_LEVELS, FEW_SHARE = 9, 0.25
+"""Fewer rows than that calibrate nothing: the least n whose rank ceil((n + 1) 0.9) is at most n. What is held out where a fifth
+would be too few to choose by."""
+
 _ERRORS = 3
 """By so many standard errors more values have to stand in their own contexts than in others before copying is tried."""
 
@@ -82,22 +87,36 @@ def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
     return isinstance(settings.values, ChosenStage) and fresh
 
 
-def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Rows to train on and rows to choose by, drawn from the same ones: rows of one group go together, and of one text those
-    that name none. A fifth of the rows at most; none are held out of too few, or where groups are too large for that."""
+def rows_together(examples: Sequence[Example]) -> list[list[int]]:
+    """The rows that are held out together: those of one individual, of one group, and of one text those that name neither."""
     together: dict[Any, list[int]] = {}
     for index, example in enumerate(examples):
+        whose = ("individual", example.individual) if example.individual is not None else example.group
         text = (*example.input_ids, *example.numeric_values[:-1])
-        together.setdefault(text if example.group is None else example.group, []).append(index)
-    groups, held = list(together.values()), list[int]()
-    if len(groups) * HELD_SHARE < FEWEST_HELD:
+        together.setdefault(text if whose is None else whose, []).append(index)
+    return list(together.values())
+
+
+def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Rows to train on, and rows to choose and calibrate by, drawn from the same ones as `rows_together` has them: a fifth of
+    the rows at most, and a quarter of few, which calibrate alone (fewer than `FEWEST_HELD` that go together). None are held
+    out of too few, or where groups are too large for that. A class that would be held out whole stays."""
+    groups, held, taken = rows_together(examples), list[int](), 0
+    few = len(groups) * HELD_SHARE < FEWEST_HELD
+    share, fewest = (FEW_SHARE, FEWEST_LEVELS) if few else (HELD_SHARE, FEWEST_HELD)
+    if len(groups) * share < fewest:
         return examples, []
     order = np.random.default_rng(seed).permutation(len(groups)).tolist()
-    most = math.ceil(HELD_SHARE * len(examples))
+    most = math.ceil(share * len(examples))
     for place in order:
-        if len(held) + len(groups[place]) <= most:
+        if len(held) + len(groups[place]) <= most and (not few or taken < FEWEST_HELD - 1):
             held += groups[place]
-    if len(held) < FEWEST_HELD:
+            taken += 1
+    if known := class_names(examples):
+        left = sorted(set(range(len(examples))) - set(held))
+        lost = known - class_names(Drawn(examples, left))
+        held = [row for row in held if examples[row].class_name not in lost]
+    if len(held) < fewest:
         return examples, []
     rest = sorted(set(range(len(examples))) - set(held))
     return Drawn(examples, rest), Drawn(examples, sorted(held))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.utils import logging
 
@@ -22,10 +23,10 @@ from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
-from causalqwen.training.choice import Choice, choosing, hold_out, set_levels
+from causalqwen.training.choice import FEWEST_HELD, Choice, choosing, hold_out, rows_together, set_levels
 from causalqwen.training.choice_of_people import ChoiceOfPeople
-from causalqwen.training.features import update_with_rows
-from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, score_tokens, uneven_coverage
+from causalqwen.training.features import FactStore, update_with_rows
+from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, law_of_new, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.sharding import is_sharded
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
@@ -34,6 +35,8 @@ from causalqwen.training.trials import EVALUATIONS, Trials, apply
 logger = logging.get_logger(__name__)
 
 _FEWEST_OF_TENTHS = 100
+_FOLDS = 5
+"""Of the evaluation rows, each covered by levels that the others gave."""
 _NOT_CALIBRATED = (
     "this graft was never calibrated: once numbers are learned, <NUM> may be decided where none stands; `causalqwen graft` and "
     "`causalqwen calibrate` do it, in Python causalqwen.training.calibrate(model, text)"
@@ -75,9 +78,9 @@ def learn(
 ) -> dict[str, Any]:
     """Train `model` in place; what was learned is in it alone.
 
-    Where the settings leave it open (`values` "auto"), how values are read is chosen first, by the evaluation rows, or by a
-    fifth of the training rows where there are none, or by people held out where rows name individuals; `say` gets a line for
-    each fit.
+    Where there are no evaluation rows, some of the training rows take their place (`hold_out`), if values are learned and there
+    is something to choose or `recalibrate`. Where the settings leave it open (`values` "auto"), how values are read is chosen
+    first, by the evaluation rows, or by people held out where rows name individuals; `say` gets a line for each fit.
 
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then comes to the same weights.
@@ -127,21 +130,17 @@ def learn(
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
-        if choosing(model, settings):
-            of_people = any(example.individual is not None for example in train_examples)
+        of_people = any(example.individual is not None for example in train_examples)
+        is_open = choosing(model, settings)
+        own = not len(eval_examples) and settings.values is not None and (is_open or settings.recalibrate)
+        if own and not of_people:
+            train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
+            numbers = LearnedNumbers.of(train_examples, num_id, certain)
+        few = own and len(rows_together(eval_examples)) < FEWEST_HELD
+        if is_open:
             kind: type[Trials] = ChoiceOfPeople if of_people else Choice
-            if kind is Choice and not len(eval_examples):
-                train_examples, eval_examples = hold_out(train_examples, settings.seed)
-                if len(eval_examples):
-                    numbers = LearnedNumbers.of(train_examples, num_id, certain)
-                    say(f"{len(eval_examples):,} of the training rows are held out, to choose and recalibrate by")
-                else:
-                    say(
-                        f"{len(train_examples):,} training rows (of few texts or groups) are too few to hold some out: nothing "
-                        "is chosen, and intervals are not recalibrated; give evaluation rows"
-                    )
             choice = kind(model, train_examples, eval_examples, numbers, certain, settings, work, say)
-            if choice.has_enough:
+            if choice.has_enough and (of_people or not few):
                 chosen = choice.made()
                 apply(model, chosen.config, settings.seed)
                 stage = choice.stage_of(chosen.config, train_examples, chosen.share)
@@ -149,13 +148,18 @@ def learn(
                 settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
             elif of_people:
                 settings = dataclasses.replace(settings, values=choice.stage_of({}, train_examples))
+        if own and of_people:  # all of them chose
+            train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
+            numbers = LearnedNumbers.of(train_examples, num_id, certain)
         settings = as_it_was(settings, model)
         set_levels(model, None)
         fit_axes(model.config, numbers, settings.value_transform, settings)
         model.ovr_impl = settings.ovr_impl
-        run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
+        # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
+        run = Run(model, train_examples, [] if few else eval_examples, output, settings, anchor_texts)
         for name in stages:
             TRAINERS[name](run)
+        run = dataclasses.replace(run, eval_examples=eval_examples)
         model.requires_grad_(True).eval()
         _check_finite(model)
         metrics = _final_scores(run)
@@ -165,6 +169,22 @@ def learn(
     finally:
         model.bf16, model.number_class = before
     return metrics
+
+
+def _held_out(
+    examples: Sequence[Example], seed: int, say: Callable[[str], None]
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    rest, held = hold_out(examples, seed)
+    if len(held):
+        say(
+            f"{len(held):,} of the {len(examples):,} training rows are held out, to choose by and to calibrate intervals"
+        )
+    else:
+        say(
+            f"{len(examples):,} training rows (of few texts or groups) are too few to hold some out: nothing is chosen, "
+            "intervals are not calibrated, and how far off predictions are is not known; give evaluation rows"
+        )
+    return rest, held
 
 
 def _check_finite(model: CausalQwenForCausalLM) -> None:
@@ -185,8 +205,12 @@ def _final_scores(run: Run) -> dict[str, Any]:
         return {}
     classes = number_classes(run.eval_examples, model.config.num_token_id)
     scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
+    covered = None
     if run.settings.recalibrate and _recalibrate(model, scores["values"], classes, run.train_examples):
+        covered = _covered_by_others(run, facts, scores["values"], classes)
         scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
+    if covered is not None:
+        scores["metrics"]["held_coverage"] = covered
     known = [scores["values"][name] for name in ("loc", "scale", "value")]
     if len(classes) >= _FEWEST_OF_TENTHS and not model.copies:
         scores["metrics"]["scale_deciles"] = coverage_by_scale(scores["law"], *known)
@@ -232,6 +256,35 @@ def _recalibrate(
     config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
     config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
     return True
+
+
+def _covered_by_others(
+    run: Run, facts: FactStore, values: dict[str, torch.Tensor], classes: list[str | None]
+) -> float | None:
+    """How many of the values lie in their 90% intervals by levels that are fitted on other rows, each of `_FOLDS` parts of the
+    evaluation rows in turn: levels cover the rows that they are fitted on by construction. The model keeps its levels. None
+    where it copies."""
+    model, config = run.model, run.model.config
+    if model.copies or len(values["value"]) < 2:
+        return None
+    fold = np.empty(len(facts), dtype=np.int64)
+    for place, rows in enumerate(rows_together(run.eval_examples)):
+        fold[rows] = place % _FOLDS
+    is_value = (np.asarray(facts.facts.targets) == config.num_token_id) & np.isfinite(facts.facts.values)
+    fold = np.repeat(fold, np.diff(facts.offsets))[is_value]
+    kept = {name: getattr(config, name) for name in ("interval_levels", "interval_kinds", "class_interval_levels")}
+    inside = []
+    for part in np.unique(fold):
+        both = [np.flatnonzero(of) for of in (fold == part, fold != part)]
+        some, others = ({name: column[rows] for name, column in values.items()} for rows in both)
+        of_some, of_others = ([classes[row] for row in rows] for rows in both)
+        if of_others:
+            _recalibrate(model, others, of_others, run.train_examples)
+            low, high = law_of_new(model, of_some).interval(some["loc"], some["scale"], 0.9)
+            inside.append((low <= some["value"]) & (some["value"] <= high))
+    for name, value in kept.items():
+        setattr(config, name, value)
+    return torch.cat(inside).double().mean().item() if inside else None
 
 
 def _check_batches(settings: TrainSettings) -> None:

@@ -46,7 +46,8 @@ def score_tokens(
         normalised P_k (ovr_nll) and of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two;
         backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
         `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
-        by the decision and lies in its 90% interval; combined, the mean of accuracy and of 1 - mae / (the mae of these
+        by the decision and lies in its 90% interval, announced, how often it is announced at all, of value_count numbers;
+        combined, the mean of accuracy and of 1 - mae / (the mae of these
         numbers' own median). Where the model copies, values are scored under the mixture, and `copied` is the share of them
         whose answer is a number of the context (more than half of the probability). Where classes are named, `classes` holds
         the scores of each by name (`score_classes`; own_levels: whether it has levels of its own). Where a domain is asked,
@@ -85,7 +86,7 @@ def score_tokens(
         metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
         metrics["backbone_agreement"] = column["agrees"].double().mean().item()
     known = model.config.class_interval_levels or {}
-    of_new = model.value_axes.laws(classes) if known or model.value_axes.apart else model.value_law
+    of_new = law_of_new(model, classes)
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = 0.0
     if len(values["value"]):
@@ -104,6 +105,8 @@ def score_tokens(
         values["interval"] = torch.stack([law.quantile(values["loc"], values["scale"], 0.5), low, high], dim=1)
         inside = (low <= values["value"]) & (values["value"] <= high)
         metrics["consistency"] = (inside & column["announced"]).double().mean().item()
+        metrics["value_count"] = len(values["value"])
+        metrics["announced"] = column["announced"].double().mean().item()
         spread = (values["value"] - values["value"].median()).abs().mean().item()
         metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
         losses = law.axis_losses(values["loc"], values["scale"], values["value"], model.config.value_loss)
@@ -121,6 +124,12 @@ def score_tokens(
     if watched:
         dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
+
+
+def law_of_new(model: CausalQwenForCausalLM, classes: Sequence[str | None] | None) -> Any:
+    """The law of numbers [n] that no context holds, that of each one's class where classes have their own levels or axes."""
+    of_classes = model.config.class_interval_levels or model.value_axes.apart
+    return model.value_axes.laws(classes) if of_classes else model.value_law
 
 
 @torch.no_grad()

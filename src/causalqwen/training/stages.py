@@ -24,6 +24,7 @@ from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import let_cross
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
+from causalqwen.training.announcing import announce
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
@@ -61,8 +62,8 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether evaluations
-    look at drawn individuals too. trainer: what trains them."""
+    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether more is
+    looked at than values: when a number is announced, and drawn individuals. trainer: what trains them."""
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
@@ -178,6 +179,13 @@ def _train_values(run: Run) -> None:
     if stage.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
+    if (
+        model.config.is_calibrated
+    ):  # else a threshold says nothing of other tokens' scores, and the row is learned in passing
+        if run.watched:
+            announce(model, train_store)
+        for fitted in (model.action.num_row, model.action.num_bias):
+            fitted.requires_grad_(False)
     rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
