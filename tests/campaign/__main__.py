@@ -11,8 +11,8 @@ from pathlib import Path
 
 from . import Bounds, Tally
 
-# At size 1: draws, and seconds. A draw of texts is 200 of them, one of tensors 500 elements, one of tables a regressor, and one of vLLM
-# 64 requests.
+# At size 1: draws, and seconds. A draw of texts is 200 of them, one of tensors 500 elements, one of tables
+# a regressor, and one of vLLM 64 requests.
 PARTS = {
     "texts": (50_000, 10_800),
     "tensors": (20_000, 3_600),
