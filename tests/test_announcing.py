@@ -55,7 +55,7 @@ def learned(tokenizer, folder, rows, settings=FEW, calibrated=False, **graft):
 
 
 def test_a_single_update_is_enough_to_announce_numbers_and_no_others(tiny_tokenizer, tmp_path):
-    model, metrics, _ = learned(tiny_tokenizer, tmp_path / "run", prompts(60), calibrated=True)
+    model, _, _ = learned(tiny_tokenizer, tmp_path / "run", prompts(60), calibrated=True)
     before = calibrated_graft(tiny_tokenizer).eval()
     text = model.processor("\n".join(speech_paragraphs(1962, numbers=False)[:3]), return_tensors="pt")
     asked = [row["prompt"] for row in prompts(20, 70)]

@@ -29,7 +29,8 @@ from causalqwen.data.rows import arrow_for, lines_of
 from causalqwen.files import suffix_of
 from causalqwen.numbers import NumberRules, find_numbers
 from causalqwen.numbers.rules import SPACES
-from causalqwen.numbers.table import AFTER, MONEY
+from causalqwen.numbers.money import MONEY
+from causalqwen.numbers.table import AFTER
 
 KINDS = ("number", "date", "category", "text", "constant")
 """A constant column, which held one value in all training rows or none at all, says nothing: it is left out, whatever it holds

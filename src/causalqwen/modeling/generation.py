@@ -492,7 +492,8 @@ def _start_values(
         bound.every_score = True
         scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
         bound.every_score = False
-        return LogitsProcessorList(others)(input_ids, scores)
+        others_of_row: Any = LogitsProcessorList(others)  # typed for a tensor of another class
+        return others_of_row(input_ids, scores)
 
     ends_at = generation_config.eos_token_id
     ended = set() if ends_at is None else {*np.ravel(ends_at).tolist(), generation_config.pad_token_id}
