@@ -28,8 +28,8 @@ import numpy as np
 from causalqwen.data.rows import arrow_for, lines_of
 from causalqwen.files import suffix_of
 from causalqwen.numbers import NumberRules, find_numbers
-from causalqwen.numbers.rules import SPACES
 from causalqwen.numbers.money import MONEY
+from causalqwen.numbers.rules import SPACES
 from causalqwen.numbers.table import AFTER
 
 KINDS = ("number", "date", "category", "text", "constant")
