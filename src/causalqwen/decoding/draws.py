@@ -161,7 +161,7 @@ class BoundDecoding:
 class Integrated:
     """Nothing is drawn: individual and noise are integrated out, and loc_S are what anybody decides by."""
 
-    moves = every_score = False
+    moves = every_score = races = False
     by_loc = True
     central_mass: float | None = None
 
@@ -211,6 +211,21 @@ class Drawn:
         return self.bound.plan.decision != "ovr" or self.bound.hindsight is not None
 
     @property
+    def races(self) -> bool:
+        """Whether each token's own noise is drawn, so that the highest score decides."""
+        return self.bound.plan.own == "token"
+
+    @property
+    def temperature(self) -> float:
+        """T, of a race."""
+        return self.bound.plan.temperature
+
+    @property
+    def counters(self) -> tuple[Tensor, Tensor]:
+        """Seeds and positions [B * S] that own noise is drawn by."""
+        return self.bound.seeds.unsqueeze(1).expand_as(self.positions).flatten(), self.positions.flatten()
+
+    @property
     def every_score(self) -> bool:
         return self.bound.every_score
 
@@ -236,10 +251,11 @@ class Drawn:
         """The scale [B, S, C] of what `move` adds, with no temperature above 1; None where that is nothing, or where noise is
         off, so that nothing is left beside what is drawn."""
         plan, parts = self.bound.plan, []
+        most = math.inf if self.races else 1.0
         if plan.individual_mode != "marginal" and plan.temperature:
-            parts.append(min(plan.temperature, 1.0) * scale)
+            parts.append(min(plan.temperature, most) * scale)
         if plan.noise_mode != "marginal" and plan.temperature_of_noise:
-            parts.append(min(plan.temperature_of_noise, 1.0) * noise.expand_as(scale))
+            parts.append(min(plan.temperature_of_noise, most) * noise.expand_as(scale))
         return law.add(*parts) if parts and plan.noise_mode != "off" else None
 
     def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = True) -> Tensor:

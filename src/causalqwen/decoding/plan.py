@@ -23,6 +23,7 @@ from causalqwen.distributions import check_seed
 
 INDIVIDUAL_MODES = ("marginal", "token", "sequence")
 NOISE_MODES = ("marginal", "token", "sequence", "off")
+OWN_MODES = ("marginal", "token")
 DECISIONS = ("ovr", "loc", "softmax")
 
 PRESETS: dict[str, dict[str, str]] = {
@@ -33,6 +34,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "shared-noise": {"individual": "marginal", "noise": "sequence"},  # overview 3.4.2
     "individual-only": {"individual": "token", "noise": "off"},  # foundations 2.6.2
     "persona": {"individual": "sequence", "noise": "token"},  # the same individual meets fresh noise
+    "sample": {"individual": "token", "noise": "token", "own": "token"},  # the softmax's distribution, drawn from the law
     "softmax": {"decision": "softmax"},  # overview 3.3
 }
 
@@ -55,6 +57,8 @@ class CausalDecoding:
             text), or an `Individual` (or one per row), which is then held for the whole text.
         noise: "marginal", "token", "sequence", "off" (no noise at all), or a `Hindsight` (or one per row): the noise under
             which an observed text came about, token by token behind the prompt, and fresh noise after its end.
+        own: the noise of each token's own score: "marginal", so that argmax_k P_k decides, or "token" (drawn anew), so that the
+            highest score does, argmax_k S_k. The original design's score scale has no own noise: nothing changes there.
         temperature: T >= 0, multiplies what is drawn. At 1 draws follow the law. Below 1 less is drawn, and more is left to
             each token's own noise. Above 1 words vary more than the law says; values vary as it says (theory 3.9).
         noise_temperature: T' >= 0, multiplies what is drawn of the noise instead.
@@ -69,6 +73,7 @@ class CausalDecoding:
 
     individual: str | Individual | Sequence[Individual] = "marginal"
     noise: str | Hindsight | Sequence[Hindsight] = "marginal"
+    own: str = "marginal"
     temperature: float = 1.0
     noise_temperature: float | None = None
     central_mass: float | None = None
@@ -78,6 +83,8 @@ class CausalDecoding:
     def __post_init__(self) -> None:
         _check_source("individual", self.individual, INDIVIDUAL_MODES, Individual)
         _check_source("noise", self.noise, NOISE_MODES, Hindsight)
+        if self.own not in OWN_MODES:
+            raise ValueError(f"unknown own mode {self.own!r}; use one of {', '.join(OWN_MODES)}")
         if not isinstance(self.noise, str) and self.individual_mode == "marginal":
             raise ValueError(
                 "a given noise explains what one individual said: give that too (`Individual.nobody`, say)"
@@ -94,6 +101,8 @@ class CausalDecoding:
             object.__setattr__(self, "seed", seed)
         if self.decision == "softmax" and (self.individual != "marginal" or self.noise != "marginal"):
             raise ValueError("decision='softmax' draws neither individuals nor noise: leave both 'marginal'")
+        if self.own != "marginal" and (self.decision != "ovr" or not isinstance(self.noise, str)):
+            raise ValueError("own noise that is drawn decides by itself: leave `decision` at 'ovr', and give no noise")
 
     @classmethod
     def preset(cls, name: str, **overrides: object) -> "CausalDecoding":

@@ -4,6 +4,7 @@ from causalqwen.distributions.between import VALUE_FAMILIES, get_value_family
 from causalqwen.distributions.draws import (
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
+    OWN_STREAM,
     WHOLE_TEXT,
     check_seed,
     philox,
@@ -16,6 +17,7 @@ __all__ = [
     "FAR",
     "INDIVIDUAL_STREAM",
     "NOISE_STREAM",
+    "OWN_STREAM",
     "SCALE_FLOOR",
     "VALUE_FAMILIES",
     "WHOLE_TEXT",

@@ -17,6 +17,7 @@ _WORD = 0xFFFFFFFF
 
 INDIVIDUAL_STREAM = 1
 NOISE_STREAM = 2
+OWN_STREAM = 3
 WHOLE_TEXT = 0xFFFFFFFF
 """The position of a draw that is held for a whole text instead of being made anew per token."""
 

@@ -4,12 +4,14 @@ from causalqwen.kernels.decisions import ScaleBounds
 from causalqwen.kernels.drawn_decisions import Blocks, Decisions
 from causalqwen.kernels.linear_ovr import IMPLEMENTATIONS, linear_ovr_loss
 from causalqwen.kernels.negatives import Negatives, inclusion_probabilities, sample_negatives
+from causalqwen.kernels.race import Race
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Blocks",
     "Decisions",
     "Negatives",
+    "Race",
     "ScaleBounds",
     "inclusion_probabilities",
     "linear_ovr_loss",

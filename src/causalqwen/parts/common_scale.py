@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from causalqwen.distributions.own_noise import own_uniforms
 from causalqwen.decoding.plan import held_at
-from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import Decisions
+from causalqwen.distributions import FAR, SCALE_FLOOR, upcast
+from causalqwen.kernels import Decisions, Race
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class CommonScale(ScoreScale):
     def ranked(self, chain: "Chain") -> Tensor:
         """loc_S [..., V'] where nothing is drawn: a scale that all share decides nothing. Else (loc_S - C) / scale_S, where the
         best token alone is asked for only of tokens that can still win (`_winners`)."""
+        if chain.draws.races:
+            return self._race(chain)
         if chain.drawn is None:
             return chain.loc_S
         is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
@@ -88,10 +91,15 @@ class CommonScale(ScoreScale):
 
     def _all(self, chain: "Chain") -> Tensor:
         """(loc_S - C) / scale_S [..., V'], with the products of both locs taken at once."""
-        action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
-        of_both = action.number.put(action, words.at_once(both), lambda: action.num_loc(both, words))
-        chain.integrated.loc_S, chain.loc_S = of_both
+        self._both(chain)
         return chain.scores.ranked()
+
+    def _both(self, chain: "Chain") -> None:
+        """Take loc_S with what is drawn and without it in one product."""
+        action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
+        chain.integrated.loc_S, chain.loc_S = action.number.put(
+            action, words.at_once(both), lambda: action.num_loc(both, words)
+        )
 
     @torch.compiler.disable  # looks at scores
     def _winners(self, chain: "Chain") -> Tensor:
@@ -102,3 +110,31 @@ class CommonScale(ScoreScale):
             flat = chain._each(lambda step: step.flatten(0, -2))
             scores[unasked] = self._all(flat[unasked])
         return scores.view(*chain.threshold.shape[:-1], -1)
+
+    def _race(self, chain: "Chain") -> Tensor:
+        """S_k = loc_k + own_k Q(e3_k) [..., V'], the argmax of which decides; -inf for tokens that are known to lose."""
+        asked = chain.draws.every_score or torch.is_grad_enabled() or chain.action.law.alpha != 2
+        if not asked and chain.threshold.device.type == "cpu":
+            return Race(chain).scores().view(*chain.threshold.shape[:-1], -1)
+        if chain.drawn is not None:
+            self._both(chain)
+        return self.raced(chain)
+
+    def raced(self, chain: "Chain") -> Tensor:
+        """S_k [..., V'] of all tokens, the slow way."""
+        loc, (seeds, positions) = upcast(chain.loc_S), chain.draws.counters
+        uniform = own_uniforms(seeds, positions, loc.shape[-1]).view(loc.shape)
+        return chain.scores.masked(loc + self.own(chain) * chain.action.law.quantile(uniform).to(loc.dtype), -torch.inf)
+
+    def own(self, chain: "Chain") -> Tensor:
+        """The scale of each token's own noise at temperature T [..., V'] (theory 3.5, 3.9):
+
+            own_k^a = T^a scale^a + T^(a-1) beta max(C - loc_k, 0) - d_k^a,   loc_k with nothing drawn, d_k = |W_k| s_D
+        """
+        a, T, whole = chain.action.law.alpha, chain.draws.temperature, chain.integrated.scores
+        power = T**a * whole.scale**a
+        if whole.slope:
+            power = power + T ** (a - 1) * whole.slope * (whole.threshold - upcast(whole.loc)).clamp(0, FAR)
+        if chain.drawn is not None:
+            power = power - chain.words.scales(chain.drawn) ** a
+        return power.clamp(min=SCALE_FLOOR**a) ** (1 / a)
