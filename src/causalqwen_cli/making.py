@@ -108,7 +108,7 @@ def calibrate(
         return
     loaded = load_model(model, device)
     loaded.config.threshold_shift = threshold
-    report = fit(loaded, words, CalibrationSettings(seed=seed), say=say)
+    report = fit(loaded, words, CalibrationSettings(temperature_positions=0), say=say)
     if output is not None:
         save_model(loaded, output)
     else:
