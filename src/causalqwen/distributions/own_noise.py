@@ -1,8 +1,8 @@
 """The noise of each token's own score, drawn by counters (theory 3.9).
 
-e3_k is uniform on (0, 1), a function of (seed, position, token k) alone. Tokens are numbered in blocks of `BLOCK` neighbours: the
-largest e3 of a block is drawn first, u^(1/BLOCK), then which of its tokens has it, and the others are uniform below it. Together
-they are independent uniforms; and a block whose largest cannot win a race is never drawn further.
+e3_k is uniform on (0, 1), a function of (seed, position, token k) alone. Tokens are numbered in blocks of `BLOCK` neighbours:
+the largest e3 of a block is drawn first, u^(1/BLOCK), then which of its tokens has it, and the others are uniform below it.
+Together they are independent uniforms; and a block whose largest cannot win a race is never drawn further.
 """
 
 from typing import Any
@@ -14,14 +14,19 @@ from torch import Tensor
 from causalqwen.distributions.draws import OWN_STREAM, philox
 
 BLOCK = 64
-_LANES = BLOCK // 4 + 1  # counters of a block, four words each: one for which token is the largest, the rest for all of them
+_LANES = (
+    BLOCK // 4 + 1
+)  # counters of a block, four words each: one for which token is the largest, the rest for all of them
 _WORD = 0xFFFFFFFF
 
 
 def _words(block: Any, lane: Any, seeds: Any, positions: Any) -> tuple[Any, ...]:
     """Philox's four words of some counters; integers of torch or of numpy, shapes broadcast."""
     zero = 0 * (block + lane + seeds)
-    return philox((block + zero, (positions & _WORD) + zero, OWN_STREAM + zero, lane + zero), (seeds & _WORD, (seeds >> 32) & _WORD))
+    return philox(
+        (block + zero, (positions & _WORD) + zero, OWN_STREAM + zero, lane + zero),
+        (seeds & _WORD, (seeds >> 32) & _WORD),
+    )
 
 
 def _joined(parts: Any) -> Any:
@@ -59,5 +64,6 @@ def own_uniforms(seeds: Tensor, positions: Tensor, size: int) -> Tensor:
     blocks = (size + BLOCK - 1) // BLOCK
     largest = block_largest(seeds, positions, blocks)
     each = torch.arange(blocks, device=seeds.device).repeat(len(seeds))
-    of_row = (column.repeat_interleave(blocks) for column in (seeds, positions))
-    return block_uniforms(*of_row, each, largest.flatten()).view(len(seeds), -1)[:, :size]
+    seeds_of, positions_of = (column.repeat_interleave(blocks) for column in (seeds, positions))
+    uniforms: Tensor = block_uniforms(seeds_of, positions_of, each, largest.flatten())
+    return uniforms.view(len(seeds), -1)[:, :size]

@@ -45,9 +45,6 @@ FAITHFUL_SHARES = (0.4, 0.4)
 """Of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share. What is left is its own: a fifth,
 and more of shorter rows. Nothing in a backbone says how much people differ: a constant."""
 
-FAITHFUL_SPREAD = math.pi / 6**0.5
-"""Standard deviation in logits of the Gumbel noise by which a softmax sampler at temperature 1 can be written."""
-
 
 def from_backbone(
     cls: "type[CausalQwenForCausalLM]",
@@ -139,8 +136,6 @@ def from_backbone(
     model.generation_config = backbone.generation_config
     model.processor = CausalQwenProcessor.of(tokenizer, grafted)
     start_number_rows(model, tokenizer)
-    if start == "faithful" and "text_temperature" not in config:
-        start_temperature(model)
     model.eval()
     if not quiet and logger.isEnabledFor(logging.INFO):
         longest = grafted.context_length or math.inf
@@ -206,14 +201,6 @@ def faithful_start(
         "initial_noise": noise / longest,
         "initial_threshold": log_partition.median().item() + offset,
     }
-
-
-@torch.no_grad()
-def start_temperature(model: Any) -> None:
-    """Name the temperature at which a drawn individual moves a typical score by `FAITHFUL_SPREAD`; `calibrate` fits it."""
-    norms = model.vocabulary().norms
-    typical = model.config.initial_scale * norms[norms > 0].median().item()
-    model.config.text_temperature = FAITHFUL_SPREAD / typical
 
 
 def renew_values(model: Any, **config: Any) -> None:

@@ -1,16 +1,15 @@
-"""Calibration: one-vs-rest probabilities that mean something, and a temperature for texts, from a few thousand tokens of text.
+"""Calibration: one-vs-rest probabilities that mean something, from a few thousand tokens of text.
 
 Nothing that decides is touched: thresholds stay the same for all tokens of a position, so every decision stays the
 backbone's. Fitted are (theory 3.5):
 
-- the threshold, by a `PartitionEstimate`, in closed form; a token's own noise is what the link asks for;
-- `config.text_temperature`, at which drawn individuals choose as diversely as the backbone does when it is sampled
-  at temperature 1. It is no part of the law, which is what is drawn at 1.
+- the threshold, by a `PartitionEstimate`, in closed form;
+- `score_noise` and `score_slope`, a token's own noise: what the link asks for beside U and the noise.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen.core import Chain
-from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import StableFamily, upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -36,13 +34,10 @@ class CalibrationSettings:
 
     Args:
         anchors: tokens that `PartitionEstimate` sums exactly. chunk: tokens per forward pass.
-        temperature_positions, temperature_draws: that the temperature is fitted on; 0 positions leave it as it is.
     """
 
     anchors: int = 1024
     chunk: int = 512
-    temperature_positions: int = 32
-    temperature_draws: int = 200
 
 
 @dataclass
@@ -132,7 +127,7 @@ def calibrate(
 
     Returns:
         tokens; score_noise and score_slope; on the calibration text itself the median sum of P_k, the share of positions
-        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`); temperature, where it was fitted.
+        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`).
 
     Raises:
         ValueError: a text without two tokens; a model whose scale is the documents' (its probabilities are not free).
@@ -148,9 +143,6 @@ def calibrate(
     _fit_threshold(model, facts, settings.anchors)
     link = {"score_noise": model.action.score_noise, "score_slope": model.action.score_slope}
     report = {"tokens": len(facts), **link, **_sums(model, facts)}
-    if settings.temperature_positions:
-        say("fitting the temperature of texts")
-        report["temperature"] = fit_temperature(model, facts, settings)
     model.train(was_training)
     return report
 
@@ -246,54 +238,3 @@ def solved_thresholds(facts: ScoreSummary, some: slice, noise: float, slope: flo
         above = link_terms(facts, some, middle, noise, slope, law)[1] > 0
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return high
-
-
-# ---- the temperature of texts ----------------------------------------------------------------------------------------
-
-
-def fit_temperature(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> float:
-    """Name the temperature at which the choices of drawn individuals are nearest to the backbone's softmax."""
-    index = torch.arange(0, len(facts), max(1, len(facts) // settings.temperature_positions))
-    features = facts.features[index.to(facts.features.device)]
-    temperatures = [1.15**step for step in range(24)]  # to 25
-    distances = choice_distances(model, features, draws=settings.temperature_draws, temperatures=temperatures)
-    best = min(temperatures, key=lambda temperature: distances[temperature].mean().item())
-    model.config.text_temperature = best
-    return best
-
-
-@torch.no_grad()
-def choice_distances(
-    model: CausalQwenForCausalLM,
-    features: Tensor,
-    *,
-    draws: int,
-    temperatures: Sequence[float] = (1.0,),
-    seed: int = 10**6,
-) -> dict[float, Tensor]:
-    """Total variation between what drawn individuals choose (the preset `causal`) and the backbone's softmax, at each position
-    and temperature.
-
-    features: [N, H]. `draws` individuals per position. temperatures: 1 at least: what is left to a token is then the same for
-    all of them. Returns, per temperature, [N].
-    """
-    words = model.vocabulary()
-    distances: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
-    for place, z in enumerate(tqdm(features, desc="choices of drawn individuals", leave=False)):
-        z = z.to(model.abduction.loc_net.weight.dtype)
-        nobody = Chain(model, z[None], words=words).scores
-        likely = nobody.masked(upcast(nobody.loc), -torch.inf).softmax(-1)[0]
-        plan = CausalDecoding.preset("causal", seed=seed + place * draws)
-        bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
-        drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
-        people = Chain(model, z[None, None], drawn, words).scores
-        chosen = {temperature: list[Tensor]() for temperature in temperatures}
-        for part in people.parts():
-            start, end = (replace(part, loc=upcast(loc)).ranked() for loc in (nobody.loc, part.loc))
-            step = part.masked(end - start, 0.0)  # what decides is linear in the temperature
-            for temperature, choices in chosen.items():
-                choices.append(torch.add(start, step, alpha=temperature).max(-1).indices)
-        for temperature, choices in chosen.items():
-            share = torch.bincount(torch.cat(choices), minlength=len(likely)) / draws
-            distances[temperature].append((share - likely).abs().sum() / 2)
-    return {temperature: torch.stack(parts) for temperature, parts in distances.items()}
