@@ -18,9 +18,8 @@ from causalqwen.parts.contexts import Context
 from causalqwen.parts.limits import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
-FORMAT = 2
-"""Of a saved config.json, told there as `format_version`. Files that tell none are of the formats before: 0, all fields in one
-row, and 1, fields nested by `SECTIONS`. Each goes on being read."""
+FORMAT = 3
+"""Of a saved config.json, told there as `format_version`. No other format is read."""
 
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
@@ -225,11 +224,11 @@ class CausalQwenConfig(PreTrainedConfig):
     copy_size: Count = 64
 
     def __post_init__(self, **kwargs: Any) -> None:
-        version = kwargs.pop("format_version", 1)
-        if type(version) is not int or not 0 <= version <= FORMAT:
+        version = kwargs.pop("format_version", FORMAT)
+        if type(version) is not int or version != FORMAT:
             raise ValueError(
-                f"format_version: this version of CausalQwen reads checkpoints of the formats 0 to {FORMAT}, got {version!r}; "
-                "a later one needs `pip install --upgrade causalqwen`"
+                f"format_version: this version of CausalQwen reads checkpoints of the format {FORMAT}, got {version!r}; a later "
+                "one needs `pip install --upgrade causalqwen`, an earlier one was never released: graft its backbone anew"
             )
         for title, parts in SECTIONS.items():
             self._read_section(title, parts, kwargs.pop(title, {}))

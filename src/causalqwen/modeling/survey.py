@@ -360,7 +360,7 @@ class Survey:
     def _text(self, question: Question, prompt: str, person: int, g: Tensor, key: Sequence[Any]) -> str:
         """What somebody writes, as the preset `persona` does."""
         model, processor = self.model, self.model.processor
-        who = Individual.from_normal(g, self.population.names[person], drawn=self.population.made_up[person])
+        who = Individual.from_normal(g, self.population.names[person])
         plan = CausalDecoding.preset("persona", individual=who, seed=seed_of(*key))
         inputs = processor(prompt, prompt=True, return_tensors="pt").to(model.device)
         start = inputs["input_ids"].shape[1]
