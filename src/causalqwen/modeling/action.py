@@ -40,12 +40,6 @@ class PartitionEstimate(nn.Module):
         """[..., 1], float32, from features [..., H] and loc_U [..., C]."""
         return torch.logaddexp(self._scores(loc, vocabulary).logsumexp(-1, keepdim=True), self._rest(features))
 
-    def entropy(self, features: Tensor, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
-        """The anchors' share of the softmax's entropy, -sum_{k in anchors} p_k log p_k, [..., 1], float32, nats."""
-        scores = self._scores(loc, vocabulary)
-        log_p = scores - torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._rest(features))
-        return -(log_p.exp() * log_p).sum(-1, keepdim=True)
-
     def _scores(self, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
         bias = None if vocabulary.bias is None else upcast(vocabulary.bias[self.anchor_ids])
         return F.linear(upcast(loc), vocabulary.rows(self.anchor_ids), bias)

@@ -227,8 +227,8 @@ class CausalQwenConfig(PreTrainedConfig):
         version = kwargs.pop("format_version", FORMAT)
         if type(version) is not int or version != FORMAT:
             raise ValueError(
-                f"format_version: this version of CausalQwen reads checkpoints of the format {FORMAT}, got {version!r}; a later "
-                "one needs `pip install --upgrade causalqwen`, an earlier one was never released: graft its backbone anew"
+                f"format_version: this version of CausalQwen reads checkpoints of the format {FORMAT}, got {version!r}; a "
+                "later one needs `pip install --upgrade causalqwen`, an earlier one was never released: graft anew"
             )
         for title, parts in SECTIONS.items():
             self._read_section(title, parts, kwargs.pop(title, {}))
