@@ -9,7 +9,8 @@
                                                    vocabulary matrix and of <NUM>             action, theory 2.4
     C_k  chain.threshold                [..., 1]   what a token's score has to pass           theory 3.5
     P_k  chain.scores.p()               [..., V']  P(S_k > C_k)                               theory 2.5
-         chain.ranked()                 [..., V']  the decision is its argmax                 theory 3.6
+         chain.ranked()                 [..., V']  the decision is its argmax: of P_k, or of
+                                                   S_k where own noise is drawn too           theory 3.6
     U_Y  chain.read_by_values()         [..., C]   U as the value head reads it               theory 3.3
     Y    chain.value()                  [...]      the value W_reg U_Y + b_reg, with noise,
                                                    on the axis of the value transform         theory 2.4, 3.8
@@ -23,7 +24,6 @@ is done by a part (`causalqwen.parts`) that was chosen once, by its name in the 
 forms of steps are in `causalqwen.kernels`; what they must equal is here.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from causalqwen.decoding import Draws, Integrated, QuantileReader
+from causalqwen.decoding import Draws, Integrated
 from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 from causalqwen.individuals.marginal import shared_losses
 from causalqwen.kernels import Negatives, linear_ovr_loss
@@ -110,39 +110,25 @@ class Chain:
 
     @cached_property
     def loc(self) -> Tensor:
-        """loc_U + T δ_U + T' δ_ε [..., C], in the dtype of loc_U (theory 3.9).
+        """loc_U + T δ_U + T δ_ε [..., C], in the dtype of loc_U (theory 3.9).
 
         δ_U = scale_U Q(e1) is what is drawn of the individual, δ_ε = |b_noise| Q(e2) of the noise: e1 and e2 are uniform on
-        (0, 1), Q a quantile function, T and T' temperatures. A `CausalDecoding` says which of them are drawn, `BoundDecoding`
-        gives each row its seed, and `draws` is what comes of both at these positions.
+        (0, 1), Q the family's quantile function, T the temperature. A `CausalDecoding` says which of them are drawn,
+        `BoundDecoding` gives each row its seed, and `draws` is what comes of both at these positions.
         """
         if not self.draws.moves:
             return self.loc_U
-        moved = self.draws.move(upcast(self.loc_U), self.scale_U, self.action.noise, self.readers[0], self.gain)
+        moved = self.draws.move(upcast(self.loc_U), self.scale_U, self.action.noise, self.action.law)
         return moved.to(self.loc_U.dtype)
 
     @cached_property
     def scale(self) -> Tensor:
         """scale_U + |b_noise| [..., C], as far as they are not drawn (theory 2.4, 3.9)."""
-        return self.draws.left(self.scale_U, self.action.noise, self.action.law, self.action.scales.one_law)
-
-    @cached_property
-    def readers(self) -> tuple[QuantileReader, QuantileReader]:
-        """Q for tokens, and for values (theory 3.9). Where the plan names a central mass, both cut their tails there."""
-        action, mass = self.action, self.draws.central_mass
-        if mass is not None:
-            return QuantileReader(action.law, mass), QuantileReader(action.value_law, mass)
-        return action.scales.reader(self), QuantileReader(action.value_law)
-
-    @cached_property
-    def gain(self) -> Tensor | float:
-        """[..., 1], by which tokens read more of what is drawn at some positions (theory 3.5)."""
-        return 1.0 if self.draws.central_mass is not None else self.action.scales.gain(self)
+        return self.draws.left(self.scale_U, self.action.noise, self.action.law)
 
     @cached_property
     def drawn(self) -> Tensor | None:
-        """s_D [..., C], the scale of what is drawn of U', a temperature above 1 counting as 1; None where nothing is (theory
-        3.5)."""
+        """s_D [..., C], the scale of what is drawn of U'; None where nothing is (theory 3.5)."""
         if not self.draws.moves:
             return None
         return self.draws.drawn(upcast(self.scale_U), self.action.noise, self.action.law)
@@ -178,7 +164,7 @@ class Chain:
         """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold (theory 3.5).
 
         By default (`parts.common_scale`) one for all tokens of a position, at least |W_k| scale for each of them; where
-        something is drawn, what it leaves of that: (scale^a - (|W_k| s_D)^a)^(1/a), a the law's index.
+        something is drawn, what it leaves of that: (scale^a - (|W_k| s_D)^a)^(1/a), a the family's index.
         """
         return self.action.scales.of_chain(self)
 
@@ -211,9 +197,7 @@ class Chain:
 
         Without a plan that is loc_S, as the backbone decides. Under one it is P_k, or what orders tokens as P_k does.
         """
-        if self.draws.by_loc:
-            return self.draws.explain(self.loc_S)
-        return self.action.scales.ranked(self)
+        return self.loc_S if self.draws.by_loc else self.action.scales.ranked(self)
 
     @torch.no_grad()
     def decide(self) -> Tensor:
@@ -273,14 +257,12 @@ class Chain:
         """(loc_Y, scale_Y) [...], float32 at least, on the value axis (theory 2.4, 3.4); `each`: [members, ...]."""
         action, draws = self.action, self.draws
         loc, scale = self.read_by_values(each=each)
-        one_law = action.scales.one_law
         reach, noise = self.value_reach(scale)
-        left = draws.left(reach.abs(), noise, action.value_law, one_law)
-        if draws.moves:
-            # a value has units, which say how far it varies: no temperature above 1
-            loc = draws.move(upcast(loc), reach, noise, self.readers[1], most=1.0 if one_law else math.inf)
+        left = draws.left(reach.abs(), noise, action.value_law, whole=True)
+        if draws.moves:  # a value has units, which say how far it varies: no temperature above 1
+            loc = draws.move(upcast(loc), reach, noise, action.value_law, most=1.0)
         loc_Y, scale_Y = action.value(loc, left)
-        return draws.explain_value(loc_Y), scale_Y
+        return draws.observe_value(loc_Y, scale_Y), scale_Y
 
     def value_loadings(self) -> tuple[Tensor, Tensor]:
         """What an individual's coordinates add to the value, r scale W_reg [..., C], and noise [...] (theory 3.14)."""

@@ -86,11 +86,10 @@ def calibrate(
             help="Where a position's threshold comes from: predicted from its features, or solved from all its scores."
         ),
     ] = "predicted",
-    seed: Annotated[int, typer.Option(help="Seed of the fit.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Fit thresholds and noise so that one-vs-rest probabilities sum to about 1, and find the temperature for texts."""
+    """Fit thresholds, in closed form, so that one-vs-rest probabilities sum to about 1."""
     from causalqwen.data.texts import read_text
     from causalqwen.files import move_into
     from causalqwen.modeling.loading import HALF, load_model
@@ -107,7 +106,7 @@ def calibrate(
         return
     loaded = load_model(model, device)
     loaded.config.threshold_shift = threshold
-    report = fit(loaded, words, CalibrationSettings(seed=seed), say=say)
+    report = fit(loaded, words, CalibrationSettings(), say=say)
     if output is not None:
         save_model(loaded, output)
     else:

@@ -24,17 +24,15 @@ def generate(
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Multiplies what is drawn of individual and noise; 1 is the model's law. Default: its own for texts."
+            help="Multiplies all noise of the scores, as a softmax sampler's does. Default: 1, the model's own distribution."
         ),
     ] = None,
-    noise_temperature: Annotated[
-        float | None, typer.Option(help="The same for the noise alone; --temperature is then the individual's.")
+    top_k: Annotated[
+        int | None, typer.Option(help="With sample, persona and softmax: the best so many tokens.")
     ] = None,
-    central_mass: Annotated[
-        float | None, typer.Option(help="Draw from this central share of each law alone, such as 0.9.")
+    top_p: Annotated[
+        float | None, typer.Option(help="With sample, persona and softmax: the nucleus of this mass.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only with the preset softmax.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only with the preset softmax.")] = None,
     individual: Annotated[
         Path | None, typer.Option(help="File of the individual who speaks (abduct or --save-individual made it).")
     ] = None,
@@ -53,22 +51,14 @@ def generate(
 
     if not prompt:
         raise ValueError("the prompt is empty")
-    settings: dict[str, Any] = {"seed": seed, "central_mass": central_mass, "noise_temperature": noise_temperature}
-    settings["temperature"] = 1.0 if temperature is None else temperature
+    settings: dict[str, Any] = {"seed": seed, "temperature": 1.0 if temperature is None else temperature}
     if individual is not None:
         settings["individual"] = Individual.load(individual)
     plan = CausalDecoding.preset(preset, **settings)
-    of_noise = plan.noise_mode in ("token", "sequence")
-    drawn = of_noise or plan.individual_mode != "marginal"
-    for option, value, used in (
-        ("--temperature", temperature, drawn or plan.decision == "softmax"),
-        ("--noise-temperature", noise_temperature, of_noise),
-        ("--central-mass", central_mass, drawn),
-    ):
-        if value is not None and not used:
-            raise ValueError(
-                f"{option} does nothing with the preset {preset}, which draws nothing that it could change"
-            )
+    if temperature is not None and not plan.draws and plan.decision != "softmax":
+        raise ValueError(
+            f"--temperature does nothing with the preset {preset}, which draws nothing that it could change"
+        )
     if save_individual is not None:
         if seed is None:
             raise ValueError("--save-individual keeps the individual of a seed: give --seed")
@@ -79,8 +69,6 @@ def generate(
     given = {"top_k": top_k, "top_p": top_p}
     samplers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     loaded = load_model(model, device)
-    if temperature is None and noise_temperature is None:
-        plan = plan.fresh_at(loaded.config.text_temperature)
     processor = loaded.processor
     if save_individual is not None:
         Individual.from_seed(seed, loaded.config.causal_size).save(save_individual)

@@ -119,7 +119,7 @@ def request(
             `<NUM>` that the backbone does not see.
         individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
         key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
-        settings: temperature, noise_temperature, central_mass, top_p, number_class; None asks for nothing.
+        settings: temperature, top_p, number_class; None asks for nothing.
 
     Raises:
         ValueError: whatever the plug-in would refuse, before vLLM sees it.
@@ -129,7 +129,7 @@ def request(
         check_silent(individual)
         if individual.is_inferred:
             raise ValueError(f"{individual} is not known exactly: save it and give its file, which says how well")
-        settings |= {"individual": individual.factor.tolist(), "drawn": individual.drawn}
+        settings |= {"individual": individual.factor.tolist()}
     elif individual is not None:
         settings["individual"] = individual
     encoded = processor(prompt, prompt=True)

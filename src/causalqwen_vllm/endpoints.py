@@ -117,7 +117,6 @@ class _Service(TextService):
         settings = ServerSettings(
             name=(args.served_model_name or [args.model])[0],
             individuals=individuals,
-            temperature=config.text_temperature,
             max_tokens=model.max_model_len,
             max_rows=engine.vllm_config.scheduler_config.max_num_seqs,
         )
@@ -221,15 +220,15 @@ class EngineWriter:
         from vllm.sampling_params import RequestOutputKind
 
         plan, key, num = job.plan, uuid.uuid4().hex, self._processor.num_token_id
-        wish: dict[str, Any] = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise_mode}
+        wish: dict[str, Any] = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise, "own_mode": plan.own}
         if plan.decision == "softmax":
             wish = {"preset": "softmax", "top_p": job.top_p}
+        elif plan.top_p is not None:
+            wish["top_p"] = plan.top_p
         wish |= self._named(job.individual) | {
             "seed": row.seed,
             "key": key,
             "temperature": plan.temperature,
-            "noise_temperature": plan.noise_temperature,
-            "central_mass": plan.central_mass,
         }
         tokens, params = of_tokens(
             self._processor,

@@ -237,6 +237,6 @@ def companies(requests: Sequence[Request]) -> list[tuple[list[int], Company | No
     groups: dict[tuple, list[int]] = {}
     for row, request in enumerate(requests):
         plan = request.wish.plan
-        shared = plan.individual_mode, plan.noise_mode, plan.temperature, plan.temperature_of_noise, plan.central_mass
+        shared = plan.individual_mode, plan.noise, plan.own, plan.temperature, plan.top_p
         groups.setdefault(() if request.bound is None else shared, []).append(row)
     return [(rows, Company.of([requests[row] for row in rows]) if law else None) for law, rows in groups.items()]

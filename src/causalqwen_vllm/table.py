@@ -29,7 +29,6 @@ class RequestTable:
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         config = vllm_config.model_config.hf_config
         self._of_model = config.num_token_id, config.causal_size, device, config.context.hides, config.copy_numbers
-        self._text_temperature = config.text_temperature
         self._unasked = {"number_class": next(iter(config.class_values or ()), None)}
         self.requests: list[Request] = []
         self.by_key: OrderedDict[str, Request] = OrderedDict()
@@ -49,7 +48,7 @@ class RequestTable:
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
         """What is kept for a request that vLLM runs for the first time. One that wishes nothing is the `standard` one: V2 warms
         up a GPU by requests of its own, which nobody checks."""
-        wish = Wish.read((params.extra_args or {}).get(KEY, self._unasked), self._text_temperature)
+        wish = Wish.read((params.extra_args or {}).get(KEY, self._unasked))
         request = Request(wish, prompt or (), *self._of_model)
         if wish.key:
             self.by_key[wish.key] = request

@@ -21,8 +21,8 @@ TOKENS_ALONE = (
 """Why the prefix cache is refused."""
 
 _KNOWN = {
-    "preset", "individual_mode", "noise_mode", "seed", "temperature", "noise_temperature", "central_mass", "top_p",
-    "individual", "drawn", "values", "places", "key", "number_class", "kept_from",
+    "preset", "individual_mode", "noise_mode", "own_mode", "seed", "temperature", "top_p",
+    "individual", "values", "places", "key", "number_class", "kept_from",
 }  # fmt: skip
 
 
@@ -47,11 +47,8 @@ class Wish:
     places: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, given: Any, text_temperature: float = 1.0) -> "Wish":
-        """From `extra_args["causalqwen"]`; a setting that is None asks for nothing. ValueError names what is wrong.
-
-        text_temperature: of the model, for what a request that names no temperature draws (`CausalDecoding.fresh_at`).
-        """
+    def read(cls, given: Any) -> "Wish":
+        """From `extra_args["causalqwen"]`; a setting that is None asks for nothing. ValueError names what is wrong."""
         if not isinstance(given, Mapping):
             raise ValueError(
                 f"a grafted model needs extra_args={{'{KEY}': {{...}}}} with preset, seed and the values of the prompt's "
@@ -61,20 +58,17 @@ class Wish:
         if unknown := sorted(set(given) - _KNOWN):
             raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], sorted(_KNOWN))}")
         named, individual = _named(given), given.get("individual")
-        plan = replace(
-            named,
-            **{name: given[name] for name in ("temperature", "noise_temperature", "central_mass") if name in given},
-        )
+        plan = replace(named, temperature=given.get("temperature", 1.0))
         if individual is not None:
             if plan.individual_mode != "sequence":
-                asked = given.get("preset", f"{plan.individual_mode} x {plan.noise_mode}")
+                asked = given.get("preset", f"{plan.individual_mode} x {plan.noise}")
                 raise ValueError(f"the preset {asked!r} takes no individual; shared-individual and persona do")
-            plan = replace(plan, individual=_individual(individual, drawn=bool(given.get("drawn"))))
-        if not {"temperature", "noise_temperature"} & set(given) and plan.decision != "softmax":
-            plan = plan.fresh_at(text_temperature)
+            plan = replace(plan, individual=_individual(individual))
         top_p = float(given.get("top_p", 1.0))
+        if plan.own != "marginal" and top_p != 1:
+            plan, top_p = replace(plan, top_p=top_p), 1.0
         if not 0 <= top_p <= 1 or (top_p < 1 and plan.decision != "softmax"):
-            raise ValueError(f"top_p belongs to the preset 'softmax' and lies in [0, 1], got {top_p}")
+            raise ValueError(f"top_p belongs to sample, persona and softmax and lies in [0, 1], got {top_p}")
         key, kept = given.get("key", ""), given.get("kept_from")
         if not isinstance(key, str):
             raise ValueError(f"the key is a string, got {key!r}")
@@ -97,10 +91,10 @@ class Wish:
 
 def _named(given: Mapping[str, Any]) -> CausalDecoding:
     """The plan of a preset, or of a mode for each source."""
-    modes = {name: given[f"{name}_mode"] for name in ("individual", "noise") if f"{name}_mode" in given}
+    modes = {name: given[f"{name}_mode"] for name in ("individual", "noise", "own") if f"{name}_mode" in given}
     if not modes:
         return CausalDecoding.preset(given.get("preset", "standard"))
-    if "preset" in given or len(modes) < 2:
+    if "preset" in given or not {"individual", "noise"} <= set(modes):
         raise ValueError("give a preset, or individual_mode and noise_mode together")
     return CausalDecoding(**modes)
 
@@ -113,8 +107,8 @@ def check_silent(individual: Individual) -> None:
         )
 
 
-def _individual(given: Any, drawn: bool) -> Individual:
-    """A file's, or the one at the coordinates e1 that are given, which a seed has drawn or not."""
+def _individual(given: Any) -> Individual:
+    """A file's, or the one at the coordinates e1 that are given."""
     if isinstance(given, str):
         try:
             individual = Individual.load(given)
@@ -122,7 +116,7 @@ def _individual(given: Any, drawn: bool) -> Individual:
             raise ValueError(f"no individual can be read from {given}: {error}") from None
         check_silent(individual)
         return individual
-    return Individual(torch.tensor(given, dtype=torch.float64), drawn=drawn)
+    return Individual(torch.tensor(given, dtype=torch.float64))
 
 
 def check_params(params: Any) -> None:

@@ -1,9 +1,9 @@
 """Draws and decision rules: what can happen between a distribution over individuals and a token."""
 
 from causalqwen.decoding.arithmetic import mean, mix, move, nearest
-from causalqwen.decoding.draws import BoundDecoding, Drawn, Draws, Integrated, QuantileReader
-from causalqwen.decoding.hindsight import Hindsight, SaidNumber
+from causalqwen.decoding.draws import BoundDecoding, Drawn, Draws, Integrated
 from causalqwen.decoding.individual import Individual, Observed
+from causalqwen.decoding.observed_noise import ObservedNoise, ObservedNumber
 from causalqwen.decoding.plan import PRESETS, CausalDecoding
 from causalqwen.decoding.population import Population
 from causalqwen.decoding.voices import Voices, load_prior
@@ -14,13 +14,12 @@ __all__ = [
     "CausalDecoding",
     "Drawn",
     "Draws",
-    "Hindsight",
     "Individual",
     "Integrated",
     "Observed",
+    "ObservedNoise",
+    "ObservedNumber",
     "Population",
-    "QuantileReader",
-    "SaidNumber",
     "Voices",
     "load_prior",
     "mean",

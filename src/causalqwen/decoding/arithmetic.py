@@ -119,9 +119,8 @@ def _made(normal: Tensor, parts: Sequence[tuple[Individual, float]], name: str) 
     for one, share in parts:
         shares[one] = shares.get(one, 0.0) + share
     evidence = tuple(dict.fromkeys(seen for one in shares for seen in one.evidence))
-    drawn = all(one.drawn for one in shares)
     if not any(one.is_inferred for one in shares):
-        return Individual.from_normal(normal, name, evidence=evidence, drawn=drawn)
+        return Individual.from_normal(normal, name, evidence=evidence)
     draws = normal.expand(_DRAWS, -1).clone()
     for place, (one, share) in enumerate(shares.items()):
         if one.is_inferred and share > 0:
@@ -129,4 +128,4 @@ def _made(normal: Tensor, parts: Sequence[tuple[Individual, float]], name: str) 
             order = torch.randperm(_DRAWS, generator=generator)  # draws along a line come in its order
             places = torch.linspace(0, len(likely) - 1, _DRAWS, dtype=torch.float64).round().long()[order]
             draws += math.sqrt(share) * (likely[places] - one.normal)
-    return Individual.from_normal(normal, name, evidence=evidence, draws=draws, drawn=drawn)
+    return Individual.from_normal(normal, name, evidence=evidence, draws=draws)

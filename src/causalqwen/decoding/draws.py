@@ -3,33 +3,15 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.hindsight import Hindsight
+from causalqwen.decoding.observed_noise import ObservedNoise
 from causalqwen.decoding.plan import CausalDecoding
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws, upcast
 
 _AHEAD = 32  # positions drawn at once where a text is written token by token
-
-
-class QuantileReader(NamedTuple):
-    """How a head reads uniforms e [..., C]: Q(e) = unit * quantile(1/2 + mass (e - 1/2)); unit a number or [C] (theory 3.9)."""
-
-    law: StableFamily
-    mass: float = 1.0
-    unit: float | Tensor = 1.0
-
-    def __call__(self, uniform: Tensor) -> Tensor:
-        return self.unit * self.law.quantile(0.5 + self.mass * (uniform - 0.5))
-
-    def of_normal(self, g: Tensor) -> Tensor:
-        """Q(Phi(g)), g = Phi^-1(e); beyond 7.9 float64 cannot tell e from the ends of the unit interval."""
-        if self.law.alpha == 2 and self.mass == 1:
-            return self.unit * g
-        return self(torch.special.ndtr(g).clamp(1e-15, 1 - 1e-15))
 
 
 @dataclass
@@ -41,8 +23,8 @@ class BoundDecoding:
     causal_size: int
     individuals: Tensor | None = None  # e1 of given individuals, float64 [B, C]
     voice: Tensor | None = None  # theirs [B, L, H], 0 for one who has none; None where nobody has one
-    hindsight: list[Hindsight] | None = None  # given noise, one per row
-    origins: Tensor | None = None  # int64 [B]: the position that the first token of a given noise is decided at
+    observed: list[ObservedNoise] | None = None  # given noise, one per row
+    origins: Tensor | None = None  # int64 [B]: the position that the first token of an observed noise is decided at
     every_score: bool = False  # scores of tokens that cannot win are wanted too: a processor may take the best away
     _held: dict[int, Tensor] = field(default_factory=dict)
     _ahead: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)
@@ -87,46 +69,40 @@ class BoundDecoding:
                     raise ValueError("the individuals have voices of different backbones")
                 of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
                 voice = of_prompts.repeat_interleave(copies, dim=0)
-        hindsight = None
-        if not isinstance(plan.noise, str):
-            noises = [plan.noise] if isinstance(plan.noise, Hindsight) else list(plan.noise)
+        observed = None
+        if not isinstance(plan.own, str):
+            noises = [plan.own] if isinstance(plan.own, ObservedNoise) else list(plan.own)
             if len(noises) not in (1, prompts):
                 raise ValueError(f"{len(noises)} noises for {prompts} prompts; give one, or one per prompt")
-            hindsight = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
-            if any(noise.draws.shape[1] != causal_size for noise in noises):
-                raise ValueError(f"a given noise does not fit a model whose causal size is {causal_size}")
-        return cls(plan, seeds, causal_size, individuals, voice, hindsight, every_score=every_score)
+            observed = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
+        return cls(plan, seeds, causal_size, individuals, voice, observed, every_score=every_score)
 
     def at(self, positions: Tensor) -> "Drawn":
         """What is drawn at positions int64 [B, S]: the index of each token among the real tokens of its row."""
         return Drawn(self, positions)
 
-    def read(self, stream: int, mode: str, positions: Tensor, reader: QuantileReader) -> Tensor:
+    def read(self, stream: int, mode: str, positions: Tensor, law: StableFamily) -> Tensor:
         """Q(e) of one source, float32, [B, S, C] (or [B, 1, C] where it is held for the text)."""
         if mode == "sequence":
-            return reader(self.held(stream)).unsqueeze(1).to(torch.float32)
+            return law.quantile(self.held(stream)).unsqueeze(1).to(torch.float32)
         if positions.shape[1] == 1:
-            return reader(self._next(stream, positions)).to(torch.float32)
-        return reader(self._draw(stream, positions)).to(torch.float32)
+            return law.quantile(self._next(stream, positions)).to(torch.float32)
+        return law.quantile(self._draw(stream, positions)).to(torch.float32)
 
     def _draw(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of positions [B, S], float64 [B, S, C]."""
         seeds = self.seeds.unsqueeze(1).expand_as(positions)
         uniform = uniform_draws(seeds.flatten(), stream, positions.flatten(), self.causal_size)
-        uniform = uniform.view(*positions.shape, self.causal_size)
-        if stream == NOISE_STREAM:
-            for row, column, index, given in self.given(positions):
-                uniform[row, column] = given.draws[index].to(uniform.device)
-        return uniform
+        return uniform.view(*positions.shape, self.causal_size)
 
-    def given(self, positions: Tensor) -> Iterator[tuple[int, int, int, Hindsight]]:
-        """(row, column, index in its noise, noise) of the positions [B, S] that a given noise reaches."""
-        if self.hindsight is None:
+    def given(self, positions: Tensor) -> Iterator[tuple[int, int, int, ObservedNoise]]:
+        """(row, column, index in its noise, noise) of the positions [B, S] that an observed noise reaches."""
+        if self.observed is None:
             return
         if self.origins is None:
-            raise ValueError("a given noise belongs to the text behind a prompt: it is for `generate`")
+            raise ValueError("an observed noise belongs to the text after a prompt: it is for `generate`")
         offsets = (positions - self.origins.unsqueeze(1)).tolist()
-        for row, noise in enumerate(self.hindsight):
+        for row, noise in enumerate(self.observed):
             for column, index in enumerate(offsets[row]):
                 if 0 <= index < len(noise):
                     yield row, column, index, noise
@@ -159,15 +135,13 @@ class BoundDecoding:
 
 
 class Integrated:
-    """Nothing is drawn: individual and noise are integrated out, and loc_S are what anybody decides by."""
+    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by."""
 
-    moves = every_score = False
+    moves = every_score = races = restricts = False
     by_loc = True
-    central_mass: float | None = None
+    temperature = 1.0
 
-    def move(
-        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Any = 1.0, most: float = math.inf
-    ) -> Tensor:
+    def move(self, loc: Tensor, scale: Tensor, noise: Tensor, law: StableFamily, most: float = math.inf) -> Tensor:
         """loc_U as it is."""
         return loc
 
@@ -175,19 +149,15 @@ class Integrated:
         """Nothing."""
         return None
 
-    def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = True) -> Tensor:
+    def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = False) -> Tensor:
         """scale_U + |b_noise| [..., C], the family's sum."""
         return law.add(scale, noise)
 
-    def explain(self, scores: Tensor) -> Tensor:
-        """Scores [..., V'] as they are."""
-        return scores
-
-    def explain_value(self, loc_Y: Tensor) -> Tensor:
+    def observe_value(self, loc_Y: Tensor, scale_Y: Tensor) -> Tensor:
         """loc_Y [...] as it is."""
         return loc_Y
 
-    def said_again(self, values: Tensor, loc_Y: Tensor) -> Tensor:
+    def restore_observed_values(self, values: Tensor, loc_Y: Tensor) -> Tensor:
         """Values as they are."""
         return values
 
@@ -196,7 +166,7 @@ class Integrated:
 class Drawn:
     """What a bound plan draws at some positions, int64 [B, S], and what it leaves of loc and scale [B, S, C] (theory 3.9).
 
-    moves: whether anything is drawn. by_loc: loc_S decide, not P_k. every_score: see `BoundDecoding`.
+    moves: whether U' is drawn, wholly or in part. by_loc: loc_S decide, not P_k. every_score: see `BoundDecoding`.
     """
 
     bound: BoundDecoding
@@ -204,86 +174,122 @@ class Drawn:
 
     @property
     def moves(self) -> bool:
-        return self.bound.plan.individual_mode != "marginal" or self.bound.plan.noise_mode not in ("marginal", "off")
+        return self.bound.plan.individual_mode != "marginal" or self.bound.plan.noise not in ("marginal", "off")
 
     @property
     def by_loc(self) -> bool:
-        return self.bound.plan.decision != "ovr" or self.bound.hindsight is not None
+        return self.bound.plan.decision != "ovr"
+
+    @property
+    def races(self) -> bool:
+        """Whether each token's own noise is drawn, so that the highest score decides."""
+        return self.bound.plan.own != "marginal"
+
+    @property
+    def restricts(self) -> bool:
+        """Whether tokens are left out before the race."""
+        return self.bound.plan.restricts
+
+    @property
+    def temperature(self) -> float:
+        """T."""
+        return self.bound.plan.temperature
 
     @property
     def every_score(self) -> bool:
         return self.bound.every_score
 
-    @property
-    def central_mass(self) -> float | None:
-        return self.bound.plan.central_mass
+    def counters(self) -> tuple[Tensor, Tensor]:
+        """Seeds and positions int64 [B S] by which own noise is drawn."""
+        seeds = self.bound.seeds.unsqueeze(1).expand_as(self.positions)
+        if self.bound.observed is not None:
+            seeds = seeds.clone()
+            for row, column, _, noise in self.bound.given(self.positions):
+                seeds[row, column] = noise.seed
+        return seeds.flatten(), self.positions.flatten()
 
-    def move(
-        self, loc: Tensor, scale: Tensor, noise: Tensor, reader: QuantileReader, gain: Any = 1.0, most: float = math.inf
-    ) -> Tensor:
-        """loc_U + T c + T' n [B, S, C], from loc and scale of U and noise |b_noise| [C]. gain, a
-        number or [B, S, 1]: of what is drawn. most: the highest temperature that counts."""
+    def exceptions(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where an observed noise is another than its seed draws: rows of the flat positions and tokens int64 [m], and Q(e3)
+        [m]; None where it is nowhere."""
+        found = []
+        for row, column, index, noise in self.bound.given(self.positions):
+            here = noise.places == index
+            rows = torch.full((int(here.sum()),), row * self.positions.shape[1] + column)
+            found.append((rows, noise.tokens[here], noise.normals[here]))
+        if not found:
+            return None
+        rows, tokens, normals = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return rows, tokens, normals
+
+    def restrict(self, scores: Tensor) -> Tensor:
+        """Scores [B, S, V'] with -inf for the tokens that top_k, top_p and min_p leave out at this temperature."""
         plan = self.bound.plan
+        if not plan.restricts:
+            return scores
+        order = (upcast(scores) / max(plan.temperature, 1e-6)).log_softmax(-1).sort(dim=-1, descending=True)
+        log_p, out = order.values, torch.zeros_like(order.values, dtype=torch.bool)
+        if plan.top_k is not None:
+            out[..., plan.top_k :] = True
+        if plan.top_p is not None:
+            out |= log_p.exp().cumsum(-1) - log_p.exp() >= plan.top_p
+        if plan.min_p is not None:
+            out |= log_p.exp() < plan.min_p * log_p[..., :1].exp()
+        out[..., 0] = False
+        return scores.masked_fill(torch.zeros_like(out).scatter(-1, order.indices, out), -torch.inf)
+
+    def move(self, loc: Tensor, scale: Tensor, noise: Tensor, law: StableFamily, most: float = math.inf) -> Tensor:
+        """loc_U + T c + T n [B, S, C], from loc and scale of U and noise |b_noise| [C]. most: the highest temperature that
+        counts."""
+        plan = self.bound.plan
+        T = min(plan.temperature, most)
         if plan.individual_mode != "marginal":
-            drawn = self.bound.read(INDIVIDUAL_STREAM, plan.individual_mode, self.positions, reader)
-            loc = loc + min(plan.temperature, most) * gain * scale * drawn
-        if plan.noise_mode not in ("marginal", "off"):
-            drawn = self.bound.read(NOISE_STREAM, plan.noise_mode, self.positions, reader)
-            loc = loc + min(plan.temperature_of_noise, most) * gain * noise * drawn
+            loc = loc + T * scale * self.bound.read(INDIVIDUAL_STREAM, plan.individual_mode, self.positions, law)
+        if plan.noise not in ("marginal", "off"):
+            loc = loc + T * noise * self.bound.read(NOISE_STREAM, plan.noise, self.positions, law)
         return loc
 
     def drawn(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor | None:
-        """The scale [B, S, C] of what `move` adds, with no temperature above 1; None where that is nothing, or where noise is
-        off, so that nothing is left beside what is drawn."""
+        """The scale [B, S, C] of what `move` adds; None where that is nothing, or where noise is off, so that nothing is left
+        beside what is drawn."""
         plan, parts = self.bound.plan, []
-        if plan.individual_mode != "marginal" and plan.temperature:
-            parts.append(min(plan.temperature, 1.0) * scale)
-        if plan.noise_mode != "marginal" and plan.temperature_of_noise:
-            parts.append(min(plan.temperature_of_noise, 1.0) * noise.expand_as(scale))
-        return law.add(*parts) if parts and plan.noise_mode != "off" else None
+        if not plan.temperature or plan.noise == "off":
+            return None
+        if plan.individual_mode != "marginal":
+            parts.append(plan.temperature * scale)
+        if plan.noise != "marginal":
+            parts.append(plan.temperature * noise.expand_as(scale))
+        return law.add(*parts) if parts else None
 
-    def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = True) -> Tensor:
+    def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = False) -> Tensor:
         """The scale of what is still integrated out [B, S, C]; 0 where nothing is. whole: of a source that is drawn at T below
-        1, (1 - T^a)^(1/a) of its scale, so that what is drawn and what is left are the law; else none."""
+        1, (1 - T^a)^(1/a) of its scale, so that what is drawn and what is left are the distribution; else none."""
         plan, left = self.bound.plan, []
-        sources = (
-            (scale, plan.individual_mode, plan.temperature),
-            (noise.expand_as(scale), plan.noise_mode, plan.temperature_of_noise),
-        )
-        for source, mode, temperature in sources:
+        for source, mode in ((scale, plan.individual_mode), (noise.expand_as(scale), plan.noise)):
             if mode == "marginal":
                 left.append(source)
-            elif mode != "off" and whole and temperature < 1:
-                left.append(source * (1 - temperature**law.alpha) ** (1 / law.alpha))
+            elif mode != "off" and whole and plan.temperature < 1:
+                left.append(source * (1 - plan.temperature**law.alpha) ** (1 / law.alpha))
         return law.add(*left) if left else torch.zeros_like(scale)
 
-    def explain(self, scores: Tensor) -> Tensor:
-        """Scores [B, S, V'] with the residuals of a given noise added to the tokens that it explains."""
-        if self.bound.hindsight is None:
-            return scores
-        scores = upcast(scores)
-        for row, column, index, given in self.bound.given(self.positions):
-            scores[row, column, given.tokens[index]] += given.residuals[index]
-        return scores
-
-    def explain_value(self, loc_Y: Tensor) -> Tensor:
-        """loc_Y [B, S] with the residuals of a given noise; the observed value itself where features of float32 tell no
-        difference from it."""
-        if self.bound.hindsight is None:
+    def observe_value(self, loc_Y: Tensor, scale_Y: Tensor) -> Tensor:
+        """loc_Y [B, S] with the noise of an observed value, as many scales beside it as it was; the observed value itself where
+        features of float32 tell no difference from it."""
+        if self.bound.observed is None:
             return loc_Y
         loc_Y = loc_Y.double()
-        for row, column, index, given in self.bound.given(self.positions):
-            said, value = given.values[index], loc_Y[row, column] + given.value_residuals[index]
-            loc_Y[row, column] = said if (value - said).abs() <= given.value_slack[index] else value
+        for row, column, index, noise in self.bound.given(self.positions):
+            observed = noise.values[index]
+            value = loc_Y[row, column] + noise.value_normals[index] * scale_Y[row, column]
+            loc_Y[row, column] = observed if (value - observed).abs() <= noise.value_slack[index] else value
         return loc_Y
 
-    def said_again(self, values: Tensor, loc_Y: Tensor) -> Tensor:
-        """Values [B] of one position per row, where loc_Y [B, 1] is that of an observed number the number that was said: to its
-        last digit, however many digits others are written with."""
+    def restore_observed_values(self, values: Tensor, loc_Y: Tensor) -> Tensor:
+        """Values [B] of one position per row, where loc_Y [B, 1] is that of an observed number the number itself: to its last
+        digit, however many digits others are written with."""
         values = values.clone()
-        for row, column, index, given in self.bound.given(self.positions):
-            if index in given.numbers and loc_Y[row, column] == given.values[index]:
-                values[row] = given.numbers[index].value
+        for row, column, index, noise in self.bound.given(self.positions):
+            if index in noise.numbers and loc_Y[row, column] == noise.values[index]:
+                values[row] = noise.numbers[index].value
         return values
 
 

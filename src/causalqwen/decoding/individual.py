@@ -45,8 +45,6 @@ class Individual:
         draws: the posterior as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
         line: what was learned from values by an integral on a line, float64 [3, n]: their residuals, sizes and noise scales
             (`line_posterior`). Further values then count as if all had been observed at once.
-        drawn: whether it was drawn from the law, by a seed. A preset by name then holds it at the temperature at which the
-            preset draws individuals itself, and anybody else at 1 (`CausalDecoding.fresh_at`).
         voice: what is added behind each layer of the backbone wherever this one speaks, float32 [L, H] (theory 3.17); None
             for nothing. `Voices` infers it, and it belongs to the backbone that they were learned with.
     """
@@ -57,7 +55,6 @@ class Individual:
     evidence: tuple[Observed, ...] = field(default=())
     draws: Tensor | None = None
     line: Tensor | None = None
-    drawn: bool = False
     voice: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +88,7 @@ class Individual:
     def from_seed(cls, seed: int, causal_size: int, name: str = "") -> "Individual":
         """The individual that `individual="sequence", seed=seed` draws for its first returned sequence."""
         draws = uniform_draws(torch.tensor([check_seed(seed)]), INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size)
-        return cls(draws[0], name or f"seed {seed}", drawn=True)
+        return cls(draws[0], name or f"seed {seed}")
 
     @classmethod
     def from_normal(cls, normal: Tensor, name: str = "", **known: Any) -> "Individual":
@@ -146,17 +143,16 @@ class Individual:
         names = ("factor", "precision", "draws", "line", "voice")
         tensors: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
         known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        about = {"name": self.name, "evidence": [vars(e) for e in self.evidence], "drawn": self.drawn}
+        about = {"name": self.name, "evidence": [vars(e) for e in self.evidence]}
         save_tensors(path, "individual", about, known)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Individual":
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
-        drawn = about.get("drawn", tensors.keys() == {"factor"})  # older files do not say
         try:
             evidence = tuple(Observed(**e) for e in about.get("evidence", []))
-            return cls(name=about.get("name", ""), evidence=evidence, drawn=drawn, **tensors)
+            return cls(name=about.get("name", ""), evidence=evidence, **tensors)
         except (TypeError, ValueError) as error:  # of a later version
             raise ValueError(f"{path} holds no individual that can be read here: {error}") from None
 

@@ -1,13 +1,11 @@
 """How a text is decided: which source of randomness is integrated out, drawn per token, or held (theory 3.9).
 
-With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function, T the temperature, and T' that of the noise
-(T itself unless it is given):
+With c = scale_U Q(e1), n = |b_noise| Q(e2), Q the family's quantile function and T the temperature:
 
-    loc   = loc_U + [individual != marginal] T c + [noise in {token, sequence}] T' n
-    scale = [individual = marginal] scale_U + [noise = marginal] |b_noise| + what T and T' below 1 leave
+    loc   = loc_U + [individual != marginal] T c + [noise in {token, sequence}] T n
+    S_k   = W_k loc + b_k + own_k Q(e3_k)      where own noise is drawn, and argmax_k S_k decides; else argmax_k P_k does
 
-`+` between scales is the family's own sum; T < 1 leaves (1 - T^a)^(1/a) of what is drawn, but for the documents' scale. e1, e2
-are uniform and come from (seed, source, position): see `draws`.
+own_k is what the sources that are drawn leave of a token's scale. e1, e2, e3 are uniform and come from counters: see `draws`.
 """
 
 import math
@@ -17,12 +15,13 @@ from numbers import Real
 from typing import Any, Literal
 
 from causalqwen.checking import nearest
-from causalqwen.decoding.hindsight import Hindsight
 from causalqwen.decoding.individual import Individual
+from causalqwen.decoding.observed_noise import ObservedNoise
 from causalqwen.distributions import check_seed
 
 INDIVIDUAL_MODES = ("marginal", "token", "sequence")
 NOISE_MODES = ("marginal", "token", "sequence", "off")
+OWN_MODES = ("marginal", "token")
 DECISIONS = ("ovr", "loc", "softmax")
 
 PRESETS: dict[str, dict[str, str]] = {
@@ -32,18 +31,14 @@ PRESETS: dict[str, dict[str, str]] = {
     "shared-individual": {"individual": "sequence", "noise": "marginal"},  # overview 3.4.1
     "shared-noise": {"individual": "marginal", "noise": "sequence"},  # overview 3.4.2
     "individual-only": {"individual": "token", "noise": "off"},  # foundations 2.6.2
-    "persona": {"individual": "sequence", "noise": "token"},  # the same individual meets fresh noise
+    "persona": {"individual": "sequence", "noise": "token", "own": "token"},  # the same individual meets fresh noise
+    "sample": {
+        "individual": "token",
+        "noise": "token",
+        "own": "token",
+    },  # the softmax's distribution, drawn from the law
     "softmax": {"decision": "softmax"},  # overview 3.3
 }
-
-
-HELD = 0.3
-"""Of the temperature of what is drawn anew at every token: somebody who is heard, and fluent (experiments 4)."""
-
-
-def held_at(temperature: float) -> float:
-    """The temperature of what is held for a text, beside that of what is drawn anew at every token; not below 1."""
-    return max(1.0, HELD * temperature)
 
 
 @dataclass(frozen=True)
@@ -53,47 +48,62 @@ class CausalDecoding:
     Args:
         individual: "marginal" (integrated out), "token" (a new individual per token), "sequence" (one for the whole
             text), or an `Individual` (or one per row), which is then held for the whole text.
-        noise: "marginal", "token", "sequence", "off" (no noise at all), or a `Hindsight` (or one per row): the noise under
-            which an observed text came about, token by token behind the prompt, and fresh noise after its end.
-        temperature: T >= 0, multiplies what is drawn. At 1 draws follow the law. Below 1 less is drawn, and more is left to
-            each token's own noise. Above 1 words vary more than the law says; values vary as it says (theory 3.9).
-        noise_temperature: T' >= 0, multiplies what is drawn of the noise instead.
-        central_mass: p in (0, 1]: e1 and e2 are uniform on the central p of the unit interval, and Q is the family's
-            plain quantile function (p = 1 is the specification). None: as calibrated for the model, see
-            `CausalQwenConfig.central_mass`; the values' own quantile function stays plain then.
-        decision: "ovr" argmax_k P_k, "loc" argmax_k loc_S (overview 3.2), or "softmax": loc_S are logits and every
+        noise: the noise that all tokens share: "marginal", "token", "sequence", or "off" (no noise at all).
+        own: the noise of each token's own score: "marginal", so that argmax_k P_k decides; "token" (drawn anew), so that the
+            highest score does; or an `ObservedNoise` (or one per row): the noise under which an observed text came about, token
+            by token behind the prompt, and fresh noise after its end. The original design's score scale has no own noise.
+        temperature: T >= 0, by which scores are divided: it multiplies all noise of the scores. 1 is the distribution of the
+            model; 0 decides as the backbone does. Values vary no more than at 1.
+        top_k, top_p, min_p: leave out tokens before the race, as transformers' samplers do, where own noise is drawn.
+        decision: "ovr", the rule above; "loc" argmax_k loc_S (overview 3.2), or "softmax": loc_S are logits and every
             sampler of transformers applies (overview 3.3), with nothing drawn for individual or noise.
         seed: one int, or one per row. Returned sequence j of a row uses seed + j. None takes one from torch's
             generator.
     """
 
     individual: str | Individual | Sequence[Individual] = "marginal"
-    noise: str | Hindsight | Sequence[Hindsight] = "marginal"
+    noise: str = "marginal"
+    own: str | ObservedNoise | Sequence[ObservedNoise] = "marginal"
     temperature: float = 1.0
-    noise_temperature: float | None = None
-    central_mass: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     decision: Literal["ovr", "loc", "softmax"] = "ovr"
     seed: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         _check_source("individual", self.individual, INDIVIDUAL_MODES, Individual)
-        _check_source("noise", self.noise, NOISE_MODES, Hindsight)
-        if not isinstance(self.noise, str) and self.individual_mode == "marginal":
+        if self.noise not in NOISE_MODES:
+            raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
+        _check_source("own", self.own, OWN_MODES, ObservedNoise)
+        if not isinstance(self.own, str) and self.individual_mode == "marginal":
             raise ValueError(
-                "a given noise explains what one individual said: give that too (`Individual.nobody`, say)"
+                "an observed noise explains what one individual said: give that too (`Individual.nobody`, say)"
             )
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
-        for temperature in (self.temperature, self.temperature_of_noise):
-            if not _is_number(temperature) or not 0 <= temperature < math.inf:
-                raise ValueError(f"the temperature must be a finite number from 0 on, got {temperature!r}")
-        if self.central_mass is not None and not (_is_number(self.central_mass) and 0 < self.central_mass <= 1):
-            raise ValueError(f"the central mass must lie in (0, 1], got {self.central_mass}")
+        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"the temperature must be a finite number from 0 on, got {self.temperature!r}")
+        if self.top_k is not None and (
+            isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1
+        ):
+            raise ValueError(f"top_k must be a whole number from 1 on, got {self.top_k!r}")
+        for name in ("top_p", "min_p"):
+            share = getattr(self, name)
+            if share is not None and not (_is_number(share) and 0 <= share <= 1):
+                raise ValueError(f"{name} must lie in [0, 1], got {share!r}")
         if self.seed is not None:
-            seed = [check_seed(one) for one in self.seed] if isinstance(self.seed, Iterable) else check_seed(self.seed)
+            seed = [check_seed(row) for row in self.seed] if isinstance(self.seed, Iterable) else check_seed(self.seed)
             object.__setattr__(self, "seed", seed)
         if self.decision == "softmax" and (self.individual != "marginal" or self.noise != "marginal"):
             raise ValueError("decision='softmax' draws neither individuals nor noise: leave both 'marginal'")
+        if self.own != "marginal" and self.decision != "ovr":
+            raise ValueError("own noise that is drawn decides by itself: leave `decision` at 'ovr'")
+        if self.own == "marginal" and self.restricts:
+            raise ValueError(
+                "top_k, top_p and min_p leave out tokens before a race, and this plan runs none: use own='token' (sample, "
+                "persona), or transformers' samplers with the preset 'softmax'"
+            )
 
     @classmethod
     def preset(cls, name: str, **overrides: object) -> "CausalDecoding":
@@ -104,27 +114,15 @@ class CausalDecoding:
             raise ValueError(f"unknown field {unknown[0]} of a plan; {nearest(unknown[0], cls.__dataclass_fields__)}")
         return replace(cls(**PRESETS[name]), **overrides)  # type: ignore[arg-type]
 
-    def fresh_at(self, temperature: float) -> "CausalDecoding":
-        """This plan at another temperature for what is drawn anew at every token, and at `HELD` of it, but not below 1, for
-        what is held for the text. Given individuals who were inferred stay at 1, the temperature at which they were inferred.
-
-        `model.config.text_temperature` makes texts as diverse as softmax sampling does.
-        """
-        of_mode = {"token": temperature, "sequence": held_at(temperature)}
-        own, of_noise = (of_mode.get(mode, 1.0) for mode in (self.individual_mode, self.noise_mode))
-        if not all(one.drawn for one in self.individuals):
-            own = 1.0
-        return replace(self, temperature=own, noise_temperature=of_noise)
+    @property
+    def draws(self) -> bool:
+        """Whether any source is drawn."""
+        return self.individual_mode != "marginal" or self.noise in ("token", "sequence") or self.own != "marginal"
 
     @property
-    def temperature_of_noise(self) -> float:
-        """T'."""
-        return self.temperature if self.noise_temperature is None else self.noise_temperature
-
-    @property
-    def noise_mode(self) -> str:
-        """The mode as a word; given noise is that of tokens."""
-        return self.noise if isinstance(self.noise, str) else "token"
+    def restricts(self) -> bool:
+        """Whether some tokens are left out before the race."""
+        return (self.top_k, self.top_p, self.min_p) != (None, None, None)
 
     @property
     def individuals(self) -> Sequence[Individual]:

@@ -45,7 +45,6 @@ class Population:
         draws: Phi^-1(e1) that each may have, equally likely, float32 [n, m, C]; m = 1 where they are known exactly.
         facts: what is known of each besides ("age", "sex"), a list of n by name; None where it is not known.
         evidence: what each was inferred from, n; nothing by default.
-        made_up: whether each was drawn from the law (`Individual.drawn`), n; nobody by default.
         numbers: where words were heard too, what each may be as far as numbers tell, [n, m, C]: all that is used where a
             number is asked: between words and numbers nothing was learned. None: as `draws`.
     """
@@ -54,12 +53,10 @@ class Population:
     draws: Tensor
     facts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     evidence: Sequence[tuple[Observed, ...]] = ()
-    made_up: Sequence[bool] = ()
     numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", self.evidence or [()] * len(self.names))
-        object.__setattr__(self, "made_up", self.made_up or [False] * len(self.names))
         if self.draws.dim() != 3 or len(self.draws) != len(self.names) or not len(self.names):
             raise ValueError(f"{len(self.names)} people have draws of the shape {tuple(self.draws.shape)}")
         if self.numbers is not None and self.numbers.shape != self.draws.shape:
@@ -70,7 +67,7 @@ class Population:
             twice = next(name for place, name in enumerate(self.names) if name in self.names[:place])
             raise ValueError(f"two people are called {twice!r}")
         told = {f"the fact {fact!r}": known for fact, known in self.facts.items()}
-        for what, column in {**told, "the evidence": self.evidence, "who is made up": self.made_up}.items():
+        for what, column in {**told, "the evidence": self.evidence}.items():
             if len(column) != len(self.names):
                 raise ValueError(f"{what} is told of {len(column)} people, and they are {len(self.names)}")
 
@@ -106,15 +103,14 @@ class Population:
         told = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
         evidence = [one.evidence + (numbers[name].evidence if name in numbers else ()) for name, one in people.items()]
         of_numbers = rows({name: numbers.get(name, one) for name, one in people.items()}) if numbers else None
-        made_up = [one.drawn for one in people.values()]
-        return cls(list(people), rows(people), told, evidence, made_up, of_numbers)
+        return cls(list(people), rows(people), told, evidence, of_numbers)
 
     @classmethod
     def drawn(cls, count: int, causal_size: int, seed: int = 0) -> "Population":
         """People whom nobody knows, drawn from the law: person j is `Individual.from_seed(seed + j)`."""
         seeds = torch.arange(count) + check_seed(seed)
         normal = torch.special.ndtri(uniform_draws(seeds, INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size))
-        return cls([f"seed {one}" for one in seeds.tolist()], normal.float().unsqueeze(1), made_up=[True] * count)
+        return cls([f"seed {one}" for one in seeds.tolist()], normal.float().unsqueeze(1))
 
     @property
     def is_inferred(self) -> list[bool]:
@@ -136,7 +132,7 @@ class Population:
         """Somebody by name. KeyError for nobody."""
         place = {known: place for place, known in enumerate(self.names)}[name]
         known, draws = self.part([place]), self.draws[place].double()
-        kept = {"draws": draws if known.is_inferred[0] else None, "drawn": known.made_up[0]}
+        kept = {"draws": draws if known.is_inferred[0] else None}
         return Individual.from_normal(draws.mean(0), name, evidence=known.evidence[0], **kept)
 
     def __str__(self) -> str:
@@ -149,9 +145,7 @@ class Population:
         facts = {fact: [known[place] for place in chosen] for fact, known in self.facts.items()}
         names, evidence = [self.names[place] for place in chosen], [self.evidence[place] for place in chosen]
         numbers = None if self.numbers is None else self.numbers[list(chosen)]
-        return Population(
-            names, self.draws[list(chosen)], facts, evidence, [self.made_up[place] for place in chosen], numbers
-        )
+        return Population(names, self.draws[list(chosen)], facts, evidence, numbers)
 
     def where(self, *conditions: str) -> "Population":
         """Those of whom every condition holds, such as "age > 60" or "sex == woman".
@@ -182,7 +176,6 @@ class Population:
             "names": list(self.names),
             "facts": dict(self.facts),
             "evidence": evidence,
-            "made_up": list(self.made_up),
         }
         tensors = {"draws": self.draws} | ({} if self.numbers is None else {"numbers": self.numbers})
         save_tensors(path, "population", about, tensors)
@@ -194,7 +187,7 @@ class Population:
         try:
             evidence = [tuple(Observed(**one) for one in of_person) for of_person in about["evidence"]]
             of_numbers = tensors.get("numbers")
-            return cls(about["names"], tensors["draws"], about["facts"], evidence, about["made_up"], of_numbers)
+            return cls(about["names"], tensors["draws"], about["facts"], evidence, of_numbers)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no whole population: {error}") from None
 

@@ -4,25 +4,34 @@ from causalqwen.distributions.between import VALUE_FAMILIES, get_value_family
 from causalqwen.distributions.draws import (
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
+    OBSERVED_STREAM,
+    OWN_STREAM,
     WHOLE_TEXT,
     check_seed,
     philox,
     uniform_draws,
 )
+from causalqwen.distributions.own_noise import BLOCK, block_largest, block_uniforms, own_uniforms
 from causalqwen.distributions.stable import FAMILIES, FAR, SCALE_FLOOR, StableFamily, get_family, upcast, widen
 
 __all__ = [
+    "BLOCK",
     "FAMILIES",
     "FAR",
     "INDIVIDUAL_STREAM",
     "NOISE_STREAM",
+    "OBSERVED_STREAM",
+    "OWN_STREAM",
     "SCALE_FLOOR",
     "VALUE_FAMILIES",
     "WHOLE_TEXT",
     "StableFamily",
+    "block_largest",
+    "block_uniforms",
     "check_seed",
     "get_family",
     "get_value_family",
+    "own_uniforms",
     "philox",
     "uniform_draws",
     "upcast",

@@ -17,6 +17,8 @@ _WORD = 0xFFFFFFFF
 
 INDIVIDUAL_STREAM = 1
 NOISE_STREAM = 2
+OWN_STREAM = 3
+OBSERVED_STREAM = 4
 WHOLE_TEXT = 0xFFFFFFFF
 """The position of a draw that is held for a whole text instead of being made anew per token."""
 

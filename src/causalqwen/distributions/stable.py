@@ -117,6 +117,10 @@ class StableFamily(ABC):
     def quantile(self, p: Tensor) -> Tensor:
         """Quantile function of the standard law (loc 0, scale 1) at p in (0, 1)."""
 
+    def quantile_of_normal(self, g: Tensor) -> Tensor:
+        """Q(Phi(g)), g = Phi^-1(e); beyond 7.9 float64 cannot tell e from the ends of the unit interval."""
+        return g if self.alpha == 2 else self.quantile(torch.special.ndtr(g).clamp(1e-15, 1 - 1e-15))
+
     @abstractmethod
     def kl(self, loc: Tensor, scale: Tensor, loc_base: Tensor, scale_base: Tensor) -> Tensor:
         """KL(S(loc, scale) || S(loc_base, scale_base)), one value per coordinate."""

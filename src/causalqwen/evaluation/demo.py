@@ -101,7 +101,7 @@ def run_demo(
         people=persons,
         openings=OPENINGS,
         people_note="Each row is one person: a point drawn once from the law of who could be speaking, by the seed, and held "
-        "for both texts, while noise is drawn anew at every token (`persona`, at the temperature that `calibrate` found). "
+        "for both texts, while noise is drawn anew at every token (`persona`). "
         "Good for varied texts out of one law, which can also be averaged over; not for a character with a biography.",
         world=world,
         heard=" ".join(HEARD),

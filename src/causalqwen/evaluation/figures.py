@@ -105,9 +105,8 @@ def language(metrics: dict[str, Any]) -> str:
         colours = {
             "top-p": "black",
             "temperature": _GREY,
-            "causal": _MAIN,
+            "sample": _MAIN,
             "persona": _SECOND,
-            "shared-individual": _THIRD,
         }
         for sampler in dict.fromkeys(point["sampler"] for point in points):
             curve = [(p["distinct_2"], p["perplexity"]) for p in points if p["sampler"] == sampler]

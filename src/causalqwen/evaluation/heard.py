@@ -44,8 +44,8 @@ def _of_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Cho
     taken = choice.options.index(choice.chosen)
 
     def log_p(who: Individual) -> float:
-        branches, reader = read_options(model, choice.prompt, choice.options, who.voice)
-        return branches.log_probs(reader(who.factor.to(model.device)))[taken].item()
+        branches = read_options(model, choice.prompt, choice.options, who.voice)
+        return branches.log_probs(model.action.law.quantile(who.factor.to(model.device)))[taken].item()
 
     nobodys = log_p(Individual.nobody(len(individual.factor)))
     heard = not (individual.is_inferred and individual.knows_values)

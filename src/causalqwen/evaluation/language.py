@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.core import Chain
+from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import upcast
 from causalqwen.evaluation.texts import (
     individual_resemblance,
@@ -18,7 +19,7 @@ from causalqwen.evaluation.texts import (
     text_curves,
 )
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training import choice_distances, text_chunks
+from causalqwen.training import text_chunks
 
 BINS = 15
 SUM_RANGE = (0.8, 1.25)
@@ -131,10 +132,10 @@ def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[l
 def choice_diversity(
     model: CausalQwenForCausalLM, text: str, *, positions: int = 300, draws: int = 400, seed: int = 0
 ) -> dict[str, float]:
-    """How `causal` at the temperature of texts chooses, against softmax sampling at temperature 1.
+    """How `sample` chooses, against softmax sampling.
 
     Returns:
-        total_variation: between the choices of `draws` individuals and the softmax, mean over `positions` places of the text;
+        total_variation: between `draws` choices and the softmax, mean over `positions` places of the text;
         sampling_error: the same for as many softmax samples, which no sampler can undercut on average.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -147,15 +148,19 @@ def choice_diversity(
             z[torch.randperm(len(z), generator=generator)[: math.ceil(positions / len(chosen))].to(z.device)]
         )
     z = torch.cat(features)[:positions]
-    temperature = model.config.text_temperature
-    distances = choice_distances(model, z, draws=draws, temperatures=[temperature], seed=10**9 + seed * 10**7)
-    distance = distances[temperature].mean().item()
-    probabilities = upcast(model.backbone.get_output_embeddings()(z)).softmax(-1).cpu()
-    errors = []
-    for p in probabilities:
-        sample = torch.multinomial(p, draws, replacement=True, generator=generator)
-        errors.append((torch.bincount(sample, minlength=len(p)) / draws - p).abs().sum().item() / 2)
-    return {"total_variation": distance, "sampling_error": float(np.mean(errors))}
+    words, distances, errors = model.vocabulary(), [], []
+    for place, features in enumerate(z):
+        features = features.to(model.abduction.loc_net.weight.dtype).expand(draws, 1, -1)
+        plain = Chain(model, features[:1], words=words).scores
+        p = plain.masked(upcast(plain.loc), -torch.inf)[0, 0].softmax(-1).cpu()
+        plan = CausalDecoding.preset("sample", seed=10**9 + seed * 10**7 + place * draws)
+        bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
+        drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
+        picks = Chain(model, features, drawn, words).ranked()[:, 0].argmax(-1).cpu()
+        distances.append((torch.bincount(picks, minlength=len(p)) / draws - p).abs().sum().item() / 2)
+        picked = torch.multinomial(p, draws, replacement=True, generator=generator)
+        errors.append((torch.bincount(picked, minlength=len(p)) / draws - p).abs().sum().item() / 2)
+    return {"total_variation": float(np.mean(distances)), "sampling_error": float(np.mean(errors))}
 
 
 def evaluate_language(
@@ -169,8 +174,8 @@ def evaluate_language(
     """All of the above on one text, and `evaluation.texts`; `texts`: how many prompts to continue, 0 for none."""
     say("decisions and probabilities")
     metrics = score_language(model, text)
-    say("choices of drawn individuals")
-    metrics["causal"] = choice_diversity(model, text, seed=seed)
+    say("choices of the preset sample")
+    metrics["sample"] = choice_diversity(model, text, seed=seed)
     if texts:
         say("texts: perplexity against diversity")
         prompts = opening_words(text, texts)
@@ -179,15 +184,14 @@ def evaluate_language(
         if len(prompts) > 1:
             say("texts of the same individual")
             metrics["resemblance"] = {
-                preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed)
-                for preset in ("persona", "shared-individual")
+                preset: individual_resemblance(model, prompts[:12], preset=preset, seed=seed) for preset in ("persona",)
             }
     return metrics
 
 
 def language_facts(metrics: dict[str, Any]) -> list[str]:
     """The figures as sentences."""
-    m, solved, causal = metrics, metrics["solved"], metrics["causal"]
+    m, solved, drawn = metrics, metrics["solved"], metrics["sample"]
     facts = [
         f"On {m['tokens']:,} tokens the decision is the backbone's on {m['agreement']:.2%}; accuracy {m['accuracy']:.2%} "
         f"against {m['backbone_accuracy']:.2%}, softmax NLL {m['softmax_nll']:.4f} against {m['backbone_nll']:.4f} nats.",
@@ -196,8 +200,8 @@ def language_facts(metrics: dict[str, Any]) -> list[str]:
         f"{m['backbone_ece']:.4f}).",
         f"With thresholds solved from the scores: {solved['nll_gap']:+.4f} nats, {solved['sum_within']:.1%}, "
         f"{solved['ece']:.4f}.",
-        f"causal at T = 1: total variation {causal['total_variation']:.3f} to softmax sampling; as many softmax samples have "
-        f"{causal['sampling_error']:.3f} themselves.",
+        f"sample: total variation {drawn['total_variation']:.3f} to the softmax; as many softmax samples have "
+        f"{drawn['sampling_error']:.3f} themselves.",
     ]
     for sampler, ratio in m.get("perplexity_at_equal_diversity", {}).items():
         if sampler != "top-p":

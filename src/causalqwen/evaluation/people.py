@@ -40,10 +40,10 @@ def people(
     openings: Sequence[str] = OPENINGS,
     max_new_tokens: int = 32,
 ) -> list[Person]:
-    """Who each seed draws, going on from each prompt: `persona` at the model's own temperature for texts."""
+    """Who each seed draws, going on from each prompt: `persona`."""
     texts = []
     for opening in openings:
-        plan = CausalDecoding.preset("persona", seed=list(seeds)).fresh_at(model.config.text_temperature)
+        plan = CausalDecoding.preset("persona", seed=list(seeds))
         inputs = model.processor([opening] * len(seeds), prompt=True, return_tensors="pt").to(model.device)
         made = model.generate(**inputs, max_new_tokens=max_new_tokens, causal_decoding=plan)
         written = model.processor.batch_decode(made.sequences, made.numeric_values, skip_special_tokens=True)

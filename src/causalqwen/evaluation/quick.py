@@ -24,11 +24,11 @@ from causalqwen.modeling.prediction import describe
 from causalqwen.modeling.proof import prove
 from causalqwen.numbers.law import LEVELS
 from causalqwen.numbers.rendering import brief
-from causalqwen.training import METRICS, CalibrationSettings, TrainSettings, ValueStage, calibrate, train
+from causalqwen.training import METRICS, TrainSettings, ValueStage, calibrate, train
 
 SIZES = {"train": 500, "validation": 100}
-CALIBRATED_ON, CALIBRATION = 6000, CalibrationSettings(steps=200, temperature_positions=8, temperature_draws=100)
-"""Characters of a speech, and how it is calibrated on them: a sixth of what `causalqwen graft` takes."""
+CALIBRATED_ON = 6000
+"""Characters of a speech that it is calibrated on."""
 
 SETTINGS = TrainSettings(values=ValueStage(epochs=25, batch_size=16))
 ASKED: dict[str, Any] = {"name": "toluene", "formula": "C7H8", "kelvin": 383.78}
@@ -57,7 +57,7 @@ def quick_demo(
 
     torch.manual_seed(0)
     model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True).to(resolve_device("auto"))
-    calibrate(model, speeches((CALIBRATION_YEARS[-1],))[:CALIBRATED_ON], CALIBRATION)
+    calibrate(model, speeches((CALIBRATION_YEARS[-1],))[:CALIBRATED_ON])
     proof = prove(model, speech_paragraphs(numbers=False)[:2])
     took("graft")
     tell(_part("1. The graft", f"{proof}."))

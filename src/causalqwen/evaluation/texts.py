@@ -19,12 +19,10 @@ with extra("evaluate", "scoring texts"):
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "top-p": [{"top_p": p} for p in (0.5, 0.7, 0.8, 0.9, 0.95)],
     "temperature": [{"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)],
-    "causal": [{"times": t} for t in (0.6, 0.8, 1.0, 1.2)],
-    "persona": [{"times": t} for t in (0.6, 0.8, 1.0, 1.2)],
-    "shared-individual": [{"temperature": t} for t in (1.0, 2.0, 4.0)],
+    "sample": [{"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)],
+    "persona": [{"temperature": t} for t in (0.5, 0.7, 0.85, 1.0)],
 }
-"""What is compared: transformers' two usual samplers, and three presets, each over its own dial. times: the model's own
-temperature for texts, for what is drawn anew at every token."""
+"""What is compared: transformers' two usual samplers, and the two presets that draw all noise, each over its own dial."""
 
 _PERMUTATIONS = 2000  # of individuals, under which nobody differs
 
@@ -71,20 +69,12 @@ def continue_texts(
         settings |= {"top_k": 0, "top_p": setting.get("top_p", 1.0)}
     else:
         seeds = seed if not isinstance(seed, int) else [seed * 1000 + row for row in range(len(prompts))]
-        plan = plan_of(model, sampler, seed=seeds, **setting)
+        plan = CausalDecoding.preset(sampler, seed=seeds, **setting)
     made = model.generate(**inputs, **settings, causal_decoding=plan)
     start = inputs["input_ids"].shape[1]
     return model.processor.batch_decode(
         made.sequences[:, start:], made.numeric_values[:, start:], skip_special_tokens=True
     )
-
-
-def plan_of(model: CausalQwenForCausalLM, preset: str, times: float | None = None, **settings: Any) -> CausalDecoding:
-    """A preset; at so many times the model's own temperature for texts where nothing else is said."""
-    plan = CausalDecoding.preset(preset, **settings)
-    if "temperature" in settings:
-        return plan
-    return plan.fresh_at((1.0 if times is None else times) * model.config.text_temperature)
 
 
 def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
@@ -182,7 +172,7 @@ def individual_resemblance(
         # The noise of a persona is fresh for each text; the individual is held by its seed.
         people = [Individual.from_seed(s, model.config.causal_size) for s in seeds]
         noises = [10**6 + s + 100 * place for s in seeds]
-        plan = plan_of(model, preset, individual=people, seed=noises, **(setting or {}))
+        plan = CausalDecoding.preset(preset, individual=people, seed=noises, **(setting or {}))
         inputs = model.processor([prompt] * individuals, prompt=True, return_tensors="pt").to(model.device)
         made = model.generate(**inputs, max_new_tokens=new_tokens, min_new_tokens=new_tokens, causal_decoding=plan)
         start = inputs["input_ids"].shape[1]

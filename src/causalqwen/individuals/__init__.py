@@ -2,8 +2,8 @@
 
 from causalqwen.individuals.choices import Branches, ChoiceEvidence
 from causalqwen.individuals.evidence import LIKELIHOODS, Evidence, TokenEvidence, ValueEvidence, read_factor
-from causalqwen.individuals.hindsight import Scorer, abduct_noise
 from causalqwen.individuals.marginal import line_posterior, loading_sizes, value_marginal
+from causalqwen.individuals.observed_noise import observed_normals
 from causalqwen.individuals.posterior import Posterior, find_posterior, likeliest_population, likeliest_spread
 from causalqwen.individuals.sampler import Diagnostics, sample_posterior
 
@@ -14,15 +14,14 @@ __all__ = [
     "Diagnostics",
     "Evidence",
     "Posterior",
-    "Scorer",
     "TokenEvidence",
     "ValueEvidence",
-    "abduct_noise",
     "find_posterior",
     "likeliest_population",
     "likeliest_spread",
     "line_posterior",
     "loading_sizes",
+    "observed_normals",
     "read_factor",
     "sample_posterior",
     "value_marginal",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from causalqwen.decoding import QuantileReader
+from causalqwen.distributions import StableFamily
 from causalqwen.individuals.evidence import read_factor
 
 
@@ -41,14 +41,14 @@ class ChoiceEvidence:
 
     questions: list[Branches]
     taken: list[int]
-    reader: QuantileReader
+    law: StableFamily
 
     def __len__(self) -> int:
         return len(self.taken)
 
     def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
         """See `Evidence`; each fork on the way is a softmax, with the Fisher information diag(p) - p p' of one."""
-        q, slope = read_factor(self.reader, g)
+        q, slope = read_factor(self.law, g)
         total, gradient = 0.0, torch.zeros_like(g, dtype=torch.float64)
         information = g.new_zeros(len(g), len(g), dtype=torch.float64)
         for question, taken in zip(self.questions, self.taken, strict=True):

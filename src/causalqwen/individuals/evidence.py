@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causalqwen.decoding import QuantileReader
 from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 from causalqwen.losses import graded_scale
 
@@ -30,14 +29,13 @@ class Evidence(Protocol):
         """log p(observations | g), its gradient [C], and (asked for) the Fisher information in g [C, C]; float64."""
 
 
-def read_factor(reader: QuantileReader, g: Tensor) -> tuple[Tensor, Tensor]:
+def read_factor(law: StableFamily, g: Tensor) -> tuple[Tensor, Tensor]:
     """q(g) = Q(Phi(g)) and q'(g), float64 [C]."""
-    if reader.law.alpha == 2 and reader.mass == 1:
-        unit = torch.as_tensor(reader.unit, dtype=torch.float64, device=g.device).expand_as(g)
-        return unit * g, unit
+    if law.alpha == 2:
+        return g, torch.ones_like(g)
     with torch.enable_grad():
         g = g.detach().double().requires_grad_(True)
-        q = reader(torch.special.ndtr(g))
+        q = law.quantile(torch.special.ndtr(g))
         (slope,) = torch.autograd.grad(q.sum(), g)
     return q.detach(), slope
 
@@ -47,8 +45,8 @@ class TokenEvidence:
     """N tokens, each with the law of U before it; the likelihood is the softmax over loc_S, or OvR's product over tokens.
 
     loc: loc_U [N, C]; reach: [N, C], what a unit of q adds. targets: int64 [N]. weight [V, C], bias [V] or None: of the
-    scores. mask: bool [V], rows that take part. reader: how tokens read e1.
-    For "ovr": law, thresholds [N], and of a score once the individual is known at some positions [n] its scale, [n, 1] or
+    scores. mask: bool [V], rows that take part. law: of the scores.
+    For "ovr": thresholds [N], and of a score once the individual is known at some positions [n] its scale, [n, 1] or
     [n, V], and slope as in `graded_scale`.
     """
 
@@ -58,9 +56,8 @@ class TokenEvidence:
     weight: Tensor
     bias: Tensor | None
     mask: Tensor
-    reader: QuantileReader
+    law: StableFamily
     likelihood: str = "softmax"
-    law: StableFamily | None = None
     known: Callable[[Tensor], tuple[Tensor, float]] | None = None
     thresholds: Tensor | None = None
     positions_at_once: int = 128
@@ -76,7 +73,7 @@ class TokenEvidence:
     def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
         """See `Evidence`. The curvature is exact where scale_U has one shape over coordinates at all positions (as at the
         start), and that of the nearest such scale where it has not."""
-        q, slope = read_factor(self.reader, g)
+        q, slope = read_factor(self.law, g)
         weight = upcast(self.weight)
         total, gradient = 0.0, torch.zeros(len(g), dtype=torch.float64, device=g.device)
         typical = self.reach.square().mean(0).sqrt()
@@ -103,7 +100,7 @@ class TokenEvidence:
     @torch.no_grad()
     def each(self, g: Tensor) -> Tensor:
         """log p(token | g), one by one, float64 [N]; they add up to the total of `evaluate`."""
-        q = read_factor(self.reader, g)[0].to(self.reach.dtype)
+        q = read_factor(self.law, g)[0].to(self.reach.dtype)
         parts = []
         for part in torch.arange(len(self), device=g.device).split(self.positions_at_once):
             scores = F.linear(self.loc[part] + self.reach[part] * q, upcast(self.weight), self.bias)
@@ -121,8 +118,8 @@ class TokenEvidence:
             p = scores.sub_(partition).exp_()
             residual = p.neg().scatter_add_(-1, target, torch.ones_like(target, dtype=p.dtype))
             return value, residual, p if curvature else None, True
-        if self.law is None or self.known is None or self.thresholds is None:
-            raise ValueError("likelihood 'ovr' needs the scores' law, scale and thresholds")
+        if self.known is None or self.thresholds is None:
+            raise ValueError("likelihood 'ovr' needs the scores' scale and thresholds")
         thresholds = self.thresholds[part].unsqueeze(-1)
         base, slope = self.known(part)
         scale = graded_scale(scores, base.clamp(min=SCALE_FLOOR), thresholds, slope, self.law)
@@ -155,15 +152,15 @@ class ValueEvidence:
     row: Tensor
     bias: Tensor
     scale: Tensor
-    reader: QuantileReader
+    law: StableFamily
 
     def __len__(self) -> int:
         return len(self.values)
 
     def evaluate(self, g: Tensor, curvature: bool = False) -> tuple[float, Tensor, Tensor | None]:
         """See `Evidence`; the Fisher information of a location is the law's own over scale^2."""
-        q, slope = read_factor(self.reader, g)
-        law, row = self.reader.law, self.row.double()
+        q, slope = read_factor(self.law, g)
+        law, row = self.law, self.row.double()
         loadings = self.reach.double() * row * slope  # [n, C]: d(location)/dg
         with torch.enable_grad():
             location = self._location(q).requires_grad_(True)
@@ -177,8 +174,8 @@ class ValueEvidence:
     @torch.no_grad()
     def each(self, g: Tensor) -> Tensor:
         """log p(value | g) on the value axis, one by one, float64 [n]; they add up to the total of `evaluate`."""
-        location = self._location(read_factor(self.reader, g)[0])
-        return self.reader.law.log_prob(self.values.double(), location, self.scale.double())
+        location = self._location(read_factor(self.law, g)[0])
+        return self.law.log_prob(self.values.double(), location, self.scale.double())
 
     def _location(self, q: Tensor) -> Tensor:
         """Where each value lies, [n], given q(g)."""

@@ -1,16 +1,16 @@
 """Fast paths, each beside its slow obvious reference. Stands on `losses`."""
 
 from causalqwen.kernels.decisions import ScaleBounds
-from causalqwen.kernels.drawn_decisions import Blocks, Decisions
 from causalqwen.kernels.linear_ovr import IMPLEMENTATIONS, linear_ovr_loss
 from causalqwen.kernels.negatives import Negatives, inclusion_probabilities, sample_negatives
+from causalqwen.kernels.race import Race, block_reach
 
 __all__ = [
     "IMPLEMENTATIONS",
-    "Blocks",
-    "Decisions",
     "Negatives",
+    "Race",
     "ScaleBounds",
+    "block_reach",
     "inclusion_probabilities",
     "linear_ovr_loss",
     "sample_negatives",

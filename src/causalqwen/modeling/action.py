@@ -40,12 +40,6 @@ class PartitionEstimate(nn.Module):
         """[..., 1], float32, from features [..., H] and loc_U [..., C]."""
         return torch.logaddexp(self._scores(loc, vocabulary).logsumexp(-1, keepdim=True), self._rest(features))
 
-    def entropy(self, features: Tensor, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
-        """The anchors' share of the softmax's entropy, -sum_{k in anchors} p_k log p_k, [..., 1], float32, nats."""
-        scores = self._scores(loc, vocabulary)
-        log_p = scores - torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._rest(features))
-        return -(log_p.exp() * log_p).sum(-1, keepdim=True)
-
     def _scores(self, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
         bias = None if vocabulary.bias is None else upcast(vocabulary.bias[self.anchor_ids])
         return F.linear(upcast(loc), vocabulary.rows(self.anchor_ids), bias)
@@ -63,7 +57,7 @@ class ActionSettings:
         free_token_ids: rows that no token uses.
         score_scale: "common": every token has exogenous noise of its own that fills its scale up to a common one, one number
             per position that no row's |W_k| (scale_U + |b_noise|) exceeds; argmax_k P_k is then argmax_k loc_S.
-            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4). "equal": an older form of "common".
+            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4).
         score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "common"
             fills up (see `graded_scale`): they set how probabilities fall off, and move no decision. Not for "documents".
         anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
@@ -154,8 +148,6 @@ class ActionNetwork(nn.Module):
         self.value_head = nn.Linear(causal_size, 1)
         self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
         self.register_buffer("rest_mask", self._rest_mask(), persistent=False)
-        for name, (size, _) in self.scales.buffers(causal_size).items():
-            self.register_buffer(name, torch.empty(size))
         self.reset_parameters()
 
     def _mask(self) -> Tensor:
@@ -179,8 +171,6 @@ class ActionNetwork(nn.Module):
             nn.init.normal_(self.token_thresholds, std=self.start.token_thresholds)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
-        for name, (_, start) in self.scales.buffers(self.num_row.shape[0]).items():
-            nn.init.constant_(self.get_buffer(name), start)
         nn.init.zeros_(self.num_row)
         nn.init.zeros_(self.num_bias)
         nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)

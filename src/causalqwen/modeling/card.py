@@ -310,8 +310,7 @@ def _calibration(config: CausalQwenConfig, trained: dict[str, Any] | None) -> st
 
 def _limits(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
     limits = [
-        "How much people differ is a constant, not learned: drawn individuals vary by as much as `text_temperature` says "
-        f"({config.text_temperature:.3g}).",
+        "How much people differ is a constant of the start, not learned.",
         "Beyond the values that were learned its laws are extrapolation." if config.value_range else
         "It has learned no values: its distributions of numbers mean nothing until it is trained.",
         "What the backbone cannot do, or should not be asked for, holds here too.",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.core import Chain
-from causalqwen.decoding import Individual, QuantileReader
+from causalqwen.decoding import Individual
 from causalqwen.individuals import Branches, ChoiceEvidence
 from causalqwen.modeling.reading import EncodedText, encode_text
 
@@ -86,8 +86,8 @@ def predict_choice(
     g = individual.likely(200) if individual.is_inferred else individual.normal.unsqueeze(0)
     predictions = []
     for prompt in prompts:
-        branches, reader = read_options(model, prompt, options, individual.voice)
-        q = reader.of_normal(g.to(model.device))
+        branches = read_options(model, prompt, options, individual.voice)
+        q = model.action.law.quantile_of_normal(g.to(model.device))
         p = branches.log_probs(q).exp().mean(0)
         predictions.append(ChoicePrediction(tuple(options), tuple(p.tolist())))
     return predictions
@@ -96,18 +96,14 @@ def predict_choice(
 def choice_evidence(model: "CausalQwenForCausalLM", choices: Sequence[Choice]) -> ChoiceEvidence:
     """What choices say about whoever made them."""
     read = [read_options(model, choice.prompt, choice.options) for choice in choices]
-    if not read:
-        return ChoiceEvidence([], [], QuantileReader(model.action.law))
-    taken = [choice.options.index(choice.chosen) for choice in choices]
-    return ChoiceEvidence([branches for branches, _ in read], taken, read[0][1])
+    return ChoiceEvidence(read, [choice.options.index(choice.chosen) for choice in choices], model.action.law)
 
 
 @torch.no_grad()
 def read_options(
     model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str], voice: Tensor | None = None
-) -> tuple[Branches, QuantileReader]:
-    """The branches of the options behind a prompt, and how tokens read e1 there; under a voice [L, H]. Raises ValueError for an
-    empty prompt."""
+) -> Branches:
+    """The branches of the options after a prompt, under a voice [L, H]. Raises ValueError for an empty prompt."""
     before = encode_text(model, prompt, prompt=True)
     if not len(before.ids):
         raise ValueError("the prompt of a choice is empty")
@@ -123,12 +119,11 @@ def read_options(
         words = chain.words
         rows, bias = words.weight[onward].double(), 0.0 if words.bias is None else words.bias[onward].double()
         scores.append(chain.loc_U[0].double() @ rows.T + bias)
-        reaches.append((chain.scale_U * chain.gain)[0].double() * rows)
+        reaches.append(chain.scale_U[0].double() * rows)
         sizes.append(len(onward))
         steps += [(*fork, token) for token in onward]
     paths = torch.tensor([[way[: len(step)] == step for step in steps] for way in written], device=model.device)
-    branches = Branches(torch.cat(scores), torch.cat(reaches), sizes, paths)
-    return branches, chain.readers[0]
+    return Branches(torch.cat(scores), torch.cat(reaches), sizes, paths)
 
 
 @torch.no_grad()

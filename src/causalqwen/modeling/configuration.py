@@ -18,9 +18,8 @@ from causalqwen.parts.contexts import Context
 from causalqwen.parts.limits import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
-FORMAT = 2
-"""Of a saved config.json, told there as `format_version`. Files that tell none are of the formats before: 0, all fields in one
-row, and 1, fields nested by `SECTIONS`. Each goes on being read."""
+FORMAT = 3
+"""Of a saved config.json, told there as `format_version`. No other format is read."""
 
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
@@ -84,7 +83,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
         ),
         "scores": (
-            "score_scale", "threshold_shift", "token_thresholds", "vocabulary_family", "central_mass", "own_scores",
+            "score_scale", "threshold_shift", "token_thresholds", "vocabulary_family", "own_scores",
         ),
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
@@ -96,7 +95,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "fitted": {
         "backbone": ("num_token_id", "free_token_ids", "initial_scale", "initial_noise", "initial_threshold"),
-        "scores": ("score_noise", "score_slope", "anchor_tokens", "text_temperature"),
+        "scores": ("score_noise", "score_slope", "anchor_tokens"),
         "values": (
             "value_transform", "value_range", "value_place", "interval_levels", "interval_kinds", "class_interval_levels",
             "class_values",
@@ -126,8 +125,7 @@ class CausalQwenConfig(PreTrainedConfig):
             it reads beside z (`Example.columns`). value_branch_direct: features move the value straight too, and training
             starts at a ridge regression on them. value_crossing: in how many directions an individual may turn around from
             context to context (`Crossing`); 0 for none. Training on rows that name individuals sets it.
-        score_scale: "common" (one scale for all scores of a position, the law of what is drawn), "documents" (|W| scale), or
-            "equal", what checkpoints from before "common" have.
+        score_scale: "common" (one scale for all scores of a position) or "documents" (|W| scale).
         score_noise, score_slope: a token's own noise under "common", see `graded_scale`; set by `calibrate`.
         threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
             sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
@@ -162,10 +160,7 @@ class CausalQwenConfig(PreTrainedConfig):
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         copy_numbers: a number may be one that stands in the context already, exactly (theory 3.8): see `CopyHead`.
             copy_size: d of its queries and keys.
-        text_temperature: of what is drawn anew at every token, so that texts are as diverse as softmax sampling makes them;
-            set by `calibrate`, no part of the law, and used by presets that are asked for by name (`CausalDecoding.fresh_at`).
         given: names of the settings that were said when the model was grafted, of which `train` chooses none.
-        central_mass: the vocabulary reads e1 and e2 uniform on this central mass, where a plan leaves `central_mass` open.
     """
 
     model_type = "causalqwen"
@@ -193,7 +188,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_columns: Annotated[int, Field(ge=0)] = 0
     value_crossing: Annotated[int, Field(ge=0)] = 0
 
-    score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "equal"
+    score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "common"
     score_noise: NotNegative = 0.0
     score_slope: NotNegative = 0.0
     threshold_shift: Annotated[str, one_of(PARTS["threshold_shift"])] = "predicted"
@@ -228,15 +223,12 @@ class CausalQwenConfig(PreTrainedConfig):
     copy_numbers: bool = False
     copy_size: Count = 64
 
-    text_temperature: Positive = 1.0
-    central_mass: Annotated[float, Field(gt=0, le=1)] = 1.0
-
     def __post_init__(self, **kwargs: Any) -> None:
-        version = kwargs.pop("format_version", 1)
-        if type(version) is not int or not 0 <= version <= FORMAT:
+        version = kwargs.pop("format_version", FORMAT)
+        if type(version) is not int or version != FORMAT:
             raise ValueError(
-                f"format_version: this version of CausalQwen reads checkpoints of the formats 0 to {FORMAT}, got {version!r}; "
-                "a later one needs `pip install --upgrade causalqwen`"
+                f"format_version: this version of CausalQwen reads checkpoints of the format {FORMAT}, got {version!r}; a "
+                "later one needs `pip install --upgrade causalqwen`, an earlier one was never released: graft anew"
             )
         for title, parts in SECTIONS.items():
             self._read_section(title, parts, kwargs.pop(title, {}))

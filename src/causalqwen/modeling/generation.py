@@ -8,6 +8,7 @@ import copy
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from transformers.generation import GenerationMode
 from transformers.utils import logging
 
 from causalqwen.core import Chain
-from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, SaidNumber
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, ObservedNumber
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+_OF_PLANS = ("temperature", "top_k", "top_p", "min_p")
 _SAMPLING_ARGUMENTS = (
-    "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "do_sample", *_OF_PLANS, "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
     "num_beams", "penalty_alpha", "guidance_scale",
 )  # fmt: skip
 
@@ -85,8 +87,8 @@ class CausalGenerationMixin(GenerationMixin):
         Args:
             inputs: input_ids int64 [B, L] (or `input_ids=`), padded on the left.
             numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
-            causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset, whose fresh draws are
-                then at `config.text_temperature`, see `CausalDecoding.fresh_at`.
+            causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset. `temperature`,
+                `top_k`, `top_p` and `min_p` given beside it are the plan's own.
             tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
                 number is one token: no stop string ends inside one, unless its digits stand in the context.
 
@@ -129,9 +131,12 @@ class CausalGenerationMixin(GenerationMixin):
             return result
 
         if isinstance(causal_decoding, str):
-            causal_decoding = CausalDecoding.preset(causal_decoding).fresh_at(self.config.text_temperature)
+            causal_decoding = CausalDecoding.preset(causal_decoding)
         if not isinstance(causal_decoding, CausalDecoding):
             raise ValueError(f"causal_decoding: expected a CausalDecoding or a preset's name, got {causal_decoding!r}")
+        if causal_decoding.draws:
+            given = {name: kwargs.pop(name) for name in _OF_PLANS if kwargs.get(name) is not None}
+            causal_decoding = replace(causal_decoding, **given)
         settings: dict[str, Any] = {"return_dict_in_generate": True}
         if causal_decoding.decision == "softmax":
             if generation_config is None and kwargs.get("do_sample") is None:
@@ -288,8 +293,8 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
             )
-            if bound.hindsight is not None:
-                self.config.require("a text under given noise")
+            if bound.observed is not None:
+                self.config.require("a text under observed noise")
         chooses = any(getattr(processor, "chooses", False) for processor in logits_processor)
         wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
         log, logits_processor = _start_values(
@@ -415,7 +420,7 @@ def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[st
     if wrong:
         raise ValueError(
             f"{', '.join(wrong)} belong to transformers' samplers and have no meaning under a causal plan: "
-            "set temperature and central_mass in CausalDecoding, or use the preset 'softmax'"
+            "use the preset 'softmax' for them"
         )
 
 
@@ -458,7 +463,7 @@ def _start_values(
     def compute(features: Tensor, positions: Tensor) -> Tensor:
         draws = Integrated() if bound is None else bound.at(positions)
         loc_Y, _ = Chain(model, features, draws).value()
-        new = draws.said_again(generated_values(model, loc_Y[:, -1]), loc_Y)
+        new = draws.restore_observed_values(generated_values(model, loc_Y[:, -1]), loc_Y)
         return said_values(model, features[:, -1], new, log.offered())
 
     if at_once is None:  # digits are written by the host
@@ -470,14 +475,14 @@ def _start_values(
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
 
-    def said_of(row: int, before: Sequence[int]) -> SaidNumber | None:
-        """The number that is set behind the ids `before`, or that stood there in the text of a given noise."""
+    def said_of(row: int, before: Sequence[int]) -> ObservedNumber | None:
+        """The number that is set behind the ids `before`, or that stood there in the text of an observed noise."""
         told = [one.said[row, len(before)] for one in forced if (row, len(before)) in one.said]
-        if told or bound is None or bound.hindsight is None or len(before) < log.start:
+        if told or bound is None or bound.observed is None or len(before) < log.start:
             return (*told, None)[0]
         answer = before[log.start :]
         index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
-        return bound.hindsight[row].numbers.get(index)
+        return bound.observed[row].numbers.get(index)
 
     def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
         """As it was said, or the shortest."""

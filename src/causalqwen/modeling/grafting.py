@@ -35,18 +35,15 @@ is compared with its backbone."""
 
 FAITHFUL_LINK = {
     # scale_S at the threshold in logits, score_slope, threshold minus log-partition
-    "gaussian": (0.8, 0.56, -0.68),
+    "gaussian": (1.0, 0.5, -0.6),
     "cauchy": (1.0, 0.0, 0.0),
 }
-"""Per family. The Gaussian's are those at which P_k is nearly the softmax probability (experiments 3); `calibrate` fits them
-to a backbone."""
+"""Per family. At the Gaussian's the tail falls as the softmax's does, log P_k ~ loc_k - C for a slope of 1/2, and both P_k and
+the winner of the race S_k have nearly its probabilities (theory 3.5); `calibrate` fits the threshold to a backbone."""
 
 FAITHFUL_SHARES = (0.4, 0.4)
 """Of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share. What is left is its own: a fifth,
 and more of shorter rows. Nothing in a backbone says how much people differ: a constant."""
-
-FAITHFUL_SPREAD = math.pi / 6**0.5
-"""Standard deviation in logits of the Gumbel noise by which a softmax sampler at temperature 1 can be written."""
 
 
 def from_backbone(
@@ -139,8 +136,6 @@ def from_backbone(
     model.generation_config = backbone.generation_config
     model.processor = CausalQwenProcessor.of(tokenizer, grafted)
     start_number_rows(model, tokenizer)
-    if start == "faithful" and "text_temperature" not in config:
-        start_temperature(model)
     model.eval()
     if not quiet and logger.isEnabledFor(logging.INFO):
         longest = grafted.context_length or math.inf
@@ -206,14 +201,6 @@ def faithful_start(
         "initial_noise": noise / longest,
         "initial_threshold": log_partition.median().item() + offset,
     }
-
-
-@torch.no_grad()
-def start_temperature(model: Any) -> None:
-    """Name the temperature at which a drawn individual moves a typical score by `FAITHFUL_SPREAD`; `calibrate` fits it."""
-    norms = model.vocabulary().norms
-    typical = model.config.initial_scale * norms[norms > 0].median().item()
-    model.config.text_temperature = FAITHFUL_SPREAD / typical
 
 
 def renew_values(model: Any, **config: Any) -> None:

@@ -138,7 +138,7 @@ class GraftModules:
 IN_FLOAT32 = {
     "numeric_embedding", "scale_net", "abduction.residual", "domains", "value_branch", "copy_head", "action.b_noise",
     "action.threshold", "action.token_thresholds", "action.shift", "action.partition.rest", "action.num_row",
-    "action.num_bias", "action.value_head", "action.draw_unit", "action.draw_slope",
+    "action.num_bias", "action.value_head",
 }  # fmt: skip
 """What stays in float32 whatever the backbone's dtype: the heads are small and their tails matter. Named one by one:
 transformers would make floats of the integers among them too."""

@@ -1,8 +1,7 @@
 """Individuals of a grafted model: who wrote what was observed, and under which noise (theory 3.12, 3.13)."""
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +10,27 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.core import POSITIONS_AT_ONCE, Chain
-from causalqwen.decoding import Hindsight, Individual, Observed, Population, SaidNumber, Voices
+from causalqwen.decoding import (
+    BoundDecoding,
+    CausalDecoding,
+    Individual,
+    Observed,
+    ObservedNoise,
+    ObservedNumber,
+    Population,
+    Voices,
+)
 from causalqwen.decoding.population import KEPT, seed_of
-from causalqwen.distributions import NOISE_STREAM, uniform_draws, upcast
+from causalqwen.distributions import upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
     Evidence,
-    Scorer,
     ValueEvidence,
     find_posterior,
-    hindsight,
     likeliest_population,
     line_posterior,
     loading_sizes,
+    observed_normals,
     sample_posterior,
 )
 from causalqwen.modeling.choices import Choice, choice_evidence
@@ -48,8 +55,10 @@ if TYPE_CHECKING:
 Observations = str | Observation | Choice | Sequence[str | Observation | Choice]
 """What somebody said and chose."""
 
-_SAME_VALUE, _SAME_DRAW = 1e-4, 1e-5
-"""Relative, on the value axis: loc_Y, and what is drawn of it, differ by less between batches of other shapes, in float32."""
+_SAME_VALUE = 1e-4
+"""Relative, on the value axis: loc_Y differs by less between batches of other shapes, in float32."""
+
+_EXPLAINED = 64  # positions whose scores are held at once
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ def abduct(
             (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
             e1 is inferred given that; spread, likelihood and method are refused.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
-            people whom presets by name hold for a text (`CausalDecoding.fresh_at`).
+            score scale.
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
             count by their density under what is left to the noise. "values": the numbers alone, as rows of one
             individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
@@ -247,7 +256,7 @@ class _Abduction:
             precision = prior.precision.to(model.device)
         elif of_values and self.spread is None:
             precision = 1.0
-        widest = model.action.scales.widest(model.config)
+        widest = model.action.scales.widest
         posterior = find_posterior(heard, mean.to(model.device), precision, widest=widest, evaluations=self.evaluations)
         width = posterior.prior_precision.diagonal().mean().item() ** -0.5
         told = posterior.gained, posterior.directions, width
@@ -306,7 +315,7 @@ def abduct_population(
         _, gradient, information = words.evaluate(nobody, True)
         gradients.append(gradient)
         informations.append(information)
-    widest = model.action.scales.widest(model.config)
+    widest = model.action.scales.widest
     mean, spread = likeliest_population(gradients, informations, widest=widest)
     precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
     return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
@@ -315,7 +324,7 @@ def abduct_population(
 def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | None) -> Individual:
     """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor. What a
     prior heard on the line is heard again with them."""
-    row, law = values.row.double(), values.reader.law
+    row, law = values.row.double(), values.law
     residuals = values.values.double() - values.loc.double() @ row - values.bias
     sizes = loading_sizes(law, values.reach.double() * row) * values.reach[:, 0].sign()
     told = torch.stack([residuals, sizes, values.scale.double()]).cpu()
@@ -378,16 +387,17 @@ def abduct_noise(
     individual: Individual | None = None,
     *,
     temperature: float = 1.0,
-    noise_temperature: float | None = None,
     seed: int = 0,
-    steps: int = hindsight.STEPS,
-    pause: Callable[[], None] = lambda: None,
-) -> Hindsight:
-    """The noise under which `individual` (nobody in particular by default) wrote the text: a draw of it, given the text.
+) -> ObservedNoise:
+    """Draw the own noise under which `individual` (the population average by default) wrote the text, given the text.
 
-    temperature, noise_temperature: of the plan that the noise will be given to. steps: of the sampler, behind its first point.
-    pause: called before each of them, seconds apart on a long text.
+    The noise that all tokens share stays integrated out: it is part of each token's own. temperature: of the plan that the
+    noise will be given to. See `individuals.observed_noise`.
+
+    Raises:
+        ValueError: no prompt; a text beyond the context; a vocabulary whose scores have no own noise, or are not Gaussian.
     """
+    model.config.require("a text under observed noise")
     individual = individual or Individual.nobody(model.config.causal_size)
     if not observation.prompt:
         raise ValueError("a text alone has no first token to explain: give the prompt before it")
@@ -396,43 +406,36 @@ def abduct_noise(
         raise ValueError("the text is longer than the context of this model: its noise cannot be found in one piece")
     read, (text, first) = read_contexts(model, contexts, individual.voice), contexts[0]
     seen = ~model.config.context.hidden(text.ids == model.config.num_token_id)
-    behind = seen[first - 1 : -1]  # of the tokens that something is decided behind: one position each
-    tokens, chosen = text.ids[first:][behind], ~text.digits[first:][behind].to(model.device)
-    chain = Chain(model, read.features)
-    readers, noise, gain = chain.readers, model.action.noise, chain.gain
-    noise_temperature = temperature if noise_temperature is None else noise_temperature
-    factor = individual.factor.to(model.device)
-    held = upcast(chain.loc_U) + temperature * upcast(chain.scale_U * gain) * readers[0](factor).float()
-    reach = noise_temperature * (upcast(noise) * gain).expand_as(held).contiguous()
-    scorer = Scorer(held, reach, *chain.words.rows_of_all(), readers[0])
+    after = seen[first - 1 : -1]  # of the tokens that something is decided after: one position each
+    tokens, chosen = text.ids[first:][after], (~text.digits[first:][after]).nonzero().squeeze(-1)
     positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens), device=model.device)
-    draws = uniform_draws(torch.full_like(positions, seed), NOISE_STREAM, positions, held.shape[1])
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.special.ndtri(draws[chosen])
-    h, residual = hindsight.abduct_noise(scorer, read.targets, start, steps=steps, generator=generator, pause=pause)
-    draws[chosen] = torch.special.ndtr(h)
-    residuals = torch.zeros(len(tokens))
-    residuals[chosen.cpu()] = residual.float().cpu()
-    said, value_residuals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
+    plan = CausalDecoding(individual=individual, own="token", temperature=temperature, seed=seed)
+    bound = BoundDecoding.bind(plan, 1, model.config.causal_size, model.device)
+
+    def chain(features: Tensor, places: Tensor) -> Chain:
+        return Chain(model, features[None], bound.at(positions[places.to(model.device)][None]))
+
+    nothing = torch.zeros(0, dtype=torch.int64)
+    found: list[tuple[Tensor, ...]] = [(nothing, nothing, nothing.double())]
+    for part in torch.arange(len(chosen)).split(_EXPLAINED):
+        scored = chain(read.features[part], chosen[part])
+        own, loc = model.action.scales.own(scored)[0], scored.scores.masked(upcast(scored.loc_S), -torch.inf)[0]
+        rows, others, normals = observed_normals(loc, own, read.targets[part], seed, positions[chosen[part]])
+        found.append((chosen[part][rows.cpu()], others.cpu(), normals.cpu()))
+    places, exceptions, normals = (torch.cat(column) for column in zip(*found, strict=True))
+    values, value_normals, slack = torch.zeros(3, len(tokens), dtype=torch.float64)
     numbers = (tokens == model.config.num_token_id).nonzero().squeeze(-1)
     if len(numbers):
-        of_numbers = Chain(model, read.features[read.targets == model.config.num_token_id])
-        loc_V, scale_V = of_numbers.read_by_values()
-        most = 1.0 if model.action.scales.one_law else math.inf
-        reach, value_noise = of_numbers.value_reach(scale_V)
-        of_who = min(temperature, most) * reach * readers[1](factor).float()
-        of_noise = min(noise_temperature, most) * value_noise * readers[1](draws[numbers.to(model.device)]).float()
-        loc_V = upcast(loc_V) + of_who + of_noise
-        said[numbers] = model.value_transform.forward(text.values[first:][behind][numbers])
-        loc_Y = model.action.value(loc_V, torch.ones_like(scale_V))[0]
-        value_residuals[numbers] = said[numbers] - loc_Y.double().cpu()
-        drawn = (of_who.abs() + of_noise.abs()) @ model.action.value_linear[0][0].abs()
-        slack[numbers] = _SAME_VALUE * (1 + said[numbers].abs()) + _SAME_DRAW * drawn.double().cpu()
-    places = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
-    index = (behind.cumsum(0) - 1).tolist()
-    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
+        of_numbers = chain(read.features[read.targets == model.config.num_token_id], numbers)
+        loc_Y, scale_Y = (column[0].double().cpu() for column in of_numbers.value())
+        values[numbers] = model.value_transform.forward(text.values[first:][after][numbers])
+        value_normals[numbers] = (values[numbers] - loc_Y) / scale_Y
+        slack[numbers] = _SAME_VALUE * (1 + values[numbers].abs() + loc_Y.abs())
+    at = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+    index = (after.cumsum(0) - 1).tolist()
+    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if at else []
     known = {
-        index[at]: SaidNumber(form.value, form, text.digits_of(first + at))
-        for at, form in zip(places, forms, strict=True)
+        index[place]: ObservedNumber(form.value, form, text.digits_of(first + place))
+        for place, form in zip(at, forms, strict=True)
     }
-    return Hindsight(draws.cpu(), tokens, residuals, said, value_residuals, slack, known)
+    return ObservedNoise(seed, places, exceptions, normals, len(tokens), values, value_normals, slack, known)

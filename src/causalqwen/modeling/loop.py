@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
-from causalqwen.decoding import SaidNumber
+from causalqwen.decoding import ObservedNumber
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.ends import NumberEnds, TextEnd, keep_numbers
 from causalqwen.parts.copying import Candidates
@@ -231,7 +231,7 @@ class ForcedToken:
     after: int
     token: int
     value: float | None = None
-    said: SaidNumber | None = None
+    said: ObservedNumber | None = None
 
 
 class ForceTokens(LogitsProcessor):
@@ -249,7 +249,7 @@ class ForceTokens(LogitsProcessor):
     def __init__(self, tokens: Sequence[ForcedToken]) -> None:
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
-        self.said: dict[tuple[int, int], SaidNumber] = {}
+        self.said: dict[tuple[int, int], ObservedNumber] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape

@@ -135,8 +135,6 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.loaded_from = {"source": model.name_or_path} | {key: kwargs[key] for key in _WHERE if key in kwargs}
         align_parameters(model)
-        if model.action.scales.older:
-            logger.warning_once(model.action.scales.older)
         return loaded
 
     def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword

@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-from causalqwen.decoding import SaidNumber
+from causalqwen.decoding import ObservedNumber
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
 from causalqwen.modeling.encoded import (
@@ -373,7 +373,7 @@ class CausalQwenProcessor(ProcessorMixin):
             kept.append(token)
         return kept[::-1], alone[::-1]
 
-    def tokens_of(self, before: Sequence[int], value: float, said: SaidNumber | None = None) -> list[int]:
+    def tokens_of(self, before: Sequence[int], value: float, said: ObservedNumber | None = None) -> list[int]:
         """The tokens that write `value` behind the ids `before`, its space among them. said: a number that was written there,
         whose tokens are taken where they are read as this value."""
         text = self.decode(list(before[-_CONTEXT:]))

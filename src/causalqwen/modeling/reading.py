@@ -170,19 +170,18 @@ def token_evidence(model: "CausalQwenForCausalLM", read: Reading, likelihood: st
     if likelihood == "ovr":
         model.config.require("the likelihood 'ovr' of words")
         settings = {
-            "law": action.law,
             "known": lambda part: action.scales.known(chain[part]),
             "thresholds": chain.threshold.squeeze(-1),
         }
     rows = chain.words
     return TokenEvidence(
         upcast(chain.loc_U),
-        upcast(chain.scale_U * chain.gain),
+        upcast(chain.scale_U),
         read.targets[words],
         rows.weight,
         None if rows.bias is None else upcast(rows.bias),
         action.rest_mask,
-        chain.readers[0],
+        action.law,
         likelihood,
         **settings,
     )
@@ -197,4 +196,4 @@ def value_evidence(model: "CausalQwenForCausalLM", read: Reading) -> ValueEviden
     row, bias = (one[0].double() for one in model.action.value_linear)
     loc, scale = chain.read_by_values()
     reach, left = chain.value_reach(scale)[0], chain.value_loadings()[1]
-    return ValueEvidence(loc, reach, values, row, bias, left, chain.readers[1])
+    return ValueEvidence(loc, reach, values, row, bias, left, model.action.value_law)

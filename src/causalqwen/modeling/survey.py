@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from causalqwen.core import Chain
-from causalqwen.decoding import CausalDecoding, Individual, Population, QuantileReader
+from causalqwen.decoding import CausalDecoding, Individual, Population
 from causalqwen.decoding.population import seed_of
-from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, check_seed, uniform_draws
+from causalqwen.distributions import (
+    INDIVIDUAL_STREAM,
+    NOISE_STREAM,
+    WHOLE_TEXT,
+    StableFamily,
+    check_seed,
+    uniform_draws,
+)
 from causalqwen.extras import extra
 from causalqwen.files import batches
 from causalqwen.individuals import Branches
@@ -109,10 +116,10 @@ class Question:
 
 
 class Asked(Protocol):
-    """A question as the model read it; reader: how it reads e1."""
+    """A question as the model read it; family: by which it reads e1."""
 
     @property
-    def reader(self) -> QuantileReader: ...
+    def family(self) -> StableFamily: ...
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
         """One of each of n people with Q(e1) = q [n, 1, C] and uniform numbers [n] for the noise.
@@ -136,7 +143,7 @@ class AskedNumber:
     noise: float
     plain: tuple[float, float]
     law: ValueLaw
-    reader: QuantileReader
+    family: StableFamily
 
     @classmethod
     def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedNumber":
@@ -152,7 +159,7 @@ class AskedNumber:
         chain = Chain(model, last_features(model, text))
         loadings, noise = (column[0].double().cpu() for column in chain.value_loadings())
         loc, scale = (column.item() for column in chain.value())
-        return cls(loc, loadings, noise.item(), (loc, scale), model.value_law, QuantileReader(model.action.value_law))
+        return cls(loc, loadings, noise.item(), (loc, scale), model.value_law, model.action.value_law)
 
     def laws(self, q: Tensor, knows: Tensor) -> tuple[Tensor, Tensor]:
         """loc [n, m] and scale [n, 1] on the axis."""
@@ -187,8 +194,8 @@ class AskedValues:
         return cls(AskedNumber.read(model, question, prompt), list(question.options), values)
 
     @property
-    def reader(self) -> QuantileReader:
-        return self.number.reader
+    def family(self) -> StableFamily:
+        return self.number.family
 
     def probabilities(self, q: Tensor, knows: Tensor) -> Tensor:
         """[n, m, O]."""
@@ -214,14 +221,13 @@ class AskedWords:
 
     options: list[str]
     branches: Branches
-    reader: QuantileReader
+    family: StableFamily
 
     @classmethod
     def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedWords":
         """As `read_options`."""
         options = [str(option) for option in question.options]
-        branches, reader = read_options(model, prompt, options)
-        return cls(options, branches.cpu(), reader)
+        return cls(options, read_options(model, prompt, options).cpu(), model.action.law)
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
         """Of the law of each."""
@@ -330,8 +336,8 @@ class Survey:
 
         g, known = picked(self.population.draws), self.knows[people]
         g_of_numbers = g if self.population.numbers is None else picked(self.population.numbers)
-        read: list[tuple[QuantileReader, Tensor]] = []
-        read_of_numbers = read if g_of_numbers is g else []
+        read: dict[str, Tensor] = {}
+        read_of_numbers = read if g_of_numbers is g else {}
         columns: dict[str, list[Any]] = {}
         for question in self.questions:
             answers: list[Any] = [None] * len(items)
@@ -346,7 +352,7 @@ class Survey:
                     asked = self._read(question.name, prompt)
                     full = places + places[-1:] * (rows - len(places))
                     of_words = question.kind == "words"
-                    q = _q_of(asked.reader, g, read) if of_words else _q_of(asked.reader, g_of_numbers, read_of_numbers)
+                    q = _q_of(asked.family, g, read) if of_words else _q_of(asked.family, g_of_numbers, read_of_numbers)
                     q = q[full]
                     if self.draws:
                         told = asked.answers(q, known[full], _uniform([noise[at] for at in full], NOISE_STREAM, 0))
@@ -361,15 +367,15 @@ class Survey:
         return fill(prompt, {field: of_people[person] for field, of_people in self._known.items()})
 
     def _text(self, question: Question, prompt: str, person: int, g: Tensor, key: Sequence[Any]) -> str:
-        """What somebody writes, as the preset `persona` at the model's temperature for texts."""
+        """What somebody writes, as the preset `persona` does."""
         model, processor = self.model, self.model.processor
-        who = Individual.from_normal(g, self.population.names[person], drawn=self.population.made_up[person])
+        who = Individual.from_normal(g, self.population.names[person])
         plan = CausalDecoding.preset("persona", individual=who, seed=seed_of(*key))
         inputs = processor(prompt, prompt=True, return_tensors="pt").to(model.device)
         start = inputs["input_ids"].shape[1]
         said = model.generate(
             **inputs,
-            causal_decoding=plan.fresh_at(model.config.text_temperature),
+            causal_decoding=plan,
             max_new_tokens=question.max_new_tokens,
         )
         written = said.sequences[0, start:], said.numeric_values[0, start:]
@@ -381,20 +387,14 @@ def _uniform(keys: Sequence[Sequence[Any]], stream: int, position: int) -> Tenso
     return uniform_draws(torch.tensor([seed_of(*key) for key in keys]), stream, position, 1).squeeze(-1)
 
 
-def _q_of(reader: QuantileReader, g: Tensor, known: list[tuple[QuantileReader, Tensor]]) -> Tensor:
+def _q_of(family: StableFamily, g: Tensor, known: dict[str, Tensor]) -> Tensor:
     """Q(e1) of g = Phi^-1(e1), float64 [n, m, C], in pieces of one size each (see `_ROWS`); what is known already is kept."""
-    unit = torch.as_tensor(reader.unit, dtype=torch.float64).cpu()
-    for other, q in known:
-        if other[:2] == reader[:2] and torch.equal(torch.as_tensor(other.unit, dtype=torch.float64).cpu(), unit):
-            return q
-    if reader.law.alpha == 2 and reader.mass == 1:
-        q = unit * g
-    else:
-        plain, flat = reader._replace(unit=1.0), g.flatten()
+    if family.name not in known:
+        flat = g.flatten()
         filled = torch.nn.functional.pad(flat, (0, -len(flat) % _PIECE))
-        q = unit * torch.cat([plain.of_normal(piece) for piece in filled.split(_PIECE)])[: len(flat)].view_as(g)
-    known.append((reader, q))
-    return q
+        pieces = [family.quantile_of_normal(piece) for piece in filled.split(_PIECE)]
+        known[family.name] = torch.cat(pieces)[: len(flat)].view_as(g)
+    return known[family.name]
 
 
 def survey_rows(

@@ -144,7 +144,7 @@ def favoured_tokens(
     p = typical = _typical(nobodys)
     if spoken is not nobodys:
         typical = _typical(spoken)
-    q = read_factor(spoken.reader, individual.normal.to(p.device))[0]
+    q = read_factor(spoken.law, individual.normal.to(p.device))[0]
     added = weight.double() @ (spoken.reach.double().square().mean(0).sqrt() * q)
     own = typical * (added - added[mask].max()).exp()
     own = own / own.sum()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import Blocks, ScaleBounds
+from causalqwen.kernels import ScaleBounds, block_reach
 
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
@@ -79,11 +79,6 @@ class Vocabulary:
             return F.linear(loc, weight)
         several = loc.repeat(2, 1) if len(loc) == 1 else loc  # one column takes longer than two
         return (weight @ several.mT).mT[: len(loc)].contiguous()
-
-    def products_at(self, tokens: Tensor, loc: Tensor) -> Tensor:
-        """W_k loc [n] of some rows k, int64 [n], and one loc [C], as `products` has them up to last bits."""
-        found = [F.linear(loc.unsqueeze(0), self._rows_of(part)) for part in tokens.split(_ROWS_AT_ONCE["cpu"])]
-        return torch.cat(found, dim=1)[0]
 
     def at_once(self, loc: Tensor) -> Tensor:
         """loc_S [..., V] up to last bits."""
@@ -159,8 +154,8 @@ class Vocabulary:
 
     @cached_property
     def of_blocks(self) -> NDArray[Any]:
-        """The largest of `norms` and of `distances` in each of the blocks of tokens that `Blocks` looks at, [2, blocks]."""
-        return Blocks(torch.stack([self.norms, self.distances])).reached
+        """The largest of `distances` in each block of neighbours, [blocks]."""
+        return block_reach(self.distances[None])[0]
 
     @cached_property
     def no_words(self) -> Tensor:

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from causalqwen.checking import Finite, Whole, check_fields
-from causalqwen.decoding import CausalDecoding, Hindsight, Individual, SaidNumber
-from causalqwen.individuals.hindsight import STEPS
+from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, ObservedNumber
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.heads import standing
 from causalqwen.modeling.individuals import abduct, abduct_noise
@@ -85,25 +84,19 @@ def interventional_samples(
     num_samples: int = 1,
     max_new_tokens: int = 64,
     seed: int = 0,
-    temperature: float | None = None,
-    noise_temperature: float | None = None,
+    temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
     """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
 
-    temperature, noise_temperature: of a plan (`CausalDecoding`); both None for who at 1, noise at
-        `config.text_temperature`.
+    temperature: of the plan (`CausalDecoding`).
     streamer: of transformers; it sees each token of each text as it comes.
 
     Returns: `num_samples` worlds per prompt; sample j uses seed + j.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    plan = CausalDecoding(
-        individual="sequence" if individual is None else individual,
-        noise="token",
-        seed=seed,
-        **_temperatures(model, temperature, noise_temperature),
-    )
+    who = "sequence" if individual is None else individual
+    plan = CausalDecoding.preset("persona", individual=who, seed=seed, temperature=temperature)
     world = Intervention()
     return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, world, streamer) for prompt in prompts]
 
@@ -118,9 +111,7 @@ def counterfactual_samples(
     num_samples: int = 1,
     max_new_tokens: int | None = None,
     seed: int = 0,
-    temperature: float | None = None,
-    noise_temperature: float | None = None,
-    steps: int = STEPS,
+    temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
     """What the individual behind an observed text would have written in other worlds.
@@ -132,9 +123,8 @@ def counterfactual_samples(
         individual: who wrote the text; None to infer them from it.
         num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
         max_new_tokens: as many as the observed text has, by default.
-        temperature, noise_temperature: as in a plan (`CausalDecoding`). Where both are None the individual has 1 and the noise
-            `config.text_temperature`: at 1 the noise would have to be extreme to explain a text that is no argmax.
-        streamer: as of `interventional_samples`; one that has `pause()` is called between the steps that find the noise.
+        temperature: of the plan (`CausalDecoding`).
+        streamer: as of `interventional_samples`.
 
     Returns: `num_samples` worlds per intervention.
 
@@ -153,26 +143,16 @@ def counterfactual_samples(
         individual = abduct(model, observed)
     individual.check_size(model.config.causal_size)
     samples: list[list[World]] = [[] for _ in worlds]
-    temperatures = _temperatures(model, temperature, noise_temperature)
-    search = {"steps": steps} | ({"pause": streamer.pause} if hasattr(streamer, "pause") else {})
     with standing(model):
         for sample in range(num_samples):
-            plan = CausalDecoding(individual=individual, noise="token", seed=seed + sample, **temperatures)
+            plan = CausalDecoding(individual=individual, own="token", seed=seed + sample, temperature=temperature)
             if noise == "abduct":
-                kept = abduct_noise(model, observed, individual, seed=seed + sample, **search, **temperatures)
-                plan = replace(plan, noise=kept)
+                kept = abduct_noise(model, observed, individual, seed=seed + sample, temperature=temperature)
+                plan = replace(plan, own=kept)
             for place, world in enumerate(worlds):
                 prompt, speaker = world.prompt_from(observed.prompt), world.model or model
                 samples[place] += continue_prompt(speaker, prompt, plan, 1, length, world, streamer)
     return samples
-
-
-def _temperatures(
-    model: "CausalQwenForCausalLM", temperature: float | None, noise_temperature: float | None
-) -> dict[str, Any]:
-    if temperature is None and noise_temperature is None:
-        return {"temperature": 1.0, "noise_temperature": model.config.text_temperature}
-    return {"temperature": 1.0 if temperature is None else temperature, "noise_temperature": noise_temperature}
 
 
 def _check_places(world: Intervention, length: int) -> None:
@@ -243,7 +223,7 @@ def continue_prompt(
                 place,
                 int(text.ids[at]),
                 float(text.values[at]) if text.ids[at] == number else None,
-                SaidNumber(float(text.values[at]), next(forms), text.digits_of(at)) if text.ids[at] == number else None,
+                ObservedNumber(float(text.values[at]), next(forms), text.digits_of(at)) if text.ids[at] == number else None,
             )
             for at in (~text.digits).nonzero().squeeze(-1).tolist()
         ]
@@ -251,7 +231,7 @@ def continue_prompt(
     if not model.config.context.writes and number in ids:
         of_prompt = model.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]
         for row, (place, form) in itertools.product(range(num_samples), enumerate(of_prompt)):
-            forced.said[row, int((ids == number).nonzero()[place])] = SaidNumber(form.value, form, [])
+            forced.said[row, int((ids == number).nonzero()[place])] = ObservedNumber(form.value, form, [])
     made = model.generate(
         ids[None].to(model.device),
         numeric_values=values[None].to(model.device),
@@ -264,7 +244,7 @@ def continue_prompt(
         pad_token_id=model.processor.tokenizer.pad_token_id or 0,
     )
     rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
-    known = plan.noise.numbers if isinstance(plan.noise, Hindsight) else {}
+    known = plan.own.numbers if isinstance(plan.own, ObservedNoise) else {}
     return [_world(model, prompt, of_row, start, (forced, row), known) for row, of_row in enumerate(rows)]
 
 
@@ -274,7 +254,7 @@ def _world(
     sequence: tuple[Tensor, Tensor],
     start: int,
     of_row: tuple[ForceTokens, int],
-    said_before: dict[int, SaidNumber],
+    said_before: dict[int, ObservedNumber],
 ) -> World:
     """The world of a sequence (tokens and values) whose first `start` tokens are the prompt; it ends before an end of text.
 

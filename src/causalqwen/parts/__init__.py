@@ -11,14 +11,13 @@ from causalqwen.parts.class_axes import value_axes
 from causalqwen.parts.common_scale import CommonScale
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.parts.documents_scale import DocumentsScale
-from causalqwen.parts.equal_scale import EqualScale
 from causalqwen.parts.free_row import FreeRow
 from causalqwen.parts.no_number import NoNumber
 from causalqwen.parts.predicted_threshold import PredictedThreshold
 from causalqwen.parts.solved_threshold import SolvedThreshold
 
 PARTS: dict[str, dict[str, Any]] = {
-    "score_scale": {"common": CommonScale(), "documents": DocumentsScale(), "equal": EqualScale()},
+    "score_scale": {"common": CommonScale(), "documents": DocumentsScale()},
     "number_context": CONTEXTS,
     "threshold_shift": {"predicted": PredictedThreshold(), "solved": SolvedThreshold()},
 }

@@ -2,34 +2,30 @@
 
 Every token has exogenous noise of its own that fills its scale up to a common one, which is never below what any row makes of
 U': argmax_k P_k is then argmax_k loc_S, the backbone's own decision. Where individual or noise are drawn, they move a token's
-loc by S(0, d_k), and its scale is what d_k leaves. The mean of P_k over the draws is P_k as it was.
+loc by S(0, d_k), and its scale is what d_k leaves. The mean of P_k over the draws is P_k as it was. Where a token's own noise
+is drawn as well, the highest score decides, with nearly the softmax's probabilities.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.plan import held_at
-from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import Decisions
+from causalqwen.distributions import FAR, SCALE_FLOOR, own_uniforms, upcast
+from causalqwen.kernels import Race
 from causalqwen.parts.score_scale import ScoreScale
 
 if TYPE_CHECKING:
     from causalqwen.core import Chain
     from causalqwen.modeling.action import ActionNetwork
-    from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
 class CommonScale(ScoreScale):
     """One number per position where nothing is drawn, one per token where something is."""
 
-    common = one_law = True
-
-    def widest(self, config: "CausalQwenConfig") -> float:
-        """That of the people whom presets by name hold for a text."""
-        return held_at(config.text_temperature)
+    common = True
+    widest = 3.0
 
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """min(max_j scale_j max_k |W_k|_a, m . scale) [...], |W_k|_a the row's a-norm, m_j = max_k |W_kj|.
@@ -50,55 +46,80 @@ class CommonScale(ScoreScale):
         return row * (longest / length).clamp(max=1.0)
 
     def of_chain(self, chain: "Chain") -> Tensor:
-        """scale_S [..., 1]; where something is drawn, [..., V'], a token's own noise below its threshold included."""
-        return super().of_chain(chain) if chain.drawn is None else self.left(chain.integrated, chain.drawn)
+        """scale_S [..., 1]; under a plan that draws something, or at a temperature, `own`."""
+        return super().of_chain(chain) if self._is_whole(chain) else self.own(chain)
 
     def number_of_chain(self, chain: "Chain") -> Tensor:
         """The same of `<NUM>` alone."""
-        return super().number_of_chain(chain) if chain.drawn is None else chain.scale_S[..., chain.action.num_token_id]
+        is_whole = self._is_whole(chain)
+        return super().number_of_chain(chain) if is_whole else chain.scale_S[..., chain.action.num_token_id]
 
     def slope(self, chain: "Chain") -> float:
-        """None is left where something is drawn."""
-        return super().slope(chain) if chain.drawn is None else 0.0
+        """None is left where it is in the scale already."""
+        return super().slope(chain) if self._is_whole(chain) else 0.0
 
     def is_common(self, chain: "Chain") -> bool:
         """Where nothing is drawn."""
         return chain.drawn is None
 
+    def _is_whole(self, chain: "Chain") -> bool:
+        return chain.drawn is None and chain.draws.temperature == 1
+
     def known(self, chain: "Chain") -> tuple[Tensor, float]:
         """scale_S [..., V] of the rows of the matrix once U is known, and no slope: it is in there."""
-        return self.left(chain, upcast(chain.scale_U))[..., : chain.action.rows], 0.0
+        return self._left(chain, upcast(chain.scale_U), 1.0)[..., : chain.action.rows], 0.0
 
-    def left(self, chain: "Chain", drawn: Tensor) -> Tensor:
-        """(scale_k^a - d_k^a)^(1/a) [..., V'], d_k = |W_k| drawn, of a chain with nothing drawn; drawn [..., C]."""
-        a, words = chain.action.law.alpha, chain.words
-        is_even = bool((drawn == drawn[..., :1]).all())
-        taken = (drawn[..., :1] * words.all_norms if is_even else words.scales(drawn)) ** a
-        return (chain.scores.graded() ** a - taken).clamp(min=SCALE_FLOOR**a) ** (1 / a)
+    def own(self, chain: "Chain") -> Tensor:
+        """own_k [..., V'], the scale of what is not drawn of each token's score at temperature T (theory 3.5, 3.9):
+
+        own_k^a = T^a scale^a + T^(a-1) beta max(C - loc_k, 0) - d_k^a,   loc_k with nothing drawn, d_k = |W_k| s_D
+        """
+        return self._left(chain, chain.drawn, chain.draws.temperature)
+
+    def _left(self, chain: "Chain", drawn: Tensor | None, temperature: float) -> Tensor:
+        a, words, whole = chain.action.law.alpha, chain.words, chain.integrated.scores
+        power = temperature**a * whole.scale**a
+        if whole.slope:
+            fallen = (whole.threshold - upcast(whole.loc)).clamp(0, FAR)
+            power = power + temperature ** (a - 1) * whole.slope * fallen
+        if drawn is not None:
+            is_even = bool((drawn == drawn[..., :1]).all())
+            power = power - (drawn[..., :1] * words.all_norms if is_even else words.scales(drawn)) ** a
+        return (power.clamp(min=SCALE_FLOOR**a) ** (1 / a)).expand(whole.loc.shape)
 
     def ranked(self, chain: "Chain") -> Tensor:
-        """loc_S [..., V'] where nothing is drawn: a scale that all share decides nothing. Else (loc_S - C) / scale_S, where the
-        best token alone is asked for only of tokens that can still win (`_winners`)."""
-        if chain.drawn is None:
-            return chain.loc_S
-        is_bounded = chain.action.law.alpha == 2 or not chain.action.score_slope
-        is_on_cpu = chain.threshold.device.type == "cpu"  # a GPU would be waited for
-        all_asked = chain.draws.every_score or torch.is_grad_enabled()  # a gradient goes through all of them
-        return self._winners(chain) if is_bounded and is_on_cpu and not all_asked else self._all(chain)
-
-    def _all(self, chain: "Chain") -> Tensor:
-        """(loc_S - C) / scale_S [..., V'], with the products of both locs taken at once."""
-        action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
-        of_both = action.number.put(action, words.at_once(both), lambda: action.num_loc(both, words))
-        chain.integrated.loc_S, chain.loc_S = of_both
-        return chain.scores.ranked()
+        """loc_S [..., V'] where nothing is drawn: a scale that all share decides nothing. S_k where own noise is drawn, -inf
+        for tokens that are known to lose. Else (loc_S - C) / own."""
+        if not chain.draws.races:
+            if chain.drawn is None:
+                return chain.loc_S
+            self._both(chain)
+            return chain.scores.ranked()
+        a_gpu_would_wait = chain.threshold.device.type != "cpu"
+        if a_gpu_would_wait or chain.draws.every_score or torch.is_grad_enabled() or chain.action.law.alpha != 2:
+            return self.raced(chain)
+        return self._race(chain)
 
     @torch.compiler.disable  # looks at scores
-    def _winners(self, chain: "Chain") -> Tensor:
-        """The same, -inf for tokens that are known to lose (theory 3.6)."""
-        task = Decisions(chain)
-        scores, unasked = task.ranked()
-        if unasked.any():
-            flat = chain._each(lambda step: step.flatten(0, -2))
-            scores[unasked] = self._all(flat[unasked])
-        return scores.view(*chain.threshold.shape[:-1], -1)
+    def _race(self, chain: "Chain") -> Tensor:
+        return Race(chain).scores().view(*chain.threshold.shape[:-1], -1)
+
+    def raced(self, chain: "Chain") -> Tensor:
+        """S_k = loc_k + own_k Q(e3_k) [..., V'] of all tokens, the slow way."""
+        if chain.drawn is not None:
+            self._both(chain)
+        draws: Any = chain.draws  # a plan's: nothing else runs a race
+        loc, law = draws.restrict(upcast(chain.loc_S)), chain.action.law
+        seeds, positions = draws.counters()
+        normals = law.quantile(own_uniforms(seeds, positions, loc.shape[-1])).to(loc.dtype)
+        if (given := draws.exceptions()) is not None:
+            rows, tokens, values = (column.to(loc.device) for column in given)
+            normals[rows, tokens] = values.to(loc.dtype)
+        return chain.scores.masked(loc + self.own(chain) * normals.view(loc.shape), -torch.inf)
+
+    def _both(self, chain: "Chain") -> None:
+        """Take loc_S with what is drawn and without it in one product."""
+        action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
+        chain.integrated.loc_S, chain.loc_S = action.number.put(
+            action, words.at_once(both), lambda: action.num_loc(both, words)
+        )

@@ -32,7 +32,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "value_columns": {"value_branch": True, "class_values": {}},
     "beam search": {"copy_numbers": False},
     "drafting from the text": {"copy_numbers": False},
-    "a text under given noise": {"copy_numbers": False},
+    "a text under observed noise": {"copy_numbers": False, "score_scale": "common", "vocabulary_family": "gaussian"},
     "a value that is set": {"copy_numbers": False},
     "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
     "a number that a survey asks for": {"copy_numbers": False},
@@ -40,8 +40,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
     "vLLM": {"number_embedding": ("added", "multiplied")},
-    "calibration": {"score_scale": ("common", "equal")},
-    "the likelihood 'ovr' of words": {"score_scale": ("common", "equal")},
+    "calibration": {"score_scale": "common"},
+    "the likelihood 'ovr' of words": {"score_scale": "common"},
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 

@@ -5,47 +5,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.draws import QuantileReader
-
 if TYPE_CHECKING:
     from causalqwen.core import Chain
     from causalqwen.modeling.action import ActionNetwork
-    from causalqwen.modeling.configuration import CausalQwenConfig
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
 class ScoreScale:
-    """How scale_S follows from the scale of U', and how tokens read what is drawn of it; here, as one scale for all of them.
+    """How scale_S follows from the scale of U'; here, as one scale for all tokens of a position.
 
-    common: whether all tokens of a position have one scale where nothing is drawn, so that it decides nothing. one_law: whether
-    what is drawn at a temperature up to 1, and what it leaves, are together the law, of tokens and of values. older: what
-    somebody is told who loads a checkpoint that has it, if it is not made any more.
+    common: whether all tokens of a position have one scale where nothing is drawn, so that it decides nothing. Own noise then
+    fills each token's scale up to it. widest: the largest spread of g that is looked for in somebody's words. Those of one text
+    resemble each other more than those of one person: beyond it, what fits the text that was observed fits their next one worse
+    (experiments 8).
     """
 
     common = False
-    one_law = False
-    older = ""
+    widest = 0.2
 
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """At least |W_k| scale for every row k, [...], from the scale of U' [..., C]."""
         raise NotImplementedError
-
-    def buffers(self, causal_size: int) -> dict[str, tuple[int, float]]:
-        """What a checkpoint keeps of it beside the parameters of the action law: sizes and start values, by name."""
-        return {}
-
-    def reader(self, chain: "Chain") -> QuantileReader:
-        """How tokens read e1 and e2: by their law's quantile function."""
-        return QuantileReader(chain.action.law, chain.model.config.central_mass)
-
-    def widest(self, config: "CausalQwenConfig") -> float:
-        """The largest spread of g that is looked for in somebody's words. Those of one text resemble each other more than those
-        of one person: beyond it, what fits the text that was heard fits their next one worse (experiments 8)."""
-        return 0.2
-
-    def gain(self, chain: "Chain") -> Tensor | float:
-        """[..., 1], by which tokens read more of what is drawn at some positions."""
-        return 1.0
 
     def of_number(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """The scale of `<NUM>`'s score [...] from that of U' [..., C]; of any other's too: the bound and the score noise."""

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -47,8 +46,6 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
     full, 503 where time ran out or the server is closing.
     """
     settings = settings or ServerSettings()
-    if settings.temperature is None:
-        settings = replace(settings, temperature=model.config.text_temperature)
     service = _Service(model, settings)
 
     @asynccontextmanager
@@ -136,7 +133,6 @@ class _Service(TextService):
         causal = {
             "presets": list(PRESETS),
             "individuals": list(settings.individuals),
-            "temperature": settings.temperature,
             "chat": self.processor.chat_template is not None,
             "numbers": self.model.reads_numbers,
             "context": self.model.config.context_length,

@@ -1,8 +1,8 @@
 """From a request to a job: everything that can be wrong with it is found here, before it waits.
 
     OpenAI           under `softmax`                    under the other presets
-    temperature      of the softmax; 0 takes the best   T, multiplies whatever is drawn (theory 3.9)
-    top_p            the nucleus                        refused, unless 1: no sampler chooses there
+    temperature      of the softmax; 0 takes the best   T, multiplies all noise of the scores (theory 3.9)
+    top_p            the nucleus                        the nucleus under sample and persona; else refused, unless 1
     seed             of the tokens' draws               of individuals and noise
 
 A prompt's n texts have the seeds seed, seed + 1, ..., as returned sequences of `generate` have. Without a seed one is drawn,
@@ -35,43 +35,30 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     temperature = one_of("temperature", asked.temperature, causal.temperature)
     plan = CausalDecoding.preset(preset)
     if causal.individual_mode is not None:
-        plan = CausalDecoding(individual=causal.individual_mode, noise=causal.noise_mode)
+        plan = CausalDecoding(
+            individual=causal.individual_mode, noise=causal.noise_mode, own=causal.own_mode or "marginal"
+        )
         preset = f"{causal.individual_mode} x {causal.noise_mode}"
-    draws_noise = plan.noise_mode in ("token", "sequence")
-    draws = draws_noise or plan.individual_mode != "marginal"
+    races = plan.own != "marginal"
     without_effect = {
         "top_p": (
-            preset != "softmax" and asked.top_p not in (None, 1),
-            "tokens are decided, not sampled; use the preset softmax, or causal.central_mass",
+            preset != "softmax" and not races and asked.top_p not in (None, 1),
+            "no noise of a token's own is drawn; use sample, persona or softmax",
         ),
         "temperature": (
-            not draws and preset != "softmax" and temperature not in (None, 0, 1),
+            not plan.draws and preset != "softmax" and temperature not in (None, 0, 1),
             "it draws nothing that could be multiplied",
         ),
         "causal.individual": (
             causal.individual is not None and plan.individual_mode != "sequence",
             "nobody is held for the text; use shared-individual or persona",
         ),
-        "causal.noise_temperature": (causal.noise_temperature is not None and not draws_noise, "it draws no noise"),
-        "causal.central_mass": (
-            causal.central_mass is not None and not draws,
-            "it draws neither individuals nor noise",
-        ),
     }
     for field, (wrong, why) in without_effect.items():
         if wrong:
             raise ApiError(400, f"{field} has no effect under the preset {preset}: {why}", param=field)
-    if temperature is None and causal.noise_temperature is None and draws:
-        who = settings.individuals.get(causal.individual or "", plan.individual)  # heard at 1 where inferred
-        plan = replace(plan, central_mass=causal.central_mass)
-        fresh = replace(plan, individual=who).fresh_at(settings.temperature or 1.0)
-        return replace(fresh, individual=plan.individual)
-    return replace(
-        plan,
-        temperature=1.0 if temperature is None or not (draws or preset == "softmax") else temperature,
-        noise_temperature=causal.noise_temperature,
-        central_mass=causal.central_mass,
-    )
+    heat = 1.0 if temperature is None or not (plan.draws or preset == "softmax") else temperature
+    return replace(plan, temperature=heat, top_p=asked.top_p if races and asked.top_p != 1 else None)
 
 
 def job_of(

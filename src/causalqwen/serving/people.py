@@ -205,7 +205,6 @@ def about(individual: Individual) -> dict[str, Any]:
     return {
         "name": individual.name,
         "about": str(individual),
-        "drawn": individual.drawn,
         "inferred": individual.is_inferred,
         "knows_values": individual.knows_values,
         "evidence": [vars(seen) for seen in individual.evidence],

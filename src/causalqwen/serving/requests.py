@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, PRESETS
+from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, OWN_MODES, PRESETS
 from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.settings import ApiError
@@ -90,16 +90,15 @@ class Strict(BaseModel):
 
 
 class CausalOptions(Strict):
-    """The extension field `causal`: one of the eight presets, or a mode for each source, what they draw, and what is told."""
+    """The extension field `causal`: one of the presets, or a mode for each source, what they draw, and what is told."""
 
     preset: Literal[tuple(PRESETS)] | None = None  # type: ignore[valid-type]
     individual_mode: Literal[INDIVIDUAL_MODES] | None = None  # type: ignore[valid-type]
     noise_mode: Literal[NOISE_MODES] | None = None  # type: ignore[valid-type]
+    own_mode: Literal[OWN_MODES] | None = None  # type: ignore[valid-type]
     individual: str | None = None
     seed: Seed | None = None
     temperature: Temperature | None = None
-    noise_temperature: Temperature | None = None
-    central_mass: Annotated[float, Field(gt=0, le=1)] | None = None
     alternatives: Logprobs | None = None
     points: Points | None = None
 
@@ -107,6 +106,8 @@ class CausalOptions(Strict):
     def _check_modes(self) -> "CausalOptions":
         if (self.individual_mode is None) != (self.noise_mode is None):
             raise ValueError("individual_mode and noise_mode are given together")
+        if self.individual_mode is None and self.own_mode is not None:
+            raise ValueError("own_mode is given beside individual_mode and noise_mode")
         if self.individual_mode is not None and self.preset is not None:
             raise ValueError("a preset says the modes already: leave it out, or them")
         return self

@@ -41,7 +41,6 @@ class ServerSettings:
     name: str = "causalqwen"
     individuals: dict[str, Individual] = field(default_factory=dict)
     preset: str = "softmax"
-    temperature: float | None = None
     max_rows: int = 8
     window: float = 0.01
     max_waiting: int = 64

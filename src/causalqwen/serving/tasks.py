@@ -62,26 +62,18 @@ class Task:
 
 
 class Progress:
-    """A streamer of `generate` for texts of `total` tokens together, with the steps that find their noise: it pauses after
-    each, and tells how far they are."""
+    """A streamer of `generate` for texts of `total` tokens together: it pauses after each token, and tells how far they are."""
 
     def __init__(self, task: Task, total: int) -> None:
         self.task, self.total = task, total
         self._done, self._in_prompt, self._told = 0, True, 0.0
-
-    def pause(self) -> None:
-        """A step of finding noise."""
-        self._went(1)
 
     def put(self, value: Any) -> None:
         """A prompt first, then its tokens."""
         if self._in_prompt:
             self._in_prompt = False
             return
-        self._went(value.numel())
-
-    def _went(self, count: int) -> None:
-        self._done += count
+        self._done += value.numel()
         now = time.monotonic()
         if now - self._told > _BETWEEN_PROGRESS:
             self._told = now

@@ -6,21 +6,19 @@ import torch
 from pydantic import Field, model_validator
 
 from causalqwen.decoding import Individual
-from causalqwen.individuals.hindsight import STEPS, pauses
 from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
 from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.prediction import told
 from causalqwen.modeling.reading import EncodedText
 from causalqwen.modeling.telling import token_texts
 from causalqwen.serving.people import People, TaskRequest, Who, about
-from causalqwen.serving.requests import Count, Points, Seed, Strict
+from causalqwen.serving.requests import Count, Points, Seed, Strict, Temperature
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.tasks import Progress, Task, Work
 
 _LENGTH = 64  # tokens behind a prompt where nothing says how many
-_DRAWN = ("num_samples", "seed", "temperature", "noise_temperature")
+_DRAWN = ("num_samples", "seed", "temperature")
 
-Warmth = Annotated[float, Field(ge=0, le=1000)]  # a model's own temperature for texts can be far above OpenAI's 2
 Place = Annotated[int, Field(ge=0, strict=False)]  # keys of JSON are texts
 
 
@@ -45,8 +43,7 @@ class WorldsRequest(TaskRequest):
     num_samples: Count = 1
     max_tokens: Count | None = None
     seed: Seed = 0
-    temperature: Warmth | None = None
-    noise_temperature: Warmth | None = None
+    temperature: Temperature = 1.0
     points: Points | None = None
 
     @model_validator(mode="after")
@@ -75,11 +72,9 @@ def _worlds(asked: WorldsRequest, people: People, task: Task) -> None:
         who = people.find(asked.individual)
     elif asked.text is not None:
         who = model.abduct(observed)
-    searched = asked.text is not None and asked.noise == "abduct"
-    total = length * count + (asked.num_samples * pauses(of_text, STEPS) if searched else 0)
     task.tell({"individual": None if who is None else about(who), "progress": 0.0})
     drawn: dict[str, Any] = {name: getattr(asked, name) for name in _DRAWN}
-    drawn |= {"individual": who, "max_new_tokens": length, "streamer": Progress(task, total)}
+    drawn |= {"individual": who, "max_new_tokens": length, "streamer": Progress(task, length * count)}
     if asked.text is None:
         made = model.interventional_samples(asked.prompt, **drawn)
     else:

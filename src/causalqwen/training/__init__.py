@@ -1,7 +1,7 @@
 """Training by transformers' Trainer, on features kept on disk or through the backbone."""
 
 from causalqwen.numbers.law import LEVELS
-from causalqwen.training.calibration import CalibrationSettings, calibrate, choice_distances, text_chunks
+from causalqwen.training.calibration import CalibrationSettings, calibrate, text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.run import train
 from causalqwen.training.scores import score_tokens, score_values
@@ -21,7 +21,6 @@ __all__ = [
     "TrainSettings",
     "ValueStage",
     "calibrate",
-    "choice_distances",
     "learn_voices",
     "score_tokens",
     "score_values",

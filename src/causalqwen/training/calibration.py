@@ -1,17 +1,15 @@
-"""Calibration: one-vs-rest probabilities that mean something, and a temperature for texts, from a few thousand tokens of text.
+"""Calibration: one-vs-rest probabilities that mean something, from a few thousand tokens of text.
 
 Nothing that decides is touched: thresholds stay the same for all tokens of a position, so every decision stays the
 backbone's. Fitted are (theory 3.5):
 
-- the threshold's shift c(z): a `PartitionEstimate`, and a linear map of the features;
-- `score_noise` and `score_slope`, a token's own noise;
-- `config.text_temperature`, at which drawn individuals choose as diversely as the backbone does when it is sampled
-  at temperature 1. It is no part of the law, which is what is drawn at 1.
+- the threshold, by a `PartitionEstimate`, in closed form;
+- `score_noise` and `score_slope`, a token's own noise: what the link asks for beside U and the noise.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +18,14 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen.core import Chain
-from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import StableFamily, upcast
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.action import PartitionEstimate
+from causalqwen.modeling.grafting import FAITHFUL_LINK
 
 _TOP, _BINS, _WIDTH = 32, 512, 0.1
+_SOLVED = 256  # positions whose thresholds are solved for exactly
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,10 @@ class CalibrationSettings:
 
     Args:
         anchors: tokens that `PartitionEstimate` sums exactly. chunk: tokens per forward pass.
-        steps, batch_size, learning_rate, weight_decay: of the link's fit.
-        temperature_positions, temperature_draws: that the temperature is fitted on; 0 positions leave it as it is.
     """
 
     anchors: int = 1024
     chunk: int = 512
-    steps: int = 600
-    batch_size: int = 512
-    learning_rate: float = 3e-3
-    weight_decay: float = 0.1
-    temperature_positions: int = 32
-    temperature_draws: int = 200
-    seed: int = 0
 
 
 @dataclass
@@ -133,11 +123,11 @@ def calibrate(
     *,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Calibrate `model` in place on plain text; minutes for ten thousand tokens on two cores.
+    """Calibrate `model` in place on plain text; seconds beyond reading, for ten thousand tokens on two cores.
 
     Returns:
         tokens; score_noise and score_slope; on the calibration text itself the median sum of P_k, the share of positions
-        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`); temperature, where it was fitted.
+        where it is within 0.8 to 1.25, and normalised NLL less the backbone's (`nll_gap`).
 
     Raises:
         ValueError: a text without two tokens; a model whose scale is the documents' (its probabilities are not free).
@@ -149,30 +139,30 @@ def calibrate(
     say("reading the text")
     chunks = text_chunks(model, text, settings.chunk)
     facts = summarize_scores(model, chunks)
-    say("fitting the threshold and the link")
-    _fit_partition(model, facts, settings)
-    report = {"tokens": len(facts), **_fit_link(model, facts, settings)}
-    if settings.temperature_positions:
-        say("fitting the temperature of texts")
-        report["temperature"] = fit_temperature(model, facts, settings)
+    _set_link(model, facts)
+    _fit_threshold(model, facts, settings.anchors)
+    link = {"score_noise": model.action.score_noise, "score_slope": model.action.score_slope}
+    report = {"tokens": len(facts), **link, **_sums(model, facts)}
     model.train(was_training)
     return report
 
 
 @torch.no_grad()
-def _fit_partition(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> None:
-    """Anchors: the tokens that carry most probability. The log mass of the rest: ridge regression on the features."""
+def _fit_threshold(model: CausalQwenForCausalLM, facts: ScoreSummary, anchors: int) -> None:
+    """Fit the threshold in closed form: the log-partition of each position, and what lets the P_k sum to 1 beside it.
+
+    Anchors are the tokens that carry most probability; the log mass of the rest is a ridge regression on the features.
+    """
     action, lm_head = model.action, model.vocabulary()
-    anchors = min(settings.anchors, int((facts.mass > 0).sum()))  # never a row that no token uses
+    anchors = min(anchors, int((facts.mass > 0).sum()))  # never a row that no token uses
     partition = PartitionEstimate(facts.features.shape[1], anchors).to(model.device)
     partition.anchor_ids = facts.mass.topk(anchors).indices.sort().values
     partition.rest.weight.zero_()
     partition.rest.bias.fill_(-torch.inf)
-    known = torch.cat(
-        [partition(*part, lm_head) for part in zip(facts.features.split(4096), facts.loc.split(4096), strict=True)]
-    )
+    parts = zip(facts.features.split(4096), facts.loc.split(4096), strict=True)
+    known = torch.cat([partition(*part, lm_head) for part in parts])
     log_rest = facts.log_partition + torch.log1p(-(known.squeeze(-1) - facts.log_partition).exp().clamp(max=1 - 1e-6))
-    mean, std = _moments(facts.features)
+    mean, std = facts.features.mean(0), facts.features.std(0).clamp(min=1e-6)
     design = F.pad((facts.features - mean) / std, (0, 1), value=1.0).double()
     penalty = 10 * torch.eye(design.shape[1], dtype=torch.float64, device=design.device)
     penalty[-1, -1] = 0
@@ -181,68 +171,36 @@ def _fit_partition(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: 
     partition.rest.bias.copy_(solution[-1] - (solution[:-1] * mean / std).sum())
     action.partition = partition
     model.config.anchor_tokens = anchors
+    action.shift.weight.zero_()
+    action.shift.bias.zero_()
+    some = slice(0, None, max(1, len(facts) // _SOLVED))
+    solved = solved_thresholds(facts, some, action.score_noise, action.score_slope, action.law)
+    action.threshold.fill_(solved.median().item())
 
 
-def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
-    return features.mean(0), features.std(0).clamp(min=1e-6)
+@torch.no_grad()
+def _set_link(model: CausalQwenForCausalLM, facts: ScoreSummary) -> None:
+    """Own noise at which P_k is nearly the softmax's probability (`FAITHFUL_LINK`), whatever U and the noise take of it."""
+    action, a = model.action, model.action.law.alpha
+    if action.law.name not in FAITHFUL_LINK:
+        return
+    scale, slope, _ = FAITHFUL_LINK[action.law.name]
+    action.score_noise = max(scale**a - facts.scale.median().item() ** a, 0.0) ** (1 / a)
+    action.score_slope = slope
+    model.config.score_noise, model.config.score_slope = action.score_noise, slope
 
 
-def _fit_link(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> dict[str, Any]:
-    """Noise, slope, constant and linear part of the threshold: the normalised likelihood, and the sum of P_k at 1.
-
-    Loss of a position: -log P_y + log sum + (log sum)^2. The slope is fitted where the law is lighter than Cauchy's: with a
-    Cauchy, a scale that grows in proportion bounds P_k from below.
-    """
-    action, law = model.action, model.action.law
-    lm_head = model.vocabulary()
-    with torch.no_grad():
-        guess = torch.cat(
-            [action.partition(*p, lm_head) for p in zip(facts.features.split(4096), facts.loc.split(4096), strict=True)]
-        )
-        error = guess.squeeze(-1) - facts.log_partition
-        mean, std = _moments(facts.features)
-        inputs = (facts.features - mean) / std
-        slope = action.score_slope or (0.5 if law.alpha > 1 else 0.0)
-        noise = max(action.score_noise, 0.1)
-        some = slice(0, None, max(1, len(facts) // 64))
-        start = solved_thresholds(facts, some, noise, slope, law).median().item()
-    unit = max(abs(start), 0.1)
-    device = inputs.device
-    scalars = torch.tensor([math.log(noise), math.log(slope or 1.0), start / unit], device=device, requires_grad=True)
-    shift = torch.zeros(inputs.shape[1], device=device, requires_grad=True)
-    rates = [1e-2, settings.learning_rate]
-    groups: list[dict[str, Any]] = [
-        {"params": [scalars], "lr": rates[0], "weight_decay": 0.0},
-        {"params": [shift], "lr": rates[1], "weight_decay": settings.weight_decay},
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, max(settings.steps, 2))
-    generator = torch.Generator().manual_seed(settings.seed)
-
-    def terms(index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        thresholds = error[index] + unit * (scalars[2] + inputs[index] @ shift)
-        growth = scalars[1].exp() if slope else 0.0
-        return link_terms(facts, index, thresholds, scalars[0].exp(), growth, law)
-
-    for _ in tqdm(range(settings.steps), desc="fitting the link", leave=False):
-        index = torch.randint(len(facts), (settings.batch_size,), generator=generator).to(device)
-        log_p, log_sum = terms(index)
-        loss = (log_sum - log_p + log_sum**2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    with torch.no_grad():
-        parts = [terms(slice(i, i + 4096)) for i in range(0, len(facts), 4096)]
-        log_p, log_sum = (torch.cat(column) for column in zip(*parts, strict=True))
-        action.score_noise = model.config.score_noise = scalars[0].exp().item()
-        action.score_slope = model.config.score_slope = scalars[1].exp().item() if slope else 0.0
-        action.shift.weight.copy_(unit * shift / std)
-        action.shift.bias.fill_(-unit * (shift * mean / std).sum().item())
-        action.threshold.fill_(unit * scalars[2].item())
+@torch.no_grad()
+def _sums(model: CausalQwenForCausalLM, facts: ScoreSummary) -> dict[str, float]:
+    """How the P_k sum on the text itself, and the normalised NLL less the backbone's."""
+    action, lm_head, parts = model.action, model.vocabulary(), []
+    for start in range(0, len(facts), 4096):
+        index = slice(start, start + 4096)
+        features = facts.features[index]
+        thresholds = action.thresholds(features, facts.loc[index], lm_head).squeeze(-1) - facts.log_partition[index]
+        parts.append(link_terms(facts, index, thresholds, action.score_noise, action.score_slope, action.law))
+    log_p, log_sum = (torch.cat(column) for column in zip(*parts, strict=True))
     return {
-        "score_noise": action.score_noise,
-        "score_slope": action.score_slope,
         "sum_median": log_sum.exp().median().item(),
         "sum_within": ((log_sum > math.log(0.8)) & (log_sum < math.log(1.25))).float().mean().item(),
         "nll_gap": (log_sum - log_p + facts.target).mean().item(),
@@ -280,54 +238,3 @@ def solved_thresholds(facts: ScoreSummary, some: slice, noise: float, slope: flo
         above = link_terms(facts, some, middle, noise, slope, law)[1] > 0
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return high
-
-
-# ---- the temperature of texts ----------------------------------------------------------------------------------------
-
-
-def fit_temperature(model: CausalQwenForCausalLM, facts: ScoreSummary, settings: CalibrationSettings) -> float:
-    """Name the temperature at which the choices of drawn individuals are nearest to the backbone's softmax."""
-    index = torch.arange(0, len(facts), max(1, len(facts) // settings.temperature_positions))
-    features = facts.features[index.to(facts.features.device)]
-    temperatures = [1.15**step for step in range(24)]  # to 25
-    distances = choice_distances(model, features, draws=settings.temperature_draws, temperatures=temperatures)
-    best = min(temperatures, key=lambda temperature: distances[temperature].mean().item())
-    model.config.text_temperature = best
-    return best
-
-
-@torch.no_grad()
-def choice_distances(
-    model: CausalQwenForCausalLM,
-    features: Tensor,
-    *,
-    draws: int,
-    temperatures: Sequence[float] = (1.0,),
-    seed: int = 10**6,
-) -> dict[float, Tensor]:
-    """Total variation between what drawn individuals choose (the preset `causal`) and the backbone's softmax, at each position
-    and temperature.
-
-    features: [N, H]. `draws` individuals per position. temperatures: 1 at least: what is left to a token is then the same for
-    all of them. Returns, per temperature, [N].
-    """
-    words = model.vocabulary()
-    distances: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
-    for place, z in enumerate(tqdm(features, desc="choices of drawn individuals", leave=False)):
-        z = z.to(model.abduction.loc_net.weight.dtype)
-        nobody = Chain(model, z[None], words=words).scores
-        likely = nobody.masked(upcast(nobody.loc), -torch.inf).softmax(-1)[0]
-        plan = CausalDecoding.preset("causal", seed=seed + place * draws)
-        bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
-        drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
-        people = Chain(model, z[None, None], drawn, words).scores
-        chosen = {temperature: list[Tensor]() for temperature in temperatures}
-        for part in people.parts():
-            start, end = (replace(part, loc=upcast(loc)).ranked() for loc in (nobody.loc, part.loc))
-            step = part.masked(end - start, 0.0)  # what decides is linear in the temperature
-            for temperature, choices in chosen.items():
-                choices.append(torch.add(start, step, alpha=temperature).max(-1).indices)
-        for temperature, choices in chosen.items():
-            share = torch.bincount(torch.cat(choices), minlength=len(likely)) / draws
-            distances[temperature].append((share - likely).abs().sum() / 2)
-    return {temperature: torch.stack(parts) for temperature, parts in distances.items()}

@@ -220,7 +220,7 @@ def individual_prob_sums(model: CausalQwenForCausalLM, features: Tensor, seed: i
 
     The author's question in overview 5.4: an individual has one next token, so that this sum should be near 1.
     """
-    plan = CausalDecoding.preset("causal", central_mass=1.0, seed=seed)
+    plan = CausalDecoding.preset("causal", seed=seed)
     bound = BoundDecoding.bind(plan, 1, model.config.causal_size, features.device)
     places = torch.arange(len(features), device=features.device).unsqueeze(0)
     return Chain(model, features.unsqueeze(0), bound.at(places)).scores.p().sum(-1)[0]
