@@ -13,10 +13,8 @@ from torch import Tensor
 
 from causalqwen.distributions.draws import OWN_STREAM, philox
 
-BLOCK = 64
-_LANES = (
-    BLOCK // 4 + 1
-)  # counters of a block, four words each: one for which token is the largest, the rest for all of them
+BLOCK = 64  # a power of 2
+_LANES = BLOCK // 4 + 1  # counters of a block, four words each: those of all its tokens, and one for which is the largest
 _WORD = 0xFFFFFFFF
 
 
@@ -43,7 +41,10 @@ def block_largest(seeds: Any, positions: Any, blocks: int) -> Any:
     count = (blocks + 3) // 4
     block = torch.arange(count, device=seeds.device) if isinstance(seeds, Tensor) else np.arange(count)
     words = _joined(_words(block[None], 0, seeds[:, None], positions[:, None]))[:, :blocks]
-    return _uniform(words) ** (1 / BLOCK)
+    uniform = _uniform(words)
+    for _ in range(BLOCK.bit_length() - 1):  # roots of squares are rounded alike everywhere, other powers are not
+        uniform = uniform.sqrt() if isinstance(uniform, Tensor) else np.sqrt(uniform)
+    return uniform
 
 
 def block_uniforms(seeds: Any, positions: Any, block: Any, largest: Any) -> Any:
