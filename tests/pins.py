@@ -68,7 +68,7 @@ def _atoms(model: CausalQwenForCausalLM) -> None:
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], None]]] = {
     "digits": ("llama", {}, _nothing),
     "second": ("qwen2", {}, _nothing),
-    "value": ("qwen2", {"number_context": "value", "anchor_tokens": 30, "central_mass": 0.9}, _nothing),
+    "value": ("qwen2", {"number_context": "value", "anchor_tokens": 30}, _nothing),
     "both": ("qwen3", {"number_context": "both", "number_encoding": "fourier"}, _nothing),
     "multiplied": ("llama", {"number_context": "value", "number_embedding": "multiplied"}, _nothing),
     "features": ("llama", {"number_context": "value", "number_embedding": "features"}, _nothing),
