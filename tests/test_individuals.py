@@ -304,7 +304,7 @@ def test_an_abducted_individual_survives_a_file(speaker, tmp_path):
 OBSERVED = Observation(" people of the land who had not been seen at all, and then more.", "They say that the")
 
 
-@pytest.mark.parametrize("settings", [{}, {"vocabulary_family": "cauchy"}, {"start": "minimal"}])
+@pytest.mark.parametrize("settings", [{}, {"threshold_shift": "solved"}, {"score_slope": 0.0}], ids=str)
 def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family, settings):
     model = graft_tiny(family, tiny_tokenizer, **settings)
     model.generation_config.eos_token_id = None
@@ -316,6 +316,19 @@ def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family,
     assert again[0][0].text == worlds[1][1].text
     fresh = model.counterfactual_samples(OBSERVED, Intervention(), noise="redraw", seed=5)
     assert fresh[0][0].text != OBSERVED.text
+
+
+@pytest.mark.parametrize("settings", [{"vocabulary_family": "cauchy"}, {"start": "minimal"}, {"start": "documents"}])
+def test_scores_without_gaussian_own_noise_explain_no_text(tiny_tokenizer, settings):
+    model, known = graft_tiny("llama", tiny_tokenizer, **settings), graft_tiny("llama", tiny_tokenizer)
+    plan = CausalDecoding(individual=Individual.nobody(32), own=known.abduct_noise(OBSERVED))
+    for asked in (
+        lambda: model.abduct_noise(OBSERVED),
+        lambda: model.counterfactual_samples(OBSERVED, Intervention()),
+        lambda: model.generate(**model.processor("They", return_tensors="pt"), causal_decoding=plan, max_new_tokens=2),
+    ):
+        with pytest.raises(ValueError, match="a text under observed noise needs (score_scale|vocabulary_family)="):
+            asked()
 
 
 @torch.no_grad()
@@ -383,7 +396,7 @@ SAID = [
 
 
 @pytest.mark.parametrize("context", ["value", "digits", "both"])
-@pytest.mark.parametrize("settings", [{}, {"vocabulary_family": "cauchy"}, {"value_family": "gaussian"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"value_family": "gaussian"}], ids=str)
 @pytest.mark.parametrize("transform", ["affine", "symlog"])
 def test_numbers_of_any_length_come_back_as_they_were_written(tiny_tokenizer, context, settings, transform):
     model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context, **settings))
@@ -444,7 +457,7 @@ def test_a_world_breaks_off_no_number_and_nothing_that_is_set(tiny_tokenizer, co
                 end = next((at for at in range(place + 1, len(world.tokens)) if at not in world.digits), None)
                 assert float(tiny_tokenizer.decode(world.tokens[place + 1 : end])) == world.values[place]
             found += len(places)
-    assert found > 10
+    assert found > 5
 
 
 @pytest.mark.parametrize("context", ["value", "digits"])
