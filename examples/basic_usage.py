@@ -13,7 +13,7 @@ from pathlib import Path
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.texts import CALIBRATION_YEARS, speeches
-from causalqwen.training import CalibrationSettings, TrainSettings, ValueStage, calibrate, train
+from causalqwen.training import TrainSettings, ValueStage, calibrate, train
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--backbone", default="smollm2-135m", help="any decoder of transformers: a folder or a hub name")
@@ -23,8 +23,8 @@ given = parser.parse_args()
 # Graft. The backbone keeps every logit; <NUM>, who speaks and the value of a number are new.
 model = CausalQwenForCausalLM.from_backbone(given.backbone)
 
-# Calibrate, so that <NUM> is decided where a number stands and nowhere else. Nothing is drawn here: no temperature is needed.
-calibrate(model, speeches(CALIBRATION_YEARS[-1:]), CalibrationSettings(temperature_positions=0))
+# Calibrate, so that <NUM> is decided where a number stands and nowhere else.
+calibrate(model, speeches(CALIBRATION_YEARS[-1:]))
 
 # Rows: a prompt, and the number that follows. The number inside the prompt is read.
 chance = random.Random(0)

@@ -27,7 +27,7 @@ prompt = "The best thing about the sea is"
 print("likeliest  ", write(prompt, CausalDecoding.preset("standard")))
 for seed in (1, 2):
     someone = Individual.from_seed(seed, model.config.causal_size)
-    persona = CausalDecoding.preset("persona", individual=someone, seed=0).fresh_at(model.config.text_temperature)
+    persona = CausalDecoding.preset("persona", individual=someone, seed=0)
     print(f"somebody {seed} ", write(prompt, persona))
 
 # Abduction: who would have said this?

@@ -54,7 +54,7 @@ def main() -> None:
     toluene.plot(383.8, number, "K")
     number.set_title("The boiling point of toluene (C7H8) is …", size=9, weight="bold", loc="left")
 
-    plan = CausalDecoding.preset("persona", seed=given.seed).fresh_at(model.config.text_temperature)
+    plan = CausalDecoding.preset("persona", seed=given.seed)
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
     out = model.generate(**inputs, max_new_tokens=given.tokens, causal_decoding=plan)
     start = inputs["input_ids"].shape[1]

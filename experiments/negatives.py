@@ -17,7 +17,7 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.core import Chain
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.kernels import Negatives, inclusion_probabilities, sample_negatives
-from causalqwen.training import CalibrationSettings, calibrate, text_chunks
+from causalqwen.training import calibrate, text_chunks
 from causalqwen.training.negatives import token_importance
 
 BATCH, UPDATES, RATE, HELD_OUT = 128, 150, 1e-4, 4096
@@ -59,7 +59,7 @@ def main() -> None:
     seed = parser.parse_args().seed
     torch.manual_seed(seed)
     start = CausalQwenForCausalLM.from_backbone("smollm2-135m")
-    calibrate(start, speeches(CALIBRATION_YEARS), CalibrationSettings(temperature_positions=0, seed=seed))
+    calibrate(start, speeches(CALIBRATION_YEARS))
     start.requires_grad_(False)
     for parameter in trained(start):
         parameter.requires_grad_(True)

@@ -46,7 +46,7 @@ PROMPTS = [
     "In 1969 there were 3",
     "My friends, we have come a long way together, and",
 ]
-CAUSAL = [{}, {}, {"preset": "persona", "temperature": 0.3, "noise_temperature": 0.95}, {"preset": "standard"}]
+CAUSAL = [{}, {}, {"preset": "persona", "temperature": 0.9}, {"preset": "standard"}]
 PARTS = 6  # of the time, for latencies and memory
 NUMBER = re.compile(r"-?\d[\d.,]*(e[+-]?\d+)?")  # whose last digit may move
 MOST = 50  # texts that are looked at

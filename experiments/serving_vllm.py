@@ -26,7 +26,7 @@ ONE_CORE = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "OMP_NUM_THREADS": "1",
 }
-SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
+SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.7}}
 BARE, SAMPLED, IN_PARTS = "bare", "bare, sampled", "bare, piecewise"
 NAMES = (
     "water", "toluene (C7H8)", "benzene (C6H6)", "ethanol (C2H6O)", "methane (CH4)", "propane (C3H8)", "acetone (C3H6O)",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SETTINGS = ("sampler", "top_p", "temperature", "times")
+SETTINGS = ("sampler", "top_p", "temperature")
 
 
 def flatten(value: Any, name: str = "") -> dict[str, float]:

@@ -28,7 +28,7 @@ from causalqwen.data.rows import check_row
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions, statements
 from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speech_paragraphs, speeches
-from causalqwen.training import CalibrationSettings, TrainSettings, calibrate, score_tokens, stream_facts, train
+from causalqwen.training import TrainSettings, calibrate, score_tokens, stream_facts, train
 from causalqwen.training.run import learn
 
 SIZES = {"train": 400, "validation": 100, "test": 150}
@@ -54,7 +54,7 @@ def of_words(rate: float) -> None:
         [{"text": text[:300]} for text in speech_paragraphs(year, numbers=False)[:count]] for year, count in years
     )
     start = CausalQwenForCausalLM.from_backbone("smollm2-135m", dtype=torch.float32)
-    calibrate(start, speeches(CALIBRATION_YEARS[-1:])[:8000], CalibrationSettings(temperature_positions=0))
+    calibrate(start, speeches(CALIBRATION_YEARS[-1:])[:8000])
     untouched = None
     names = ("accuracy", "agreement", "softmax NLL", "OvR NLL", "sum", "L_cls")
     print(f"{'score_matrix':14}" + "".join(f"{name:>13}" for name in names), flush=True)

@@ -2,8 +2,8 @@
 
 Real paragraphs that the model did not write: a prompt of 16 tokens and the 24 that follow. First every text under the empty
 intervention, then texts that hold two numbers of one to nine digits, then some with the individual behind them. Then one word
-of the prompt is edited, and what the individual would have said is compared with what was said: noise kept (ours), Gumbel
-noise in hindsight (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the softmax's own.
+of the prompt is edited, and what the individual would have said is compared with what was said: own noise kept (ours), Gumbel
+noise kept (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the softmax's own.
 
     .venv/bin/python experiments/worlds.py --model DIR      (a model that `causalqwen calibrate` has seen)
 """
@@ -31,7 +31,7 @@ EDITS = {
 }  # fmt: skip
 
 
-class GumbelHindsight(LogitsProcessor):
+class ObservedGumbel(LogitsProcessor):
     """Adds Gumbel noise under which the softmax's observed tokens were the best scores, and fresh noise after their end."""
 
     def __init__(self, scores: Tensor, tokens: Tensor, seed: int) -> None:
@@ -127,7 +127,8 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--numbers", type=int, default=200)
     parser.add_argument("--abducted", type=int, default=50)
-    parser.add_argument("--edits", type=int, default=40)
+    parser.add_argument("--edits", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
     model = CausalQwenForCausalLM.from_pretrained(given.model).eval()
     model.generation_config.eos_token_id = None
@@ -137,48 +138,46 @@ def main() -> None:
     numbered = texts_with_numbers(texts, given.numbers)
     groups = (("nobody", plain), ("nobody, with numbers", numbered), ("abducted", plain[: given.abducted]))
     for what, told in groups:
-        same, residuals = 0, []
+        same = 0
         for index, observed in enumerate(tqdm(told, desc=f"the world that was, {what}")):
             who = nobody if what.startswith("nobody") else model.abduct(observed)
-            ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=who, seed=index, steps=2)
+            ((world,),) = model.counterfactual_samples(observed, Intervention(), individual=who, seed=index)
             same += world.text == observed.text
-            of_noise = model.config.text_temperature
-            kept = model.abduct_noise(observed, who, noise_temperature=of_noise, seed=index, steps=0)
-            residuals += kept.residuals.tolist()
         if told:
-            share = statistics.mean(r > 0 for r in residuals)
-            print(f"{what}, identical: {same} of {len(told)}; tokens with a residual {share:.2%}", flush=True)
+            print(f"{what}, identical: {same} of {len(told)}", flush=True)
 
     chosen = [(o, ids, edited(o.prompt)) for o, ids in texts if edited(o.prompt)][: given.edits]
-    columns: dict[str, list[tuple[float, float]]] = {}
-    for index, (observed, ids, prompt) in enumerate(tqdm(chosen, desc="edits")):
+    columns: dict[str, list[tuple[float, float, float]]] = {}
+    for place, (observed, ids, prompt) in enumerate(tqdm(chosen, desc="edits")):
         said, world = ids[BEFORE:].tolist(), Intervention(prompt=prompt)
-        made: dict[str, list[int]] = {}
-        for name, individual in (("nobody in particular", nobody), ("abducted", model.abduct(observed))):
-            for noise in ("abduct", "redraw"):
-                ((found,),) = model.counterfactual_samples(
-                    observed, world, individual=individual, noise=noise, seed=index
-                )
-                made[f"{name}, noise {'kept' if noise == 'abduct' else 'drawn anew'}"] = found.tokens.tolist()
+        people = {"population average": nobody, "abducted": model.abduct(observed)}
         scores = model.backbone(input_ids=ids[None]).logits[0, BEFORE - 1 : -1].float()
         start = model.encode_text(prompt, prompt=True)[0][None]
-        rivals = (
-            ("Gumbel hindsight", GumbelHindsight(scores, ids[BEFORE:], index)),
-            ("uniform numbers replayed", ReplayedUniforms(scores, ids[BEFORE:], index)),
-            ("softmax, drawn anew", GumbelHindsight(scores[:0], ids[:0], index)),
-        )
-        for name, processor in rivals:
-            out = model.backbone.generate(
-                start, max_new_tokens=BEHIND, do_sample=False, logits_processor=LogitsProcessorList([processor]),
-                attention_mask=torch.ones_like(start), eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
-            made[name] = out[0, start.shape[1] :].tolist()
-        for name, tokens in made.items():
-            columns.setdefault(name, []).append((distance(said, tokens), common_prefix(said, tokens)))
-    print(f"{len(chosen)} edits: edit distance, common prefix")
-    for name, pairs in columns.items():
-        far, prefix = (statistics.mean(column) for column in zip(*pairs, strict=True))
-        print(f"{name:42} {far:.3f} {prefix:.3f}", flush=True)
+        for key in (place + 10_000 * seed for seed in range(given.seeds)):
+            made: dict[str, list[int]] = {}
+            for name, who in people.items():
+                for noise, what in (("abduct", "kept"), ("redraw", "drawn anew")):
+                    settings = {"individual": who, "noise": noise, "seed": key}
+                    ((found,),) = model.counterfactual_samples(observed, world, **settings)
+                    made[f"{name}, noise {what}"] = found.tokens.tolist()
+            rivals = (
+                ("Gumbel noise kept", ObservedGumbel(scores, ids[BEFORE:], key)),
+                ("uniform numbers replayed", ReplayedUniforms(scores, ids[BEFORE:], key)),
+                ("softmax, drawn anew", ObservedGumbel(scores[:0], ids[:0], key)),
+            )
+            for name, processor in rivals:
+                out = model.backbone.generate(
+                    start, max_new_tokens=BEHIND, do_sample=False, logits_processor=LogitsProcessorList([processor]),
+                    attention_mask=torch.ones_like(start), eos_token_id=None, pad_token_id=0,
+                )  # fmt: skip
+                made[name] = out[0, start.shape[1] :].tolist()
+            for name, tokens in made.items():
+                told = distance(said, tokens), common_prefix(said, tokens), float(said == tokens)
+                columns.setdefault(name, []).append(told)
+    print(f"{len(chosen)} edits, {given.seeds} seeds: edit distance, common prefix, identical")
+    for name, rows in columns.items():
+        far, prefix, same = (statistics.mean(column) for column in zip(*rows, strict=True))
+        print(f"{name:42} {far:.3f} {prefix:.3f} {same:.3f}", flush=True)
 
 
 if __name__ == "__main__":

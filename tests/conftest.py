@@ -1,6 +1,5 @@
 """Tiny backbones of several families, and the real default one."""
 
-import functools
 import logging
 import os
 import shutil
@@ -117,17 +116,6 @@ def tiny_llama(tiny_tokenizer) -> CausalQwenForCausalLM:
 @pytest.fixture
 def tiny_qwen(tiny_tokenizer) -> CausalQwenForCausalLM:
     return graft_tiny("qwen2", tiny_tokenizer)
-
-
-@pytest.fixture
-def brief_calibration(monkeypatch) -> None:
-    """`causalqwen calibrate` with fewer steps than people get."""
-    import causalqwen.training
-
-    brief = functools.partial(
-        causalqwen.training.CalibrationSettings, steps=200, temperature_positions=2, temperature_draws=16
-    )
-    monkeypatch.setattr(causalqwen.training, "CalibrationSettings", brief)
 
 
 @pytest.fixture(autouse=True)

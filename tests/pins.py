@@ -23,6 +23,7 @@ from causalqwen import CausalDecoding, CausalQwenForCausalLM, Intervention, Obse
 from causalqwen.data import Row, encode_rows
 from causalqwen.decoding import PRESETS
 from causalqwen.numbers import ValueTransform
+from causalqwen.parts.limits import missing
 from causalqwen.training import TrainSettings, train
 
 PINS = Path(__file__).parent / "pins"
@@ -68,7 +69,7 @@ def _atoms(model: CausalQwenForCausalLM) -> None:
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], None]]] = {
     "digits": ("llama", {}, _nothing),
     "second": ("qwen2", {}, _nothing),
-    "value": ("qwen2", {"number_context": "value", "anchor_tokens": 30, "central_mass": 0.9}, _nothing),
+    "value": ("qwen2", {"number_context": "value", "anchor_tokens": 30}, _nothing),
     "both": ("qwen3", {"number_context": "both", "number_encoding": "fourier"}, _nothing),
     "multiplied": ("llama", {"number_context": "value", "number_embedding": "multiplied"}, _nothing),
     "features": ("llama", {"number_context": "value", "number_embedding": "features"}, _nothing),
@@ -154,7 +155,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         given["predictions"] = [[p.median, *p.interval(0.8), p.cdf(30.0), p.crps(30.0), p.format(0.9)] for p in found]
         person = model.abduct(SAID)
         given["individual"] = _plain(torch.stack([person.factor.norm(), person.precision.norm()]))
-        if not model.config.copy_numbers:
+        if not missing("a text under observed noise", vars(model.config)):
             edits = [Intervention(), Intervention(prompt="Your friends,")]
             worlds = model.counterfactual_samples(SAID, edits, individual=person, temperature=1.0)
             given["worlds"] = [world[0].text for world in worlds]

@@ -97,7 +97,7 @@ def test_a_mixture_is_an_individual_like_any(tmp_path):
     mixture = mix(ANN, BOB, 0.25)
     mixture.save(tmp_path / "both")
     again = Individual.load(tmp_path / "both")
-    assert torch.equal(again.factor, mixture.factor) and again.name == "75% Ann, 25% Bob" and again.drawn
+    assert torch.equal(again.factor, mixture.factor) and again.name == "75% Ann, 25% Bob"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.evaluation import compare_with_backbone
-from causalqwen.evaluation.quick import ASKED, CALIBRATED_ON, CALIBRATION, quick_demo
+from causalqwen.evaluation.quick import ASKED, CALIBRATED_ON, quick_demo
 from causalqwen.modeling.backbones import byte_level, default_backbone_path
 from causalqwen.training import TrainSettings, ValueStage, calibrate, train
 from causalqwen.training.run import learn
@@ -68,7 +68,7 @@ def test_sixty_rows_and_few_updates_are_enough_to_announce_a_number(smollm2, tmp
     """Of used cars, 40 updates: numbers are expected behind prompts of their kind, and nowhere in other text."""
     model = copy.deepcopy(smollm2, {id(smollm2.backbone): smollm2.backbone})
     model.processor = smollm2.processor
-    calibrate(model, speeches((1985,))[:CALIBRATED_ON], dataclasses.replace(CALIBRATION, temperature_positions=0))
+    calibrate(model, speeches((1985,))[:CALIBRATED_ON])
     makes = ("Fiat Panda", "Skoda Octavia", "Ford Focus", "BMW 320d", "Renault Clio", "Audi A4")
 
     def cars(start, count):

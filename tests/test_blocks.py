@@ -197,7 +197,6 @@ def test_what_other_programs_are_told_of_ours_is_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("brief_calibration")
 def test_the_commands_of_the_guide_run_one_after_the_other(tiny_tokenizer, tmp_path, monkeypatch):
     """On a tiny backbone. What takes minutes or never ends is run by test_cli.py and test_commands.py alone."""
     monkeypatch.chdir(tmp_path)

@@ -116,7 +116,6 @@ def test_train_leaves_a_model_and_its_metrics(trained):
     assert json.loads((trained / "config.json").read_text())["fitted"]["values"]["value_transform"]["kind"] == "affine"
 
 
-@pytest.mark.usefixtures("brief_calibration")
 def test_calibrate_in_place_or_beside_and_evaluate_the_language(place, tmp_path):
     (tmp_path / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
     out = tmp_path / "calibrated"

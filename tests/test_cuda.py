@@ -60,7 +60,7 @@ def test_a_population_is_asked_for_numbers_words_and_texts(model):
     assert there["word"].equals(here["word"]) and np.allclose(there["number"], here["number"], rtol=1e-3)
 
 
-def test_worlds_and_noise_in_hindsight(model):
+def test_worlds_under_observed_noise(model):
     observed = SAID[0]
     (was,), (other,) = model.counterfactual_samples(observed, [Intervention(), Intervention(values={0: 99.0})])
     assert was.text == observed.text and other.text.startswith(" 99")
@@ -147,10 +147,10 @@ def test_what_is_trained_there_answers_alike_here(tiny_tokenizer, tmp_path, stag
     assert laws[0].median == pytest.approx(laws[1].median, rel=1e-3)
 
 
-def test_calibration_there(tiny_tokenizer, brief_calibration):
+def test_calibration_there(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer).cuda()
     found = calibrate(model, "We look back on what was done and forward to what is not, and we say so. " * 12)
-    assert found and np.isfinite(model.config.text_temperature)
+    assert 0.5 < found["sum_median"] < 2
 
 
 def test_a_table_is_fitted_there_and_asked_here(tiny_tokenizer, tmp_path):

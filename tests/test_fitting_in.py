@@ -229,7 +229,7 @@ def test_scores_that_the_hub_would_not_take_are_named_before_anything_is_written
     assert not (tmp_path / "other").exists()
 
 
-def test_calibrating_in_place_keeps_what_lies_beside(trained, tmp_path, brief_calibration):
+def test_calibrating_in_place_keeps_what_lies_beside(trained, tmp_path):
     _, folder = trained
     CausalQwenForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "m")
     (tmp_path / "m/.eval_results").mkdir()

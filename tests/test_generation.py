@@ -18,8 +18,15 @@ from causalqwen import (
     NumberTextStreamer,
     Observation,
 )
-from causalqwen.decoding import BoundDecoding, QuantileReader
-from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, get_family, uniform_draws
+from causalqwen.decoding import BoundDecoding
+from causalqwen.distributions import (
+    INDIVIDUAL_STREAM,
+    NOISE_STREAM,
+    WHOLE_TEXT,
+    get_family,
+    own_uniforms,
+    uniform_draws,
+)
 from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
@@ -68,44 +75,34 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
             loc, scale = model.abduction(z)
             value_loc, value_scale = model.value_branch(z, loc, scale)
             position = ids.shape[1] - 1
-            spread, taken, first = {"value": [], "token": []}, [], loc
-            gain, unit = 1.0, 1.0
-            most = (
-                1.0 if model.config.score_scale == "common" else math.inf
-            )  # the temperature of a value, which has units
-            if model.config.score_scale == "equal" and action.partition is not None and plan.central_mass is None:
-                anchors = (head(loc)[0, action.partition.anchor_ids] - action.partition(z, loc, head)[0]).double()
-                slope, origin = action.draw_slope.tolist()
-                gain = math.exp(slope * (-(anchors.exp() * anchors).sum().item() - origin))
-            of_noise = plan.temperature if plan.noise_temperature is None else plan.noise_temperature
-            for mode, stream, size, temperature in (
-                (plan.individual, INDIVIDUAL_STREAM, (scale, value_scale), plan.temperature),
-                (plan.noise, NOISE_STREAM, (action.noise, action.noise), of_noise),
+            spread, taken, first, T = {"value": [], "token": []}, [], loc, plan.temperature
+            for mode, stream, size in (
+                (plan.individual, INDIVIDUAL_STREAM, (scale, value_scale)),
+                (plan.noise, NOISE_STREAM, (action.noise, action.noise)),
             ):
                 if mode == "marginal":
                     spread["token"].append(size[0].expand_as(scale))
                     spread["value"].append(size[1].expand_as(scale))
                 elif mode != "off":
                     e = uniform_draws(seed, stream, WHOLE_TEXT if mode == "sequence" else position, loc.shape[-1])
-                    if plan.central_mass is None:
-                        mass = model.config.central_mass
-                        unit = action.draw_unit if model.config.score_scale == "equal" else 1.0
-                        of_token, of_value = unit * law.quantile(0.5 + mass * (e - 0.5)), action.value_law.quantile(e)
-                    else:
-                        p = 0.5 + plan.central_mass * (e - 0.5)
-                        of_token, of_value = law.quantile(p), action.value_law.quantile(p)
-                    loc = loc + temperature * gain * size[0] * of_token.float()
-                    value_loc = value_loc + min(temperature, most) * size[1] * of_value.float()
-                    taken.append((min(temperature, 1.0) * size[0]) ** law.alpha)
+                    loc = loc + T * size[0] * law.quantile(e).float()
+                    value_loc = value_loc + min(T, 1.0) * size[1] * action.value_law.quantile(e).float()
+                    taken.append((T * size[0]) ** law.alpha)
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             loc_S, scale_S = action.score_loc(loc, head), action.score_scale_of(left, head)
             excess = loc_S.float() - action.thresholds(z, z, head)
-            if model.config.score_scale == "common" and taken and plan.noise != "off":
-                a, whole = law.alpha, action.score_scale_of(law.add(scale, action.noise.expand_as(scale)), head)
+            is_common, races = model.config.score_scale == "common", plan.own == "token"
+            if is_common and (races or (taken and plan.noise != "off")):
+                a, noise = law.alpha, action.noise.expand_as(scale)
+                whole = action.score_scale_of(scale if plan.noise == "off" else law.add(scale, noise), head)
                 below = (action.thresholds(z, z, head) - action.score_loc(first, head).float()).clamp(min=0)
-                of_rows = sum(taken).expand_as(scale) @ (head.rows_of_all()[0].abs() ** a).T
-                scale_S = (whole**a + action.score_slope * below - of_rows).clamp(min=0) ** (1 / a)
+                of_rows = (sum(taken) + 0 * scale) @ (head.rows_of_all()[0].abs() ** a).T
+                power = T**a * whole**a + T ** (a - 1) * action.score_slope * below - of_rows
+                scale_S = power.clamp(min=1e-6**a) ** (1 / a)
             scores = (loc_S.float() if scale_S.shape[-1] == 1 or plan.decision == "loc" else excess / scale_S)[0]
+            if is_common and races:
+                e3 = own_uniforms(seed, torch.tensor([position]), scores.shape[-1])
+                scores = (loc_S.float() + scale_S * law.quantile(e3).float())[0]
             scores = scores.masked_fill(~action.vocabulary_mask, -torch.inf)
             value, _ = action.value(value_loc, torch.ones_like(value_scale))
             value = round_significant(model.value_transform.inverse(value), model.config.value_digits)
@@ -123,36 +120,13 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
     return ids[0], values[0], margins
 
 
-@pytest.mark.parametrize("preset", ["causal", "persona", "noise"])
-def test_the_unit_of_an_older_checkpoint_is_what_is_drawn(tiny_tokenizer, preset):
-    """Central mass, unit, and the growth of the unit where the text is open, against the slow loop."""
-    settings = {"number_context": "value", "central_mass": 0.9, "anchor_tokens": 30, "score_scale": "equal"}
-    model = eager(graft_tiny("qwen2", tiny_tokenizer, **settings))
-    action, generator = model.action, torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        action.partition.anchor_ids = torch.randperm(100, generator=generator)[:30]
-        action.partition.rest.weight.normal_(generator=generator).mul_(0.1)
-        action.draw_unit.uniform_(0.5, 2.0, generator=generator)
-        action.draw_slope.copy_(torch.tensor([2.0, 0.5]))
-    plan = CausalDecoding.preset(preset, seed=4)
-    ids, _, margins = step_by_step(model, PROMPTS[0], plan, 12)
-    made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
-    assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
-    assert torch.equal(made.sequences[0], ids)
-    with torch.no_grad():
-        action.draw_slope.zero_()
-    without = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=12, causal_decoding=plan)
-    assert not torch.equal(without.sequences[0], ids)
-
-
-@pytest.mark.parametrize("score_scale", ["common", "equal", "documents"])
+@pytest.mark.parametrize(("score_scale", "own"), [("common", "marginal"), ("common", "token"), ("documents", "marginal")])
 @pytest.mark.parametrize(("individual", "noise"), MODES)
-def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale):
-    own = {} if score_scale == "documents" else {"score_noise": 0.05, "score_slope": 0.02}
+def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale, own):
+    settings = {} if score_scale == "documents" else {"score_noise": 0.05, "score_slope": 0.02}
     model = eager(graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale, start="minimal", initial_scale=0.02,
-                             initial_noise=0.01, **own))  # fmt: skip
-    plan = CausalDecoding(individual=individual, noise=noise, temperature=0.8, noise_temperature=1.1,
-                          central_mass=0.9, seed=11)  # fmt: skip
+                             initial_noise=0.01, **settings))  # fmt: skip
+    plan = CausalDecoding(individual, noise, own, temperature=0.8, seed=11)
     ids, values, margins = step_by_step(model, PROMPTS[0], plan, 16)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=16, causal_decoding=plan)
     assert min(margins) > 1e-5, "the reference itself is a coin toss here: take another seed"
@@ -245,23 +219,11 @@ def test_temperature_zero_draws_nothing_and_leaves_the_whole_law():
     plan = CausalDecoding.preset("noise", temperature=0.0, seed=1)
     loc, scale, noise = torch.randn(1, 1, 4), torch.rand(1, 1, 4), torch.full((4,), 0.3)
     drawn = BoundDecoding.bind(plan, 1, 4, torch.device("cpu")).at(torch.zeros(1, 1, dtype=torch.long))
-    assert torch.equal(drawn.move(loc, scale, noise, QuantileReader(law)), loc)
+    assert torch.equal(drawn.move(loc, scale, noise, law), loc)
     whole = law.add(scale, noise.expand_as(scale))
-    torch.testing.assert_close(drawn.left(scale, noise, law), whole)
-    of_the_documents = drawn.left(scale, noise, law, False)
+    torch.testing.assert_close(drawn.left(scale, noise, law, whole=True), whole)
+    of_the_documents = drawn.left(scale, noise, law)
     assert torch.equal(of_the_documents, scale) and not torch.equal(of_the_documents, whole)
-
-
-def test_central_mass_limits_the_draws():
-    law = get_family("cauchy")
-    e = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
-    assert QuantileReader(law, 0.8)(e).abs().max() <= law.quantile(torch.tensor(0.9, dtype=torch.float64))
-    whole = QuantileReader(law)(e)
-    assert (
-        stats.kstest(QuantileReader(law, 1.0)(uniform_draws(torch.tensor([1]), 1, 0, 5000)[0]).numpy(), "cauchy").pvalue
-        > 0.01
-    )
-    assert whole.abs().max() > 100
 
 
 # ---- individuals -----------------------------------------------------------------------------------------------------
@@ -537,13 +499,13 @@ def test_requests_that_are_drawn_together_draw_as_each_alone():
         return BoundDecoding.bind(CausalDecoding.preset("causal", seed=seed), 1, 16, torch.device("cpu"))
 
     company = Company.of([SimpleNamespace(bound=bound(seed)) for seed in (3, 4, 5)])
-    reader = QuantileReader(get_family("gaussian"))
+    law = get_family("gaussian")
     for step in range(40):
         places = torch.tensor([[step], [2 * step], [7 + step % 5]])
         for stream in (INDIVIDUAL_STREAM, NOISE_STREAM):
-            together = company.read(stream, "token", places, reader)
+            together = company.read(stream, "token", places, law)
             rows = zip((3, 4, 5), places.split(1), strict=True)
-            alone = [bound(seed).read(stream, "token", row, reader) for seed, row in rows]
+            alone = [bound(seed).read(stream, "token", row, law) for seed, row in rows]
             assert torch.equal(together, torch.cat(alone))
 
 
@@ -552,12 +514,12 @@ def test_draws_are_made_ahead_from_the_second_on_and_are_those_of_their_position
     bound = BoundDecoding.bind(CausalDecoding.preset("causal", seed=3), 2, 16, torch.device("cpu"), copies=2)
     made, draw = [], bound._draw
     monkeypatch.setattr(bound, "_draw", lambda stream, at: made.append(at.shape[1]) or draw(stream, at))
-    reader = QuantileReader(get_family("gaussian"))
+    law = get_family("gaussian")
     places = [(5, 9), (6, 10), *((6 + step, 10 + step) for step in range(1, 32)), (38, 42), (39, 40), (40, 41), (2, 3)]
     for pair in places:
         at = torch.tensor(pair)
-        found = bound.read(INDIVIDUAL_STREAM, "token", at.unsqueeze(1), reader)[:, 0]
-        own = reader(uniform_draws(torch.tensor([3, 4]), INDIVIDUAL_STREAM, at, 16))
+        found = bound.read(INDIVIDUAL_STREAM, "token", at.unsqueeze(1), law)[:, 0]
+        own = law.quantile(uniform_draws(torch.tensor([3, 4]), INDIVIDUAL_STREAM, at, 16))
         assert torch.equal(found, own.to(torch.float32)), pair
     assert made == [1, 32, 32, 32, 32]
 
@@ -574,27 +536,35 @@ def test_chat_prompts_generate(talker):
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        {"do_sample": True},
-        {"temperature": 0.5},
-        {"temperature": 0.0},
-        {"top_k": 5},
-        {"top_p": 0.9},
-        {"num_beams": 2},
-        {"min_p": 0.1},
-    ],
-)
-def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument):
-    inputs = encode(talker, PROMPTS[:1])
+@pytest.mark.parametrize("argument", [{"do_sample": True}, {"num_beams": 2}, {"typical_p": 0.5}], ids=str)
+@pytest.mark.parametrize("preset", ["causal", "sample"])
+def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument, preset):
+    inputs, plan = encode(talker, PROMPTS[:1]), CausalDecoding.preset(preset)
     name = next(iter(argument))
     with pytest.raises(ValueError, match=f"{name} belong to transformers' samplers"):
-        talker.generate(**inputs, causal_decoding=CausalDecoding.preset("causal"), max_new_tokens=2, **argument)
-    if name in ("do_sample", "num_beams"):
+        talker.generate(**inputs, causal_decoding=plan, max_new_tokens=2, **argument)
+    if name != "typical_p":
         config = GenerationConfig(max_new_tokens=2, **argument)
         with pytest.raises(ValueError, match=name):
-            talker.generate(**inputs, generation_config=config, causal_decoding=CausalDecoding.preset("causal"))
+            talker.generate(**inputs, generation_config=config, causal_decoding=plan)
+
+
+@pytest.mark.parametrize("argument", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("preset", ["standard", "causal"])
+def test_tokens_are_left_out_of_races_alone(talker, argument, preset):
+    with pytest.raises(ValueError, match="top_[kp]"):
+        talker.generate(**encode(talker, PROMPTS[:1]), causal_decoding=preset, max_new_tokens=2, **argument)
+
+
+@pytest.mark.parametrize("argument", [{"temperature": 0.3}, {"top_k": 1}, {"top_p": 0.01, "temperature": 0.9}], ids=str)
+def test_what_a_sampler_is_given_is_the_plans_own(talker, argument):
+    inputs = encode(talker, PROMPTS[:1])
+    of_plan, given = CausalDecoding.preset("sample", seed=3, **argument), CausalDecoding.preset("sample", seed=3)
+    made = talker.generate(**inputs, causal_decoding=given, max_new_tokens=12, **argument)
+    assert torch.equal(talker.generate(**inputs, causal_decoding=of_plan, max_new_tokens=12).sequences, made.sequences)
+    if "temperature" not in argument or "top_p" in argument:  # nothing but the likeliest is left
+        greedy = talker.generate(**inputs, causal_decoding="standard", max_new_tokens=12)
+        assert torch.equal(made.sequences, greedy.sequences)
 
 
 def test_an_argument_stands_over_the_configurations_own(talker):
@@ -621,12 +591,16 @@ def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": math.inf}, "the temperature must be a finite number from 0 on, got inf"),
         ({"temperature": True}, "the temperature must be a finite number from 0 on, got True"),
-        ({"central_mass": "half"}, "central mass"),
         ({"individual": 7}, "individual: expected a mode, one Individual, or a list of them, got 7"),
         ({"individual": []}, "individual: expected a mode, one Individual"),
-        ({"individual": "token", "noise": [1]}, "noise: expected a mode, one Hindsight"),
-        ({"noise_temperature": -1.0}, "temperature"),
-        ({"central_mass": 0.0}, "central mass"),
+        ({"individual": "token", "own": [1]}, "own: expected a mode, one ObservedNoise"),
+        ({"own": "sequence"}, "unknown own mode 'sequence'; use one of marginal, token"),
+        ({"own": "token", "decision": "loc"}, "leave `decision` at 'ovr'"),
+        ({"own": "token", "top_k": 0}, "top_k must be a whole number from 1 on, got 0"),
+        ({"own": "token", "top_k": True}, "top_k must be a whole number from 1 on, got True"),
+        ({"own": "token", "top_p": 1.5}, r"top_p must lie in \[0, 1\], got 1.5"),
+        ({"own": "token", "min_p": "most"}, r"min_p must lie in \[0, 1\], got 'most'"),
+        ({"top_p": 0.9}, "this plan runs none: use own='token'"),
         ({"decision": "softmax", "noise": "token"}, "draws neither"),
         ({"seed": 2**63}, r"a seed is a whole number from -2\^63 to 2\^63 - 1, not 9223372036854775808"),
         ({"seed": [1, 2.5]}, "a seed is a whole number .*, not 2.5"),
@@ -691,7 +665,7 @@ def test_bad_prompts_are_refused(talker):
 # ---- drafts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", [None, "standard", "causal", "persona", "shared-noise"])
+@pytest.mark.parametrize("preset", [None, "standard", "causal", "persona", "sample", "shared-noise"])
 @pytest.mark.parametrize(
     ("family", "context"), [("qwen2", "value"), ("llama", "value"), ("llama", "digits"), ("qwen2", "both")]
 )

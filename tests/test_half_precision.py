@@ -11,8 +11,6 @@ from conftest import FAMILIES, make_backbone
 from test_cli import ROWS, run, write
 from test_serving import serving
 
-pytestmark = pytest.mark.usefixtures("brief_calibration")
-
 STAGES = {
     "values": "values: {epochs: 4, batch_size: 8}",
     "heads": "values: {epochs: 1, batch_size: 8}\nheads: {epochs: 1}",

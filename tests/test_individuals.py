@@ -12,13 +12,11 @@ from torch.nn import functional as F
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.core import Chain
-from causalqwen.decoding import Hindsight, Observed, QuantileReader
+from causalqwen.decoding import Observed
 from causalqwen.distributions import get_family
 from causalqwen.individuals import (
-    Scorer,
     TokenEvidence,
     ValueEvidence,
-    abduct_noise,
     find_posterior,
     likeliest_population,
     likeliest_spread,
@@ -31,13 +29,10 @@ from conftest import graft_tiny
 from test_generation import eager
 
 N, C, V = 23, 6, 40
-READERS = [
-    QuantileReader(get_family("gaussian"), 1.0, 0.7),
-    QuantileReader(get_family("cauchy"), 0.8, torch.linspace(0.2, 0.5, C, dtype=torch.float64)),
-]
+LAWS = [get_family("gaussian"), get_family("cauchy")]
 
 
-def token_evidence(reader, likelihood="softmax", same_reach=True, seed=0):
+def token_evidence(law, likelihood="softmax", same_reach=True, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -50,23 +45,22 @@ def token_evidence(reader, likelihood="softmax", same_reach=True, seed=0):
     targets = torch.randint(8, V, (N,), generator=generator)
     settings = {}
     if likelihood == "ovr":
-        law = get_family("gaussian")
         scale = normal(N, 1).exp()
-        settings = {"law": law, "known": lambda part: (scale[part], 0.4), "thresholds": 2 + normal(N)}
+        settings = {"known": lambda part: (scale[part], 0.4), "thresholds": 2 + normal(N)}
     weight, bias = normal(V, C), normal(V)
     return TokenEvidence(
-        normal(N, C), reach, targets, weight, bias, mask, reader, likelihood, **settings, positions_at_once=10
+        normal(N, C), reach, targets, weight, bias, mask, law, likelihood, **settings, positions_at_once=10
     )
 
 
 def log_likelihood(evidence, g):
     """The slow obvious form."""
-    q = evidence.reader(torch.special.ndtr(g))
+    q = evidence.law.quantile(torch.special.ndtr(g))
     scores = F.linear(evidence.loc + evidence.reach * q, evidence.weight, evidence.bias)
     if evidence.likelihood == "softmax":
         return -F.cross_entropy(scores.masked_fill(~evidence.mask, -torch.inf), evidence.targets, reduction="sum")
     scale, slope = evidence.known(torch.arange(N))
-    log_p, log_not = ovr_log_probs(scores, scale, evidence.thresholds[:, None], family="gaussian", slope=slope)
+    log_p, log_not = ovr_log_probs(scores, scale, evidence.thresholds[:, None], family=evidence.law.name, slope=slope)
     right = F.one_hot(evidence.targets, V).bool()
     return torch.where(right, log_p, log_not)[:, evidence.mask].sum()
 
@@ -74,11 +68,11 @@ def log_likelihood(evidence, g):
 # ---- evidence and posterior ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reader", READERS, ids=["gaussian", "cauchy"])
+@pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize("likelihood", ["softmax", "ovr"])
 @pytest.mark.parametrize("same_reach", [True, False])
-def test_evidence_is_the_likelihood_and_its_gradient(reader, likelihood, same_reach):
-    evidence = token_evidence(reader, likelihood, same_reach)
+def test_evidence_is_the_likelihood_and_its_gradient(law, likelihood, same_reach):
+    evidence = token_evidence(law, likelihood, same_reach)
     g = torch.linspace(-1, 1, C, dtype=torch.float64).requires_grad_(True)
     exact = log_likelihood(evidence, g)
     (slope,) = torch.autograd.grad(exact, g)
@@ -91,11 +85,10 @@ def test_evidence_is_the_likelihood_and_its_gradient(reader, likelihood, same_re
 @pytest.mark.parametrize("likelihood", ["softmax", "ovr"])
 def test_the_curvature_is_the_fisher_information(likelihood):
     """Expected outer product of the gradient over tokens (for OvR: over one-vs-rest outcomes) drawn from the model."""
-    evidence = token_evidence(READERS[0], likelihood)
+    evidence = token_evidence(LAWS[0], likelihood)
     g = torch.linspace(-0.3, 0.3, C, dtype=torch.float64)
     information = evidence.evaluate(g, True)[2]
-    unit = READERS[0].unit * evidence.reach
-    scores = F.linear(evidence.loc + unit * g, evidence.weight, evidence.bias)
+    scores = F.linear(evidence.loc + evidence.reach * g, evidence.weight, evidence.bias)
     if likelihood == "softmax":
         p = scores.masked_fill(~evidence.mask, -torch.inf).softmax(-1)
         spread = [torch.diag(row) - torch.outer(row, row) for row in p]
@@ -105,9 +98,8 @@ def test_the_curvature_is_the_fisher_information(likelihood):
         log_p, log_not = ovr_log_probs(scores, scale, evidence.thresholds[:, None], family="gaussian", slope=slope)
         yes, no = (torch.autograd.grad(t.sum(), scores, retain_graph=True)[0] for t in (log_p, log_not))
         spread = [torch.diag(row) for row in (log_p.exp() * yes**2 + log_not.exp() * no**2) * evidence.mask]
-    exact = sum(
-        (evidence.weight * row).T @ (middle @ (evidence.weight * row)) for row, middle in zip(unit, spread, strict=True)
-    )
+    rows = [evidence.weight * row for row in evidence.reach]
+    exact = sum(row.T @ (middle @ row) for row, middle in zip(rows, spread, strict=True))
     torch.testing.assert_close(information, exact.detach(), rtol=1e-4, atol=1e-6)
 
 
@@ -118,7 +110,7 @@ def value_evidence(values=12, noise=0.5):
     observed = torch.randn(values, generator=generator, dtype=torch.float64)
     scale = torch.full((values,), noise, dtype=torch.float64)
     bias = torch.tensor(0.3, dtype=torch.float64)
-    return ValueEvidence(loc, reach.abs(), observed, row, bias, scale, QuantileReader(get_family("gaussian")))
+    return ValueEvidence(loc, reach.abs(), observed, row, bias, scale, LAWS[0])
 
 
 def test_the_posterior_of_gaussian_values_is_that_of_linear_regression():
@@ -143,49 +135,12 @@ def test_the_posterior_of_gaussian_values_is_that_of_linear_regression():
 
 
 def test_fisher_scoring_finds_the_mode():
-    evidence = token_evidence(READERS[0])
+    evidence = token_evidence(LAWS[0])
     found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30, tolerance=1e-10)
     g = found.mode.clone().requires_grad_(True)
     (slope,) = torch.autograd.grad(log_likelihood(evidence, g) - 0.5 * g.square().sum(), g)
     assert slope.abs().max() < 1e-3
     assert 0 < found.directions < C
-
-
-# ---- noise in hindsight ----------------------------------------------------------------------------------------------
-
-
-def scorer_of(weight, loc, reach, reader=READERS[0]):
-    mask = torch.ones(len(weight), dtype=torch.bool)
-    return Scorer(loc, reach, weight, None, mask, reader)
-
-
-@pytest.mark.parametrize("reader", READERS, ids=["gaussian", "cauchy"])
-def test_abducted_noise_makes_the_observed_tokens_lead(reader):
-    generator = torch.Generator().manual_seed(0)
-    weight, loc = torch.randn(V, C, generator=generator), torch.randn(N, C, generator=generator)
-    weight[5] = weight[4]  # a duplicate never leads
-    weight[6] = weight[8:12].mean(0)  # nor does what lies inside the hull of others
-    targets = torch.randint(8, V, (N,), generator=generator)
-    targets[0], targets[1] = 5, 6
-    scorer = scorer_of(weight, loc, torch.ones(N, C), reader)
-    start = torch.randn(N, C, generator=generator, dtype=torch.float64)
-    h, residual = abduct_noise(scorer, targets, start, generator=generator)
-    lead, _ = scorer.leads(h, targets)
-    assert residual[0] > 0 and residual[1] > 0 and (residual[2:] == 0).float().mean() > 0.2  # all within reach
-    assert ((lead + residual) >= 0.019).all()
-
-
-def test_abducted_noise_is_a_draw_of_the_noise_given_what_was_said():
-    """Two tokens, one coordinate: h is a normal number above a bound."""
-    weight, count = torch.tensor([[1.0], [-1.0]]), 4000
-    scorer = scorer_of(weight, torch.full((count, 1), -0.35), torch.ones(count, 1))
-    generator = torch.Generator().manual_seed(1)
-    start = torch.randn(count, 1, generator=generator, dtype=torch.float64)
-    h, residual = abduct_noise(scorer, torch.zeros(count, dtype=torch.int64), start, steps=6, generator=generator)
-    assert (residual == 0).all()
-    bound = (0.35 + 0.01) / 0.7
-    test = stats.kstest(h.squeeze(-1).numpy(), stats.truncnorm(bound, math.inf).cdf)
-    assert test.pvalue > 1e-3
 
 
 # ---- a model's individuals and worlds --------------------------------------------------------------------------------
@@ -210,7 +165,7 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
         start = len(ids)
         for _ in range(40):
             chain = Chain(speaker, speaker.features(ids[None]).last_hidden_state[0, -1:])
-            loc = chain.loc_U + chain.scale_U * chain.gain * chain.readers[0](truth.factor).float()
+            loc = chain.loc_U + chain.scale_U * speaker.action.law.quantile(truth.factor).float()
             scores = speaker.action.score_loc(loc, speaker.get_output_embeddings())[0, :-1]
             ids = torch.cat([ids, torch.multinomial(scores.softmax(-1), 1, generator=generator)])
         return ids[start:]
@@ -309,14 +264,15 @@ def test_a_step_to_where_nothing_is_known_is_halved():
     assert 0 < found.gained < 90 and bool((found.mode.abs() < 1).all())
 
 
-@pytest.mark.parametrize("scale", ["common", "equal", "documents"])
-def test_numbers_are_given_back_at_the_temperature_of_texts(tiny_tokenizer, scale):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="value", score_scale=scale)
+@pytest.mark.parametrize("temperature", [0.4, 4.0])
+def test_numbers_are_given_back_at_any_temperature(tiny_tokenizer, temperature):
+    model = graft_tiny("llama", tiny_tokenizer, number_context="value")
     model.generation_config.eos_token_id, model.config.value_range = None, [0.0, 100.0]
-    model.config.text_temperature = 4.0
     told = Observation(" 12345 people came, 3.14159 each and 1,272.50 then 7", "They say that 3.0")
     for who in (Individual.nobody(32), None):
-        ((world,),) = model.counterfactual_samples(told, Intervention(), individual=who, seed=2)
+        ((world,),) = model.counterfactual_samples(
+            told, Intervention(), individual=who, seed=2, temperature=temperature
+        )
         assert world.text == told.text
 
 
@@ -342,17 +298,13 @@ def test_an_abducted_individual_survives_a_file(speaker, tmp_path):
     assert torch.equal(again.factor, found.factor) and torch.equal(again.precision, found.precision)
     assert again.evidence == found.evidence and str(again) == str(found)
     assert not torch.equal(found.draw(1).factor, found.draw(2).factor)
-    assert not again.drawn
-    Individual.from_seed(3, 32).save(tmp_path / "drawn.safetensors")
-    assert Individual.load(tmp_path / "drawn.safetensors").drawn
-    (tmp_path / "drawn.safetensors").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["who.safetensors"]
 
 
 OBSERVED = Observation(" people of the land who had not been seen at all, and then more.", "They say that the")
 
 
-@pytest.mark.parametrize("settings", [{}, {"vocabulary_family": "cauchy"}, {"start": "minimal"}])
+@pytest.mark.parametrize("settings", [{}, {"threshold_shift": "solved"}, {"score_slope": 0.0}], ids=str)
 def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family, settings):
     model = graft_tiny(family, tiny_tokenizer, **settings)
     model.generation_config.eos_token_id = None
@@ -366,11 +318,24 @@ def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family,
     assert fresh[0][0].text != OBSERVED.text
 
 
+@pytest.mark.parametrize("settings", [{"vocabulary_family": "cauchy"}, {"start": "minimal"}, {"start": "documents"}])
+def test_scores_without_gaussian_own_noise_explain_no_text(tiny_tokenizer, settings):
+    model, known = graft_tiny("llama", tiny_tokenizer, **settings), graft_tiny("llama", tiny_tokenizer)
+    plan = CausalDecoding(individual=Individual.nobody(32), own=known.abduct_noise(OBSERVED))
+    for asked in (
+        lambda: model.abduct_noise(OBSERVED),
+        lambda: model.counterfactual_samples(OBSERVED, Intervention()),
+        lambda: model.generate(**model.processor("They", return_tensors="pt"), causal_decoding=plan, max_new_tokens=2),
+    ):
+        with pytest.raises(ValueError, match="a text under observed noise needs (score_scale|vocabulary_family)="):
+            asked()
+
+
 @torch.no_grad()
 def test_who_and_noise_write_the_same_text_alone_in_a_batch_and_after_files(speaker, tmp_path):
     who = speaker.abduct(OBSERVED, name="somebody")
-    plans = [CausalDecoding(individual=who, noise=speaker.abduct_noise(OBSERVED, who, seed=3))]
-    plans.append(CausalDecoding(individual=who, noise="token", seed=[3, 3, 3]))
+    plans = [CausalDecoding(individual=who, own=speaker.abduct_noise(OBSERVED, who, seed=3), seed=3)]
+    plans.append(CausalDecoding(individual=who, own="token", seed=[3, 3, 3]))
     prompts = ["We say that the", "They say that the", "And so it is said of all men that the"]
 
     def written(model, plan, texts):
@@ -384,12 +349,12 @@ def test_who_and_noise_write_the_same_text_alone_in_a_batch_and_after_files(spea
     loaded.generation_config.eos_token_id = None
     again = Individual.load(tmp_path / "who.safetensors")
     kept = loaded.abduct_noise(OBSERVED, again, seed=3)
-    assert torch.equal(kept.draws, plans[0].noise.draws)
+    assert torch.equal(kept.tokens, plans[0].own.tokens) and torch.equal(kept.normals, plans[0].own.normals)
     for plan, other in zip(plans, (kept, "token"), strict=True):
         together = written(speaker, plan, prompts)
-        alone = replace(plan, seed=None if isinstance(other, Hindsight) else 3)
+        alone = replace(plan, seed=3)
         assert together == [written(speaker, alone, [prompt])[0] for prompt in prompts]
-        assert together == written(loaded, replace(plan, individual=again, noise=other), prompts)
+        assert together == written(loaded, replace(plan, individual=again, own=other), prompts)
 
 
 def test_another_checkpoint_speaks_with_the_same_individual_and_noise(speaker):
@@ -431,7 +396,7 @@ SAID = [
 
 
 @pytest.mark.parametrize("context", ["value", "digits", "both"])
-@pytest.mark.parametrize("settings", [{}, {"vocabulary_family": "cauchy"}, {"value_family": "gaussian"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"value_family": "gaussian"}], ids=str)
 @pytest.mark.parametrize("transform", ["affine", "symlog"])
 def test_numbers_of_any_length_come_back_as_they_were_written(tiny_tokenizer, context, settings, transform):
     model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context, **settings))
@@ -492,7 +457,7 @@ def test_a_world_breaks_off_no_number_and_nothing_that_is_set(tiny_tokenizer, co
                 end = next((at for at in range(place + 1, len(world.tokens)) if at not in world.digits), None)
                 assert float(tiny_tokenizer.decode(world.tokens[place + 1 : end])) == world.values[place]
             found += len(places)
-    assert found > 10
+    assert found > 5
 
 
 @pytest.mark.parametrize("context", ["value", "digits"])
@@ -578,8 +543,7 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
         ["It is", "A new year"], individual, num_samples=3, max_new_tokens=6, seed=9
     )
     inputs = speaker.processor(["A new year"], return_tensors="pt")
-    of_noise = speaker.config.text_temperature
-    plan = CausalDecoding.preset("persona", individual=individual, noise_temperature=of_noise, seed=9)
+    plan = CausalDecoding.preset("persona", individual=individual, seed=9)
     made = speaker.generate(**inputs, causal_decoding=plan, max_new_tokens=6, num_return_sequences=3)
     assert [w.tokens.tolist() for w in worlds[1]] == made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     forced = Intervention(tokens={2: " and"})
@@ -618,6 +582,6 @@ def test_errors_name_what_is_wrong(speaker):
     with pytest.raises(ValueError, match="unknown likelihood"):
         speaker.abduct("It is new", likelihood="probit")
     with pytest.raises(ValueError, match="one individual said"):
-        CausalDecoding(noise=speaker.abduct_noise(OBSERVED))
+        CausalDecoding(own=speaker.abduct_noise(OBSERVED))
     with pytest.raises(ValueError, match="known exactly"):
         Individual.from_seed(0, 5).draw(1)

@@ -58,8 +58,8 @@ def test_a_setting_that_would_do_nothing_is_refused(tiny_tokenizer, settings, ne
         graft_tiny("llama", tiny_tokenizer, **settings)
     with pytest.raises(ValueError, match="give causal_size too"):
         graft_tiny("llama", tiny_tokenizer, text="some words")
-    same = graft_tiny("llama", tiny_tokenizer, initial_direction=0.2, copy_size=64, text_temperature=3.0)
-    assert same.config.text_temperature == 3.0
+    same = graft_tiny("llama", tiny_tokenizer, initial_direction=0.2, copy_size=64)
+    assert same.config.copy_size == 64
 
 
 @pytest.mark.parametrize("kind", PARTS)

@@ -49,7 +49,6 @@ def talker(tiny_tokenizer, **settings):
         made.action.num_bias += 3.5
     made.config.value_transform = {"kind": "affine", "center": 40.0, "width": 7.0}
     made.generation_config.eos_token_id = None
-    made.config.text_temperature = 8.0  # whoever is held is moved by it too
     return made
 
 
@@ -163,7 +162,6 @@ def test_what_a_server_says_about_itself(server):
     assert card.id == "tiny" and card.causal == {
         "presets": list(PRESETS),
         "individuals": ["Ann", "Bob", "Eva"],
-        "temperature": 8.0,
         "chat": True,
         "numbers": False,
         "context": 4096,
@@ -306,11 +304,9 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
 
 @pytest.mark.parametrize("name", ["Ann", "Eva"])
 def test_a_named_individual_speaks_and_their_numbers_are_theirs(name, server, model):
-    """Whoever was drawn is held at the temperature of texts, whoever was inferred at 1."""
     choice = server.complete({"preset": "shared-individual", "individual": name}).choices[0]
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
-    plan = CausalDecoding(individual=PEOPLE[name]).fresh_at(model.config.text_temperature)
-    assert (plan.temperature > 1) == PEOPLE[name].drawn
+    plan = CausalDecoding(individual=PEOPLE[name])
     out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
     made = out.numeric_values[0, inputs["input_ids"].shape[1] :]
     assert PROMPT + choice.text == model.processor.decode(out.sequences[0], out.numeric_values[0])
@@ -329,6 +325,7 @@ OTHERS = [{"max_tokens": 3 + 5 * i, "seed": 100 + i, "prompt": "A new year " * (
     "causal",
     [
         {"preset": "persona", "temperature": 0.6},
+        {"preset": "sample"},
         {"preset": "shared-individual", "individual": "Ann", "temperature": 0.6},
         {"preset": "softmax"},
     ],
@@ -527,13 +524,12 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
 @pytest.mark.parametrize(
     ("fields", "param", "why"),
     [
-        ({"causal": {"preset": "causal"}, "top_p": 0.9}, "top_p", "not sampled"),
+        ({"causal": {"preset": "causal"}, "top_p": 0.9}, "top_p", "no noise of a token's own is drawn"),
         ({"causal": {"preset": "standard"}, "temperature": 0.7}, "temperature", "draws nothing"),
         ({"causal": {"preset": "causal", "temperature": 0.5}, "temperature": 0.7}, "temperature", "given twice: 0.7 and 0.5"),
         ({"causal": {"seed": 1}, "seed": 2}, "seed", "given twice"),
-        ({"causal": {"noise_temperature": 0.5}}, "causal.noise_temperature", "no noise"),
-        ({"causal": {"preset": "causal", "noise_temperature": 0.5}}, "causal.noise_temperature", "no noise"),
-        ({"causal": {"preset": "standard", "central_mass": 0.5}}, "causal.central_mass", "neither individuals"),
+        ({"causal": {"own_mode": "token"}}, "causal", "own_mode is given beside"),
+        ({"causal": {"individual_mode": "token", "noise_mode": "off", "own_mode": "sequence"}}, "causal.own_mode", "should be"),
         ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
         ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "did you mean Ann?"),
         ({"causal": {"preset": "bold"}}, "causal.preset", "should be"),
@@ -755,7 +751,7 @@ def malformed(chance):
     if kind == 3:
         body |= {"".join(chance.choices("abcdef_", k=5)): chance.choice(JUNK)}
     elif kind == 4:
-        names = ("preset", "individual", "seed", "temperature", "noise_temperature", "central_mass", "other")
+        names = ("preset", "individual", "seed", "temperature", "own_mode", "other")
         body["causal"] = {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
     else:
         names = [

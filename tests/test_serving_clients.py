@@ -539,7 +539,7 @@ def test_the_endpoints_are_described_and_the_page_asks_nobody_else(server):
     connection.close()
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert all(f"<code>POST {path}</code>" in page for path in posts) and 'id="CausalOptions"' in page
-    assert "central_mass" in page and "http" not in page.replace("HTTP", "") and "<script" not in page
+    assert "own_mode" in page and "http" not in page.replace("HTTP", "") and "<script" not in page
 
 
 def test_a_name_that_another_site_gives_this_machine_is_refused(model):

@@ -546,12 +546,10 @@ def test_the_line_posterior_is_the_gaussian_one():
 
 
 def test_the_sampler_draws_the_exact_posterior_and_knows_how_well():
-    from causalqwen.decoding import QuantileReader
-
     n, size = 12, 3
     evidence = ValueEvidence(
         draws(n, size), draws(n, size, seed=1).exp(), draws(n, seed=2), draws(size, seed=3), torch.zeros(()).double(),
-        torch.full((n,), 0.8).double(), QuantileReader(GAUSSIAN),
+        torch.full((n,), 0.8).double(), GAUSSIAN,
     )  # fmt: skip
     exact = find_posterior([evidence], torch.zeros(size), 1.0)
     made, trust = sample_posterior([evidence], exact, draws=1500, seed=1)
@@ -563,12 +561,10 @@ def test_the_sampler_draws_the_exact_posterior_and_knows_how_well():
 
 def test_evidence_of_any_size_can_be_weighed():
     """Values of a head that was hardly trained may say 10^17 times as much as words: a sum that float64 cannot factor."""
-    from causalqwen.decoding import QuantileReader
-
     size, n = 32, 60
     loud = ValueEvidence(
         draws(n, size), 1e7 * draws(n, size, seed=1).exp(), draws(n, seed=2), draws(size, seed=3), torch.zeros(()).double(),
-        torch.full((n,), 0.05).double(), QuantileReader(CAUCHY),
+        torch.full((n,), 0.05).double(), CAUCHY,
     )  # fmt: skip
     found = find_posterior([loud], torch.zeros(size), 25.0)
     torch.linalg.cholesky(found.precision)

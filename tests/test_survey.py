@@ -50,14 +50,14 @@ def model(request, tiny_tokenizer):
 
 @pytest.fixture
 def people(model):
-    """Thirty made up, ten who were inferred from numbers, and ten from words."""
+    """Thirty drawn, ten who were inferred from numbers, and ten from words."""
     size, generator = model.config.causal_size, torch.Generator().manual_seed(3)
     known = Observed(0, 5, 1.0, 1.0, 1.0, "values")
     g = torch.randn(50, 32, size, generator=generator)
     g[:30] = Population.drawn(30, size).draws
     evidence = [()] * 30 + [(known,)] * 10 + [(Observed(9, 0, 1.0, 1.0, 1.0, "softmax"),)] * 10
     facts = {"age": [20 + 2 * n for n in range(50)], "sex": ["woman", None] * 25}
-    return Population([f"p{n}" for n in range(50)], g, facts, evidence, [True] * 30 + [False] * 20)
+    return Population([f"p{n}" for n in range(50)], g, facts, evidence)
 
 
 def answers(model, people, questions=QUESTIONS, **settings):
@@ -111,7 +111,7 @@ def test_options_are_decided_token_by_token_among_those_that_go_on(model):
             onward = sorted({other[length] for other in ways if other[:length] == way[:length]})
             z = model.features(torch.tensor([before + way[:length]])).last_hidden_state[:, -1]
             chain = Chain(model, z)
-            u = chain.loc_U + chain.scale_U * chain.gain * chain.readers[0](who.factor)
+            u = chain.loc_U + chain.scale_U * model.action.law.quantile(who.factor)
             scores = (u.double() @ chain.words.weight.double().T)[0, onward]
             p *= scores.softmax(-1)[onward.index(token)].item()
         expected.append(p)
@@ -149,12 +149,12 @@ def test_a_population_is_saved_and_parted(people, tmp_path):
     people.save(tmp_path / "people")
     again = Population.load(tmp_path / "people")
     assert torch.equal(again.draws, people.draws)
-    for column in ("names", "facts", "evidence", "made_up"):
+    for column in ("names", "facts", "evidence"):
         assert list(getattr(again, column)) == list(getattr(people, column)), column
     chosen = again.where("age > 60", "sex == woman", "name != p48")
     assert chosen.names == ["p22", "p24", "p26", "p28", "p30", *(f"p{n}" for n in range(32, 48, 2))]
     assert torch.equal(chosen["p30"].draws, people.draws[30].double()) and chosen["p30"].knows_values
-    assert chosen["p22"].drawn and not chosen["p22"].is_inferred and not chosen["p44"].knows_values
+    assert not chosen["p22"].is_inferred and not chosen["p44"].knows_values
     torch.testing.assert_close(chosen["p22"].normal.float(), people.draws[22, 0])
     told = Population(["a", "b", "c"], torch.zeros(3, 1, 4), {"age": ["100", "9", "old"]})  # as a CSV file has them
     assert told.where("age > 20").names == ["a"] and told.where("age == old").names == ["c"]
@@ -181,7 +181,7 @@ def test_a_population_is_saved_and_parted(people, tmp_path):
         ({"names": ["a", "a"]}, "two people are called 'a'"),
         ({"names": ["a"]}, "1 people have draws of the shape"),
         ({"facts": {"age": [1]}}, "the fact 'age' is told of 1 people, and they are 2"),
-        ({"made_up": [True]}, "who is made up is told of 1 people"),
+        ({"evidence": [()]}, "the evidence is told of 1 people"),
     ],
 )
 def test_a_population_that_does_not_fit_together_is_refused(changed, message):
@@ -189,7 +189,7 @@ def test_a_population_that_does_not_fit_together_is_refused(changed, message):
         Population(**{"names": ["a", "b"], "draws": torch.zeros(2, 1, 4), **changed})
 
 
-def test_people_who_are_made_up_are_individuals_of_seeds(tiny_llama):
+def test_people_who_are_drawn_are_individuals_of_seeds(tiny_llama):
     made = Population.drawn(3, 32, seed=7)
     torch.testing.assert_close(made["seed 9"].normal.float(), Individual.from_seed(9, 32).normal.float())
 

@@ -314,7 +314,7 @@ def test_a_server_lets_voices_speak_beside_others(tiny_tokenizer, tmp_path):
         assert status == 200 and b"heard at every depth" in told_of
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
     for text, one in zip(said, people.values(), strict=True):
-        plan = CausalDecoding(individual=one).fresh_at(model.config.text_temperature)
+        plan = CausalDecoding(individual=one)
         out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
         assert PROMPT + text == model.processor.decode(out.sequences[0], out.numeric_values[0])
     with pytest.raises(ValueError, match="serve them by `causalqwen serve`"):
@@ -626,7 +626,7 @@ def test_the_commands_of_a_voice(tiny_llama, tmp_path):
     asked = "--prompt", "We the", "--preset", "persona", "--seed", 1, "--max-new-tokens", 8, "--json"
     spoken = json.loads(run("generate", *base, *asked, "--individual", tmp_path / "ann.safetensors").stdout)
     inputs = tiny_llama.processor("We the", prompt=True, return_tensors="pt")
-    plan = CausalDecoding.preset("persona", individual=ann, seed=1).fresh_at(tiny_llama.config.text_temperature)
+    plan = CausalDecoding.preset("persona", individual=ann, seed=1)
     expected = tiny_llama.generate(**inputs, causal_decoding=plan, max_new_tokens=8)
     assert spoken["text"] == tiny_llama.processor.decode(
         expected.sequences[0], expected.numeric_values[0], skip_special_tokens=True

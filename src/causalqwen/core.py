@@ -135,11 +135,11 @@ class Chain:
 
     @cached_property
     def integrated(self) -> "Chain":
-        """The chain of the same individual with nothing drawn."""
-        if self.drawn is None:
+        """The chain of the same U with nothing drawn, at T = 1."""
+        if not self.draws.moves and self.draws.temperature == 1:
             return self
-        whole = Chain(self.model, self.with_columns, words=self.words)
-        whole.of_U, whole.threshold = self.of_U, self.threshold
+        whole = Chain(self.model, self.with_columns, Integrated(off=self.draws.off), self.words)
+        whole.loc_U, whole.scale_U, whole.threshold = self.loc_U, self.scale_U, self.threshold
         return whole
 
     # ---- action: the words -------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Chain:
         negatives: a sample of the wrong tokens in place of all. impl: see `linear_ovr_loss`.
         """
         action, words = self.action, self.words
-        if self.drawn is not None:  # every token has a scale of its own
+        if self.drawn is not None or self.draws.temperature != 1:  # every token has a scale of its own
             return self.rest.loss(self.words_of(targets), also_right)
         losses = linear_ovr_loss(
             self.loc.flatten(0, -2),
@@ -308,7 +308,8 @@ class Chain:
         return self._each(lambda step: step[places])
 
     def _each(self, taken: Callable[[Tensor], Tensor]) -> "Chain":
-        part = Chain(self.model, taken(self.with_columns), words=self.words)
+        draws = Integrated(self.draws.temperature, self.draws.off)
+        part = Chain(self.model, taken(self.with_columns), draws, self.words)
         for step in _SITUATED:
             setattr(part, step, taken(getattr(self, step)))
         if self.drawn is not None:

@@ -78,10 +78,8 @@ class Asked:
 def _settings(preset: str, chance: random.Random, people: list[Individual]) -> dict[str, Any]:
     """What a plan of the preset may be given."""
     settings: dict[str, Any] = {"temperature": chance.choice([0.3, 1.0, 4.0])}
-    if preset in ("persona", "noise", "shared-noise") and chance.random() < 0.5:
-        settings["noise_temperature"] = chance.choice([0.5, 0.95])
-    if preset not in ("standard", "softmax") and chance.random() < 0.3:
-        settings["central_mass"] = chance.choice([0.6, 0.95])
+    if preset in ("persona", "sample") and chance.random() < 0.5:
+        settings |= chance.choice([{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.02, "top_p": 0.95}])
     if preset in ("shared-individual", "persona") and chance.random() < 0.5:
         settings["individual"] = chance.choice(people)
     return settings

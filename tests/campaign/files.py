@@ -139,11 +139,11 @@ class Kinds:
 
     def _individual(self, folder: Path) -> Any:
         one = Individual.load(folder / "who.safetensors")
-        return one.factor.tolist(), one.name, one.drawn, one.evidence
+        return one.factor.tolist(), one.name, one.evidence
 
     def _population(self, folder: Path) -> Any:
         people = Population.load(folder / "people.safetensors")
-        return people.draws.tolist(), list(people.names), dict(people.facts), list(people.made_up)
+        return people.draws.tolist(), list(people.names), dict(people.facts)
 
     def _voices(self) -> Voices:
         layers, size = depths_of(self.model.backbone)
@@ -267,7 +267,7 @@ class Kinds:
 
 def fit_everything(model: CausalQwenForCausalLM) -> None:
     """Settings of every kind, as a model that was calibrated and trained has them."""
-    calibrate(model, TEXT, CalibrationSettings(steps=5, temperature_positions=0, anchors=20))
+    calibrate(model, TEXT, CalibrationSettings(anchors=20))
     model.config.value_transform = {"kind": "quantile", "knots": [[-1.0, 0.0], [0.0, 1.0], [1.0, 5.0]]}
     model.config.value_range, model.config.interval_levels = [0.0, 5.0], [step / 100 for step in range(101)]
 

@@ -7,7 +7,6 @@ work, and not into imports. Half of the kills fall at a random moment, half righ
 
 import contextlib
 import faulthandler
-import functools
 import hashlib
 import json
 import os
@@ -24,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import causalqwen.evaluation.numbers_benchmark
-import causalqwen.sklearn  # before children are made
-import causalqwen.training
+import causalqwen.sklearn  # noqa: F401 # before children are made
 from causalqwen import Population
-from causalqwen.training import CalibrationSettings, choice, experts
+from causalqwen.training import choice, experts
 from causalqwen_cli.app import app
 from conftest import graft_tiny, make_tokenizer
 
@@ -104,8 +102,6 @@ COMMANDS = {
 def prepare(folder: Path) -> None:
     """A tiny backbone and model, rows, people and questions, made in a child: nothing is computed here. What commands fit is
     brief."""
-    brief = {"steps": 40, "temperature_positions": 2, "temperature_draws": 16}
-    causalqwen.training.CalibrationSettings = functools.partial(CalibrationSettings, **brief)  # type: ignore[misc]
     choice.TIMES_LONGER, experts._TREES, experts._PENALTIES = 1, 10, (0.1, 10.0)
 
     def make() -> None:

@@ -134,12 +134,17 @@ class BoundDecoding:
         return self._held[stream]
 
 
+@dataclass(frozen=True)
 class Integrated:
-    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by."""
+    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by.
 
+    temperature: T, which multiplies all noise of the scores. off: whether there is no noise that all tokens share.
+    """
+
+    temperature: float = 1.0
+    off: bool = False
     moves = every_score = races = restricts = False
     by_loc = True
-    temperature = 1.0
 
     def move(self, loc: Tensor, scale: Tensor, noise: Tensor, law: StableFamily, most: float = math.inf) -> Tensor:
         """loc_U as it is."""
@@ -151,7 +156,7 @@ class Integrated:
 
     def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = False) -> Tensor:
         """scale_U + |b_noise| [..., C], the family's sum."""
-        return law.add(scale, noise)
+        return scale if self.off else law.add(scale, noise)
 
     def observe_value(self, loc_Y: Tensor, scale_Y: Tensor) -> Tensor:
         """loc_Y [...] as it is."""
@@ -175,6 +180,10 @@ class Drawn:
     @property
     def moves(self) -> bool:
         return self.bound.plan.individual_mode != "marginal" or self.bound.plan.noise not in ("marginal", "off")
+
+    @property
+    def off(self) -> bool:
+        return self.bound.plan.noise == "off"
 
     @property
     def by_loc(self) -> bool:
@@ -249,14 +258,14 @@ class Drawn:
         return loc
 
     def drawn(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor | None:
-        """The scale [B, S, C] of what `move` adds; None where that is nothing, or where noise is off, so that nothing is left
-        beside what is drawn."""
+        """The scale [B, S, C] of what `move` adds; None where that is nothing, or where noise is off and own noise integrated
+        out, so that nothing is left beside what is drawn."""
         plan, parts = self.bound.plan, []
-        if not plan.temperature or plan.noise == "off":
+        if not plan.temperature or (self.off and not self.races):
             return None
         if plan.individual_mode != "marginal":
             parts.append(plan.temperature * scale)
-        if plan.noise != "marginal":
+        if plan.noise not in ("marginal", "off"):
             parts.append(plan.temperature * noise.expand_as(scale))
         return law.add(*parts) if parts else None
 

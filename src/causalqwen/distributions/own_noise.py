@@ -13,10 +13,10 @@ from torch import Tensor
 
 from causalqwen.distributions.draws import OWN_STREAM, philox
 
-BLOCK = 64
+BLOCK = 64  # a power of 2
 _LANES = (
     BLOCK // 4 + 1
-)  # counters of a block, four words each: one for which token is the largest, the rest for all of them
+)  # counters of a block, four words each: those of all its tokens, and one for which is the largest
 _WORD = 0xFFFFFFFF
 
 
@@ -38,12 +38,21 @@ def _uniform(words: Any) -> Any:
     return ((words.double() if isinstance(words, Tensor) else words) + 0.5) / 2**32
 
 
+def _root(uniform: Any) -> Any:
+    """uniform^(1/BLOCK) by square roots, which are rounded alike everywhere but in torch on a CPU."""
+    if isinstance(uniform, Tensor) and uniform.device.type == "cpu":
+        return torch.from_numpy(_root(uniform.numpy()))
+    for _ in range(BLOCK.bit_length() - 1):
+        uniform = uniform.sqrt() if isinstance(uniform, Tensor) else np.sqrt(uniform)
+    return uniform
+
+
 def block_largest(seeds: Any, positions: Any, blocks: int) -> Any:
     """The largest e3 of each block, float64 [N, blocks], of seeds and positions int64 [N], tensors or arrays."""
     count = (blocks + 3) // 4
     block = torch.arange(count, device=seeds.device) if isinstance(seeds, Tensor) else np.arange(count)
     words = _joined(_words(block[None], 0, seeds[:, None], positions[:, None]))[:, :blocks]
-    return _uniform(words) ** (1 / BLOCK)
+    return _root(_uniform(words))
 
 
 def block_uniforms(seeds: Any, positions: Any, block: Any, largest: Any) -> Any:

@@ -17,7 +17,8 @@ from causalqwen.distributions import BLOCK, OBSERVED_STREAM, block_largest, bloc
 LEAD = 1e-3
 """Nats by which an observed token leads: scores of one position differ by 3e-5 between batch shapes in float32."""
 
-_NODES, _GRID, _REACH = 16, 1024, 9.0  # of the integral, which reaches so many scales beside the log-partition
+_NODES, _GRID = 16, 1024  # of the integral
+_BELOW, _ABOVE = 6.0, 8.0  # scales that it reaches below and above the scores that may be the best
 _TOP, _BINS, _WIDTH = 256, 512, 0.1  # tokens that count one by one, and bins of the others, below the highest of them
 
 
@@ -38,10 +39,14 @@ def draw_best(loc: Tensor, own: Tensor, targets: Tensor, uniform: Tensor) -> Ten
     """
     index = targets.unsqueeze(-1)
     loc_y, own_y = (column.gather(-1, index).double() for column in (loc, own))
-    centre = loc.double().logsumexp(-1, keepdim=True)
     others = loc.scatter(-1, index, -torch.inf)
     top = others.topk(min(_TOP, others.shape[-1] - 1), dim=-1)
-    width = _REACH * own.gather(-1, top.indices[:, :1]).double().clamp(min=own_y)
+    best, best_own = top.values[:, :1].double(), own.gather(-1, top.indices[:, :1]).double()
+    narrow = (own_y**-2 + best_own**-2) ** -0.5
+    meeting = narrow**2 * (loc_y / own_y**2 + best / best_own**2)  # of the two, where that is likeliest
+    low = torch.minimum(meeting, best) - _BELOW * narrow
+    high = torch.maximum(best + _ABOVE * best_own, loc_y + _BELOW * own_y)
+    centre, width = (low + high) / 2, (high - low) / 2
     least, power = top.values[:, -1:], own.square()
     bins = ((least - others) / _WIDTH).clamp(0, _BINS - 1).nan_to_num(0.0).long()
     rest = ((others < least) & (others > -torch.inf)).to(loc)
@@ -59,11 +64,11 @@ def draw_best(loc: Tensor, own: Tensor, targets: Tensor, uniform: Tensor) -> Ten
     rest_at = -(doubled @ _INTERPOLATION.to(loc.device).T).exp()
     m = centre + width * _AT_GRID.to(loc.device)
     log_density = rest_at - ((m - loc_y) / own_y).square() / 2
-    mass = (log_density - log_density.amax(-1, keepdim=True)).exp().cumsum(-1)
-    mass = mass / mass[:, -1:]
+    density = (log_density - log_density.amax(-1, keepdim=True)).exp()
+    mass = (density.cumsum(-1) - density / 2) / density.sum(-1, keepdim=True)
     at = torch.searchsorted(mass, uniform.unsqueeze(-1)).clamp(1, _GRID - 1)
-    low, high = mass.gather(-1, at - 1), mass.gather(-1, at)
-    share = ((uniform.unsqueeze(-1) - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
+    before, after = mass.gather(-1, at - 1), mass.gather(-1, at)
+    share = ((uniform.unsqueeze(-1) - before) / (after - before).clamp(min=1e-300)).clamp(0, 1)
     return (m.gather(-1, at - 1) + share * 2 * width / (_GRID - 1)).squeeze(-1)
 
 

@@ -109,13 +109,13 @@ class CommonScale(ScoreScale):
         if chain.drawn is not None:
             self._both(chain)
         draws: Any = chain.draws  # a plan's: nothing else runs a race
-        loc, law = draws.restrict(upcast(chain.loc_S)), chain.action.law
+        loc, law = draws.restrict(chain.scores.masked(upcast(chain.loc_S), -torch.inf)), chain.action.law
         seeds, positions = draws.counters()
         normals = law.quantile(own_uniforms(seeds, positions, loc.shape[-1])).to(loc.dtype)
         if (given := draws.exceptions()) is not None:
             rows, tokens, values = (column.to(loc.device) for column in given)
             normals[rows, tokens] = values.to(loc.dtype)
-        return chain.scores.masked(loc + self.own(chain) * normals.view(loc.shape), -torch.inf)
+        return loc + self.own(chain) * normals.view(loc.shape)
 
     def _both(self, chain: "Chain") -> None:
         """Take loc_S with what is drawn and without it in one product."""

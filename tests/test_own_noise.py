@@ -1,0 +1,366 @@
+"""A token's own noise: its draws, the race of the scores, and the noise given what was observed (theory 3.6, 3.9, 3.13)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from causalqwen import CausalDecoding, Individual, Intervention, Observation
+from causalqwen.core import Chain
+from causalqwen.decoding import BoundDecoding, ObservedNoise
+from causalqwen.distributions import BLOCK, block_largest, block_uniforms, own_uniforms, upcast
+from causalqwen.individuals.observed_noise import LEAD, draw_best, observed_normals
+from causalqwen.kernels import Race, block_reach
+from conftest import graft_tiny
+from test_one_law import drawn, law_of, uneven, unlike
+
+SEEDS = torch.tensor([0, 1, -1, 2**63 - 1, 7, 7])
+POSITIONS = torch.tensor([0, 0, 3, 2**32 - 1, 5, 6])
+
+
+# ---- draws -----------------------------------------------------------------------------------------------------------
+
+
+def test_own_uniforms_are_uniform_and_independent():
+    """200 tokens: three blocks and a part of one."""
+    count, size = 100_000, 200
+    seeds, positions, e = torch.arange(count) // 100, torch.arange(count) % 100, []
+    for at in torch.arange(count).split(10_000):
+        e.append(own_uniforms(seeds[at], positions[at], size))
+    e = torch.cat(e)
+    assert e.min() > 0 and e.max() < 1
+    for column in (0, 63, 64, 199):
+        assert stats.kstest(e[:, column].numpy(), "uniform").pvalue > 1e-3
+    assert stats.chisquare(torch.bincount(e.argmax(-1), minlength=size).numpy()).pvalue > 1e-3
+    assert stats.kstest(e[:, :64].amax(-1).numpy() ** 64, "uniform").pvalue > 1e-3
+    assert stats.kstest(e.amin(-1).numpy(), stats.beta(1, size).cdf).pvalue > 1e-3  # which no dependence would leave
+    correlation = torch.corrcoef(torch.special.ndtri(e[:20_000]).T).fill_diagonal_(0)
+    assert correlation.abs().max() < 5.5 / 20_000**0.5
+    after = torch.corrcoef(torch.stack([e[:-1, 3], e[1:, 3]]))[0, 1]
+    assert abs(after) < 4 / count**0.5
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+def test_own_uniforms_are_the_same_however_they_are_asked_for(size):
+    whole, blocks = own_uniforms(SEEDS, POSITIONS, size), -(-size // BLOCK)
+    assert torch.equal(whole, own_uniforms(SEEDS, POSITIONS, size + 100)[:, :size])
+    for row in range(len(SEEDS)):
+        assert torch.equal(own_uniforms(SEEDS[row : row + 1], POSITIONS[row : row + 1], size)[0], whole[row])
+    assert len(whole.unique(dim=0)) == len(SEEDS)
+    largest = block_largest(SEEDS, POSITIONS, blocks)
+    assert np.array_equal(block_largest(SEEDS.numpy(), POSITIONS.numpy(), blocks), largest.numpy())
+    for block in range(blocks):
+        at = torch.full_like(SEEDS, block)
+        found = block_uniforms(SEEDS, POSITIONS, at, largest[:, block])
+        by_numpy = block_uniforms(SEEDS.numpy(), POSITIONS.numpy(), at.numpy(), largest[:, block].numpy())
+        assert np.array_equal(by_numpy, found.numpy()) and torch.equal(found.amax(-1), largest[:, block])
+        here = whole[:, block * BLOCK : (block + 1) * BLOCK]
+        assert torch.equal(found[:, : here.shape[1]], here)
+
+
+# ---- the race --------------------------------------------------------------------------------------------------------
+
+
+def chains(model, places, plan, noise=None):
+    """Two chains at the last `places` positions of a text under one plan, and how it is bound."""
+    z = law_of(model, -places)
+    bound = BoundDecoding.bind(plan, len(z), model.config.causal_size, z.device, copies=len(z))
+    at = torch.arange(len(z)).unsqueeze(1)
+    if noise is not None:
+        bound.observed, bound.origins = [noise] * len(z), torch.zeros(len(z), dtype=torch.int64)
+    return [Chain(model, z.unsqueeze(1), bound.at(at)) for _ in range(2)]
+
+
+RACES = [
+    ("sample", {}),
+    ("persona", {}),
+    ("standard", {"own": "token"}),
+    ("causal", {"own": "token"}),
+    ("individual-only", {"own": "token"}),
+    ("shared-noise", {"own": "token", "top_k": 5}),
+    ("sample", {"top_p": 0.7}),
+    ("standard", {"own": "token", "min_p": 0.05, "top_p": 0.95}),
+]
+SHAPES = [("qwen2", lambda model: model, {}), ("llama", uneven, {}), ("qwen2", lambda model: uneven(unlike(model)), {}),
+          ("llama", unlike, {"score_slope": 50.0}), ("llama", uneven, {"token_thresholds": 0.2})]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+@pytest.mark.parametrize(("preset", "settings"), RACES)
+def test_the_race_is_won_by_the_best_of_all_scores(tiny_tokenizer, preset, settings, shape, dtype):
+    """`<NUM>` appended, and on a free row among masked ones."""
+    kind, change, fields = SHAPES[shape]
+    model = change(graft_tiny(kind, tiny_tokenizer, **fields))
+    with torch.no_grad():
+        model.action.num_row.copy_(torch.randn(model.action.num_row.shape, generator=torch.Generator().manual_seed(2)))
+    model, masked = model.to(dtype), ~model.action.vocabulary_mask
+    if dtype == torch.bfloat16 and settings.keys() - {"own"}:
+        return  # two products, each rounded, leave out other tokens
+    for temperature in (0.0, 0.4, 1.0, 1.6, 8.0):
+        for seed in range(3):
+            plan = CausalDecoding.preset(preset, seed=seed, temperature=temperature, **settings)
+            with torch.no_grad():
+                one, other = chains(model, 12, plan)
+                found, every = Race(one).scores(), model.action.scales.raced(other).flatten(0, -2)
+            best = every.argmax(-1, keepdim=True)
+            near = 1e-4 if dtype == torch.float32 else 0.05  # one product of two, which bfloat16 rounds
+            assert (found[:, masked] == -torch.inf).all() and not found.isnan().any()
+            if dtype == torch.float32:
+                assert torch.equal(found.argmax(-1, keepdim=True), best), (temperature, seed)
+            torch.testing.assert_close(found.amax(-1), every.gather(-1, best)[:, 0], rtol=near, atol=near)
+            some = found > -torch.inf
+            torch.testing.assert_close(found[some], every[some], rtol=near, atol=10 * near)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_the_race_knows_observed_noise(tiny_tokenizer, kind):
+    model = uneven(graft_tiny(kind, tiny_tokenizer))
+    number, chance = model.config.num_token_id, np.random.default_rng(0)
+    for case in range(30):
+        places, count = 8, 40
+        tokens = torch.from_numpy(chance.integers(0, 380, count))
+        tokens[0] = number
+        at = torch.from_numpy(np.sort(chance.integers(0, places, count)))
+        normals, nothing = torch.from_numpy(chance.normal(0, (0.5, 3.0)[case % 2], count)), torch.zeros(places).double()
+        noise = ObservedNoise(case, at, tokens, normals, places - 2, nothing, nothing, nothing)
+        plan = CausalDecoding("sequence", own="token", seed=case, temperature=(1.0, 0.5)[case % 2])
+        with torch.no_grad():
+            one, other = chains(model, places, plan, noise)
+            found, every = Race(one).scores(), model.action.scales.raced(other).flatten(0, -2)
+        torch.testing.assert_close(found.amax(-1), every.amax(-1), rtol=1e-4, atol=1e-4)
+        assert torch.equal(found.argmax(-1), every.argmax(-1))
+
+
+def test_few_tokens_are_drawn(tiny_tokenizer):
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer))
+    with torch.no_grad():
+        found = Race(chains(model, 12, CausalDecoding.preset("sample", seed=1))[0]).scores()
+    assert (found > -torch.inf).float().mean() < 0.2
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_autocast_moves_what_is_read_and_no_bound(tiny_tokenizer, kind):
+    model = uneven(graft_tiny(kind, tiny_tokenizer))
+    for preset in ("causal", "sample"):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            one, other = chains(model, 12, CausalDecoding.preset(preset, seed=1))
+            scales = model.action.scales
+            found = one.ranked().flatten(0, -2)
+            slow = scales.raced(other).flatten(0, -2) if preset == "sample" else other.scores.ranked().flatten(0, -2)
+        best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
+        torch.testing.assert_close(best, slow.amax(-1), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("score", [-torch.inf, 3e38, torch.inf])
+@pytest.mark.parametrize("every_score", [False, True])
+@pytest.mark.parametrize("preset", ["causal", "sample"])
+def test_scores_beyond_all_numbers_always_win_or_never(tiny_tokenizer, preset, every_score, score):
+    model = uneven(graft_tiny("qwen2", tiny_tokenizer))
+    bias = torch.zeros(model.action.rows)
+    bias[7] = score
+    model.get_output_embeddings().bias = torch.nn.Parameter(bias)
+    z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1, temperature=2.0)
+    bound = BoundDecoding.bind(plan, 20, model.config.causal_size, z.device, copies=20, every_score=every_score)
+    with torch.no_grad():
+        ranked = Chain(model, z.expand(20, 1, -1), bound.at(torch.zeros(20, 1, dtype=torch.int64))).ranked()
+    assert not ranked.isnan().any()
+    assert (ranked[..., 7] == -torch.inf).all() if score < 0 else (ranked.argmax(-1) == 7).all()
+
+
+@pytest.mark.parametrize("preset", ["causal", "sample"])
+def test_a_vocabulary_that_says_nothing_leaves_the_number(tiny_tokenizer, preset):
+    """Its last block is filled up with what no token has."""
+    model = uneven(graft_tiny("llama", tiny_tokenizer))
+    model.get_output_embeddings().bias = torch.nn.Parameter(torch.full((model.action.rows,), -torch.inf))
+    with torch.no_grad():
+        ranked = drawn(model, law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1), 3).ranked()
+    assert (ranked.argmax(-1) == model.action.num_token_id).all()
+
+
+@pytest.mark.parametrize("preset", ["causal", "sample"])
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_a_gradient_goes_through_every_score(tiny_tokenizer, family, preset):
+    """Where one may be asked for, and where the steps before were taken with one."""
+    model = uneven(graft_tiny("llama", tiny_tokenizer, vocabulary_family=family))
+    z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1)
+    chain = drawn(model, z, plan, 3)
+    (gradient,) = torch.autograd.grad(chain.ranked().logsumexp(-1).sum(), model.abduction.scale_net.bias)
+    assert gradient.isfinite().all() and gradient.any()
+    chain = drawn(model, z, plan, 3).situated()
+    with torch.no_grad():
+        found, wanted = chain.ranked(), drawn(model, z, plan, 3).ranked()
+        assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer, kind):
+    """What is kept of the matrix says nothing of `<NUM>`'s own row."""
+    model = uneven(graft_tiny(kind, tiny_tokenizer))
+    z, generator = law_of(model).unsqueeze(1), torch.Generator().manual_seed(0)
+    plan = CausalDecoding.preset("sample", seed=1)
+    with torch.no_grad(), model.standing():
+        drawn(model, z, plan, 1).ranked()
+        model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
+        words, found = model.vocabulary(), drawn(model, z, plan, 1).ranked()
+        rows, _, used = words.rows_of_all()
+        torch.testing.assert_close(words.all_norms[used], upcast(rows).norm(dim=1)[used])
+        wider = model.double()
+        row = wider.vocabulary().number_row()
+    with torch.no_grad():
+        assert row.dtype == torch.float64  # not the one that was kept, though it is equal
+        assert torch.equal(found, drawn(model.float(), z, plan, 1).ranked())
+    with model.standing():
+        with torch.no_grad():
+            kept = model.vocabulary().number_row()
+        row = model.vocabulary().number_row()
+        assert torch.equal(row, kept) and row.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 64), (20, 65), (9, 200)])
+def test_the_highest_of_each_block_is_found(rows, width, dtype):
+    """Of rows that lie in a wider matrix, as the products of a padded vocabulary do."""
+    scores = torch.randn(rows, width + 3, generator=torch.Generator().manual_seed(width)).to(dtype)[:, :width]
+    wanted = [scores[:, start : start + BLOCK].amax(-1) for start in range(0, width, BLOCK)]
+    assert torch.equal(torch.from_numpy(block_reach(scores)), upcast(torch.stack(wanted, -1)).to(torch.float32))
+
+
+# ---- the decision is the softmax's -----------------------------------------------------------------------------------
+
+
+def race_distribution(loc, own, count=4096):
+    """P(argmax_k loc_k + own_k e_k = y) [V] of one position, by the integral over the best score, float64."""
+    loc, own = loc.double(), own.double()
+    centre, width = loc.logsumexp(-1), 10 * own[loc.argmax()]
+    m = torch.linspace(float(centre - width), float(centre + width), count, dtype=torch.float64).unsqueeze(-1)
+    z = (m - loc) / own
+    log_all = torch.special.log_ndtr(z).sum(-1, keepdim=True)
+    density = (-z.square() / 2 - own.log() - torch.special.log_ndtr(z) + log_all).exp()
+    return density.sum(0) / density.sum()
+
+
+def solved_chain(model, z, temperature):
+    """The chain at positions z [N, H] with own noise alone drawn, thresholds solved for the scores divided by T."""
+    bound = BoundDecoding.bind(CausalDecoding(own="token", temperature=temperature), len(z), 32, z.device, len(z))
+    chain, plain = Chain(model, z.unsqueeze(1), bound.at(torch.zeros(len(z), 1, dtype=torch.int64))), Chain(model, z)
+    divided = replace(plain.scores, loc=upcast(plain.loc_S) / temperature).solved()
+    chain.threshold = divided.threshold.unsqueeze(1) * temperature
+    return chain
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+def test_the_race_decides_as_a_softmax_does(tiny_tokenizer, kind, temperature):
+    """At T as the softmax of loc/T, by exact integrals, with thresholds solved at T."""
+    model = graft_tiny(kind, tiny_tokenizer)
+    with torch.no_grad():
+        chain = solved_chain(model, law_of(model, -20), temperature)
+        own, loc = model.action.scales.own(chain)[:, 0], upcast(chain.loc_S)[:, 0]
+    used, divergences = model.action.vocabulary_mask, []
+    for place in range(len(loc)):
+        p = (loc[place, used].double() / temperature).softmax(-1)
+        divergences.append((p * (p / race_distribution(loc[place, used], own[place, used])).log()).sum().item())
+    assert np.mean(divergences) < 0.005, np.mean(divergences)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, temperature):
+    model, count = graft_tiny(kind, tiny_tokenizer), 20_000
+    z, used, picks = law_of(model), model.action.vocabulary_mask, torch.zeros(len(model.action.vocabulary_mask))
+    with torch.no_grad():
+        whole = solved_chain(model, z, temperature)
+        p = race_distribution(upcast(whole.loc_S)[0, 0, used], model.action.scales.own(whole)[0, 0, used]) * count
+        for seed in range(0, count, 2_000):
+            chain = drawn(model, z, CausalDecoding(own="token", temperature=temperature, seed=seed), 2_000)
+            chain.threshold = whole.threshold.expand(2_000, 1, 1)
+            picks += torch.bincount(chain.ranked()[:, 0].argmax(-1), minlength=len(picks))
+    often = p > 10
+    told = [np.append(one[often], one[~often].sum()) for one in (picks[used].double().numpy(), p.numpy())]
+    assert often.sum() > 3 and picks[~used].sum() == 0
+    assert stats.chisquare(*told, sum_check=False).pvalue > 1e-3
+
+
+# ---- noise of what was observed --------------------------------------------------------------------------------------
+
+
+def positions_of(size, rows, seed, spread, T=1.0):
+    """Scores as calibrated models have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2."""
+    generator = torch.Generator().manual_seed(seed)
+    loc = spread * torch.randn(rows, size, generator=generator)
+    below = (T * ((loc / T).logsumexp(-1, keepdim=True) - 0.6) - loc).clamp(min=0)
+    own = T**2 * (1 - 0.6 * torch.rand(rows, size, generator=generator)) + T * below / 2
+    return loc, own.sqrt()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+@pytest.mark.parametrize(("size", "spread"), [(2, 3.0), (20, 3.0), (1000, 2.0), (1000, 0.05)])
+def test_the_best_score_has_its_density(size, spread, temperature):
+    """Against a fine grid with every token, for likely targets and for the least likely."""
+    loc, own = positions_of(size, 5, size, spread, temperature)
+    order, uniform = loc.argsort(-1, descending=True), torch.linspace(0.01, 0.99, 5, dtype=torch.float64)
+    for rank in (0, 1, size // 2, size - 1):
+        targets = order[:, rank]
+        found = draw_best(loc, own, targets, uniform)
+        for row in range(len(loc)):
+            y = targets[row]
+            reach = torch.maximum(own[row, y], own[row, order[row, 0]])
+            m = loc[row].max() + torch.linspace(-14, 14, 4_001, dtype=torch.float64).unsqueeze(-1) * reach
+            z = (m - loc[row].double()) / own[row].double()
+            log_density = torch.special.log_ndtr(z).sum(-1) - torch.special.log_ndtr(z[:, y]) - z[:, y].square() / 2
+            mass = (log_density - log_density.max()).exp().cumsum(0)
+            wanted = m[torch.searchsorted(mass / mass[-1], uniform[row])]
+            assert abs(found[row] - wanted).item() < 0.03 * own[row, y].item(), (rank, row)
+
+
+def test_noise_given_what_was_observed_is_the_noise_where_that_was_observed():
+    """Own noise drawn freely, kept where a token wins, against what is abducted from that token."""
+    size, count, seed = 70, 40_000, 5
+    (loc,), (own,) = positions_of(size, 1, 3, 1.0)
+    at = torch.arange(count)
+    e = torch.special.ndtri(own_uniforms(torch.full_like(at, 77), at, size))
+    order, won = loc.argsort(descending=True), (loc + own * e).argmax(-1)
+    for y, others in ((order[0], order[1:3]), (order[4], order[[0, 1, 60]])):
+        free = e[won == y]
+        n = min(len(free), 4_000)
+        rows, tokens, normals = observed_normals(
+            loc.expand(n, -1), own.expand(n, -1), y.repeat(n), seed, torch.arange(n)
+        )
+        assert n > 300 and bool((rows.diff() >= 0).all())
+        given = torch.special.ndtri(own_uniforms(torch.full((n,), seed), torch.arange(n), size))
+        given[rows, tokens] = normals
+        scores = loc + own * given
+        assert torch.equal(scores.argmax(-1), y.expand(n))
+        rest = scores.scatter(-1, y.expand(n, 1), -torch.inf).amax(-1)
+        assert (scores[:, y] - rest).min() > LEAD / 2
+        for token in (y, *others):
+            assert stats.ks_2samp(free[:, token].numpy(), given[:, token].numpy()).pvalue > 1e-3, (y, token)
+        of_free = (loc + own * free).scatter(-1, y.expand(len(free), 1), -torch.inf).amax(-1)
+        assert stats.ks_2samp(of_free.numpy(), rest.numpy()).pvalue > 1e-3
+        together = [stats.spearmanr(one[:, y], one[:, others[0]]).statistic for one in (free, given)]
+        assert together[0] == pytest.approx(together[1], abs=0.09)
+
+
+CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen3", "both")]
+
+
+@pytest.mark.parametrize(("kind", "context"), CONTEXTS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3, 0.05, 0.0])
+def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature):
+    """Random tokens, and numbers of 1 to 9 digits among them; of somebody known, drawn, or inferred."""
+    model = uneven(graft_tiny(kind, tiny_tokenizer, number_context=context))
+    model.config.value_range, model.generation_config.eos_token_id = [0.0, 100.0], None
+    chance = np.random.default_rng(int(10 * temperature))
+    people = [Individual.nobody(32), Individual.from_seed(3, 32), None]
+    for case in range(18):
+        pieces = tiny_tokenizer.batch_decode([[int(token)] for token in chance.integers(260, 390, 12)])
+        for digits in chance.integers(1, 10, case % 3):
+            number = int(chance.integers(10 ** (digits - 1), 10**digits))
+            pieces.insert(int(chance.integers(0, len(pieces))), f" {number:,}" if case % 2 else f" {number / 100}")
+        observed = Observation(" we" + "".join(pieces).strip() + " so", "They say that")
+        settings = {"individual": people[case % 3], "seed": case, "temperature": temperature}
+        ((world,),) = model.counterfactual_samples(observed, Intervention(), **settings)
+        assert world.text == observed.text, (case, observed.text, world.text)
