@@ -25,7 +25,7 @@ from causalqwen.core import Chain
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
 from causalqwen.decoding import BoundDecoding
 
-WINDOW, FIRST, NODES, ROWS = 256, 64, 192, 256
+WINDOW, FIRST, NODES, ROWS = 256, 64, 96, 256
 
 
 def wins(loc: Tensor, own: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from causalqwen import (
 )
 from causalqwen.core import Chain, Scores
 from causalqwen.data import Row, encode_rows
-from causalqwen.decoding import BoundDecoding, QuantileReader, draws
+from causalqwen.decoding import BoundDecoding, draws
 from causalqwen.distributions import (
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
@@ -533,7 +533,7 @@ def situated(preset: str, noise: float = 0.3, **settings):
     drawn = BoundDecoding.bind(CausalDecoding.preset(preset, **settings), 1, 4, torch.device("cpu"))
     zeros, ones, noise_scale = torch.zeros(1, 2, 4), torch.ones(1, 2, 4), torch.full((4,), noise)
     drawn = drawn.at(torch.arange(2).view(1, 2))
-    return drawn.move(zeros, ones, noise_scale, QuantileReader(CAUCHY)), drawn.left(ones, noise_scale, CAUCHY)
+    return drawn.move(zeros, ones, noise_scale, CAUCHY), drawn.left(ones, noise_scale, CAUCHY)
 
 
 def test_temperature_acts_on_draws_alone():
@@ -564,6 +564,46 @@ def test_a_held_source_is_the_only_draw(monkeypatch, preset, stream):
     monkeypatch.setattr(draws, "uniform_draws", lambda *key: drawn.append(key[1]) or uniform(*key))
     loc, _ = situated(preset, seed=3)
     assert drawn == [stream] and torch.equal(loc[:, 0], loc[:, 1])
+
+
+def _raced(model: CausalQwenForCausalLM, z: torch.Tensor, count: int, **settings) -> torch.Tensor:
+    """Shares of the tokens that `sample` decides for, [V'], of `count` draws at features z [1, 1, H]."""
+    bound = BoundDecoding.bind(CausalDecoding.preset("sample", seed=0, **settings), 1, z.shape[-1], z.device)
+    with torch.no_grad():
+        scores = Chain(model, z.expand(1, count, -1), bound.at(torch.arange(count).view(1, -1))).ranked()
+    return torch.bincount(scores.argmax(-1)[0], minlength=scores.shape[-1]) / count
+
+
+def _softmax(model: CausalQwenForCausalLM, z: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        scores = Chain(model, z).scores
+        return (scores.masked(scores.loc, -torch.inf)[0, 0] / temperature).softmax(-1)
+
+
+def test_the_race_of_all_scores_is_nearly_the_softmax(tiny_tokenizer):
+    """Overview 7.1: with all noise drawn the highest score falls as a softmax sampler's draw does, no more and no less varied."""
+    model = graft_tiny("llama", tiny_tokenizer, threshold_shift="solved")
+    torch.manual_seed(0)
+    for _ in range(2):
+        z = torch.randn(1, 1, 32)
+        p, count = _softmax(model, z), 6000
+        drawn = torch.multinomial(p, count, replacement=True, generator=torch.Generator().manual_seed(1))
+        error = (torch.bincount(drawn, minlength=len(p)) / count - p).abs().sum() / 2
+        assert (_raced(model, z, count) - p).abs().sum() / 2 < error + 0.04
+        assert (_raced(model, z, count, own="marginal") - p).abs().sum() / 2 > error + 0.2
+
+
+def test_a_race_leaves_out_the_tokens_that_a_softmax_sampler_leaves_out(tiny_tokenizer):
+    """Overview 6, thresholds: top_k, top_p and min_p before the race, of the scores at hand over the temperature."""
+    model = graft_tiny("llama", tiny_tokenizer, initial_scale=1e-6, initial_noise=1e-6)  # nothing drawn moves a score
+    torch.manual_seed(0)
+    z = torch.randn(1, 1, 32)
+    for temperature in (0.7, 1.0):
+        p, order = _softmax(model, z, temperature).sort(descending=True)
+        wanted = {"top_k": 5, "top_p": int((p.cumsum(-1) - p < 0.5).sum()), "min_p": int((p >= 0.3 * p[0]).sum())}
+        for name, value in {"top_k": 5, "top_p": 0.5, "min_p": 0.3}.items():
+            shares = _raced(model, z, 2000, temperature=temperature, **{name: value})
+            assert set(shares.nonzero()[:, 0].tolist()) == set(order[: wanted[name]].tolist()), name
 
 
 def test_noise_makes_texts_vary_by_its_size_and_its_temperature(tiny_llama):
