@@ -566,6 +566,33 @@ def test_a_held_source_is_the_only_draw(monkeypatch, preset, stream):
     assert drawn == [stream] and torch.equal(loc[:, 0], loc[:, 1])
 
 
+def _raced(model: CausalQwenForCausalLM, z: torch.Tensor, count: int, **settings) -> torch.Tensor:
+    """Shares of the tokens that `sample` decides for, [V'], of `count` draws at features z [1, 1, H]."""
+    bound = BoundDecoding.bind(CausalDecoding.preset("sample", seed=0, **settings), 1, z.shape[-1], z.device)
+    with torch.no_grad():
+        scores = Chain(model, z.expand(1, count, -1), bound.at(torch.arange(count).view(1, -1))).ranked()
+    return torch.bincount(scores.argmax(-1)[0], minlength=scores.shape[-1]) / count
+
+
+def _softmax(model: CausalQwenForCausalLM, z: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        scores = Chain(model, z).scores
+        return (scores.masked(scores.loc, -torch.inf)[0, 0] / temperature).softmax(-1)
+
+
+def test_a_race_leaves_out_the_tokens_that_a_softmax_sampler_leaves_out(tiny_tokenizer):
+    """Overview 6, thresholds: top_k, top_p and min_p before the race, of the scores at hand over the temperature."""
+    model = graft_tiny("llama", tiny_tokenizer, initial_scale=1e-6, initial_noise=1e-6)  # nothing drawn moves a score
+    torch.manual_seed(0)
+    z = torch.randn(1, 1, 32)
+    for temperature in (0.7, 1.0):
+        p, order = _softmax(model, z, temperature).sort(descending=True)
+        wanted = {"top_k": 5, "top_p": int((p.cumsum(-1) - p < 0.5).sum()), "min_p": int((p >= 0.3 * p[0]).sum())}
+        for name, value in {"top_k": 5, "top_p": 0.5, "min_p": 0.3}.items():
+            shares = _raced(model, z, 2000, temperature=temperature, **{name: value})
+            assert set(shares.nonzero()[:, 0].tolist()) == set(order[: wanted[name]].tolist()), name
+
+
 def test_noise_makes_texts_vary_by_its_size_and_its_temperature(tiny_llama):
     """Inference 3, with overview 4, step 5 (b_noise = 0): V2's draws then move nothing; by default they do."""
     inputs = tiny_llama.processor("It is so", return_tensors="pt")

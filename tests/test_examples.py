@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from pyarrow import parquet
 
 from causalqwen.data import parse_row
@@ -132,6 +133,25 @@ def test_a_seed_chooses_which_rated_words_are_learned_from(monkeypatch, tmp_path
     assert (
         second == again != first and sorted(itertools.chain(*first.values())) == names
     )  # no word twice, none left out
+
+
+def test_the_winner_of_a_race_has_the_probability_that_is_integrated_and_nearly_the_softmaxs():
+    module = experiment("race")
+    generator = torch.Generator().manual_seed(0)
+    loc = 3 * torch.randn(400, generator=generator, dtype=torch.float64)
+    threshold = loc.logsumexp(-1) - 0.6
+    own = (1 + 0.5 * (threshold - loc).clamp(min=0)).sqrt()
+    p, counts = module.wins(loc, own), torch.zeros(400, dtype=torch.float64)
+    for _ in range(20):
+        scores = loc + own * torch.randn(2000, 400, generator=generator, dtype=torch.float64)
+        counts += torch.bincount(scores.argmax(-1), minlength=400)
+    statistic, freedom = module.chi_square(counts, p)
+    assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5
+    assert (
+        module.divergence(loc.softmax(-1), p)
+        < 0.002
+        < module.divergence(loc.softmax(-1), module.wins(loc, own.clamp(max=1)))
+    )
 
 
 def test_multabench_scores_a_table_on_either_splits(monkeypatch, capsys, tmp_path):
