@@ -1,7 +1,6 @@
 """On the real default backbone (SmolLM2-135M-Instruct): what a graft leaves, and what it can be taught."""
 
 import copy
-import dataclasses
 import json
 import os
 

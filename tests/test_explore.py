@@ -572,10 +572,9 @@ def test_every_setting_of_a_text_is_asked_for(tab):
     page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
     write(page, "They say", tokens=4, seed=8, preset="persona")
     assert bodies[-1]["max_tokens"] == 4 and bodies[-1]["seed"] == 8
-    assert bodies[-1]["causal"] == {"preset": "persona", "alternatives": 8, "points": 200}
+    assert bodies[-1]["causal"] == {"preset": "persona", "temperature": 1, "alternatives": 8, "points": 200}
     here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
-    here(page).get_by_label("the model's own").uncheck()
-    page.get_by_role("slider", name="Temperature").fill("0.5")
+    page.get_by_role("slider", name="Temperature").locator("visible=true").fill("0.5")
     page.get_by_role("button", name="New seed").click()
     page.get_by_role("button", name="Write", exact=True).click()
     wait_written(page)
@@ -778,14 +777,18 @@ def test_every_place_of_the_grid_and_what_it_changes(tab, server):
     places = view.get_by_role("radio")
     assert places.count() == 11
     before, named = None, set()
-    for index in range(11):
+    own_noise = view.get_by_label("Draw each token's own noise too")
+    for index, own in [(index, True) for index in range(9)] + [(index, False) for index in range(11)]:
+        if own_noise.count():
+            own_noise.set_checked(own)
         places.nth(index).check()
         value = places.nth(index).get_attribute("value")
         who, noise = value.split(" ") if " " in value else (None, None)
-        asked = {"preset": value} if who is None else {"individual_mode": who, "noise_mode": noise}
+        mode = "token" if own else "marginal"
+        asked = {"preset": value} if who is None else {"individual_mode": who, "noise_mode": noise, "own_mode": mode}
         said = server.complete(asked, prompt="They say", max_tokens=12, seed=9).choices[0].text
         for preset, modes in PRESETS.items():
-            if who and modes == {"individual": who, "noise": noise}:
+            if who and {"own": "marginal"} | modes == {"individual": who, "noise": noise, "own": mode}:
                 named.add(preset)
                 assert preset in places.nth(index).get_attribute("aria-label")
         view.get_by_role("button", name="Write").click()
@@ -813,7 +816,7 @@ def seen(text):
 
 
 @pytest.mark.slow
-def test_the_same_again_and_other_temperatures(tab):
+def test_the_same_again_and_another_temperature(tab):
     page, bodies = tab, []
     page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
     go_to(page, 2)
@@ -828,13 +831,12 @@ def test_the_same_again_and_other_temperatures(tab):
         view.get_by_role("button", name="Write").click()
         view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
     view.get_by_text("The text is the same as before.").wait_for()
-    view.get_by_label("The model's own temperatures").uncheck()
-    view.get_by_role("slider", name="Temperature of the individual").fill("0.25")
-    view.get_by_role("slider", name="Temperature of the noise").fill("0.75")
+    view.get_by_role("slider", name="Temperature").fill("0.25")
+    view.get_by_label("Draw each token's own noise too").uncheck()
     view.get_by_role("button", name="New seed").click()
     view.get_by_role("button", name="Write").click()
     view.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for()
-    asked = {"individual_mode": "sequence", "noise_mode": "token", "temperature": 0.25, "noise_temperature": 0.75}
+    asked = {"individual_mode": "sequence", "noise_mode": "token", "own_mode": "marginal", "temperature": 0.25}
     assert bodies[-1]["causal"] == asked and bodies[-1]["seed"] != bodies[-2]["seed"]
 
 

@@ -107,7 +107,6 @@ def run(bounds: Bounds, models: dict[str, CausalQwenForCausalLM]) -> Tally:
         how = dict(WAYS[way])
         if "causal_decoding" in how:
             plan = CausalDecoding.preset(way)
-            plan = plan if way == "softmax" else plan.fresh_at(model.config.text_temperature)
             how["causal_decoding"] = replace(plan, seed=seed)
         prompts = [_prompt(chance) for _ in range(AT_ONCE)]
         for prompt, (ids, values, start) in zip(prompts, write(model, prompts, how, fond=fond), strict=True):

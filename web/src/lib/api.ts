@@ -14,7 +14,6 @@ export interface Card {
   causal: {
     presets: string[];
     individuals: string[];
-    temperature: number;
     chat: boolean;
     numbers: boolean;
     context: number | null;
@@ -89,7 +88,6 @@ export type Heard = string | { text: string; prompt?: string } | { prompt: strin
 export interface About {
   name: string;
   about: string;
-  drawn: boolean;
   inferred: boolean;
   knows_values: boolean;
 }
@@ -171,9 +169,9 @@ export interface CausalOptions {
   preset?: string;
   individual_mode?: string;
   noise_mode?: string;
+  own_mode?: string;
   individual?: string;
   temperature?: number;
-  noise_temperature?: number;
   alternatives?: number;
   points?: number;
 }
