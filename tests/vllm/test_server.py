@@ -10,7 +10,7 @@ from causalqwen.modeling.loading import load_model
 from causalqwen.serving import ServerSettings, create_app
 
 pytestmark = pytest.mark.filterwarnings("default")
-SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.3, "noise_temperature": 0.95}}
+SETTINGS = {"softmax": {"temperature": 0.7, "top_p": 0.9}, "persona": {"temperature": 0.9}}
 
 
 def without(text, spans):
