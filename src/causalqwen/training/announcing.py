@@ -35,9 +35,8 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
 
         mean over the rows' positions of -log P + mean over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
 
-    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. It is a
-    regression of one event on the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for
-    all.
+    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. It is a regression of one event
+    on the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
     is_number = np.asarray(store.facts.targets) == model.config.num_token_id
