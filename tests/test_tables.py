@@ -304,12 +304,14 @@ def test_a_value_that_no_row_held_is_read_as_the_nearest_one():
             np.arcsinh((value - number.center) / number.width) - np.arcsinh((end - number.center) / number.width)
         )
 
-    for value, end in ((10.5, 10.0), (1e300, 10.0), (-3, 0.0)):
+    for value, end in ((10.5, 10.0), (1e140, 10.0), (-3, 0.0)):
         assert number.nearest(value) == (end, pytest.approx(far(value, end)))
     assert number.nearest(7.5) == (7.5, 0) and number.nearest(None) == (1.5, UNKNOWN)
     assert by_name["gaps"].nearest(None) == (None, 0)
     kind = by_name["kind"]
     assert kind.nearest("Blue ") == ("blue", UNKNOWN) and kind.nearest("what?") == ("red", UNKNOWN)
+    same = TableReader.fit({"n": [0.1] * 7 + [None]}, "y").known["n"]  # whose deviation rounding makes 1e-17
+    assert same.width == 1 and same.nearest(1e300) == (0.1, pytest.approx(np.arcsinh(1e150)))
     few = TableReader.fit({"kind": ["red"] * 20 + ["dark blue", "green"] * 2 + ["ochre"]}, "y").known["kind"]
     assert few.levels == ("red",) and few.nearest("blue") == ("dark blue", 0) and few.nearest("7") == ("ochre", 0)
     assert kind.nearest("green") == ("green", 0) and kind.nearest(None) == ("red", UNKNOWN)

@@ -161,6 +161,7 @@ class Column:
                 return self.seen[0], UNKNOWN
             return _spelled_alike(written(cell), rare or self.seen), 0.0 if rare else UNKNOWN
         value = self.center if cell is None else float(cell) if self.kind == "number" else _days(cell)
+        value = min(max(value, -FAR), FAR)
         held = min(max(value, self.ends[0]), self.ends[1])
         if cell is not None and held == value:
             return cell, 0.0
@@ -753,7 +754,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
         return 0.0, 1.0
     kept = np.clip(values, -FAR, FAR)
     low, middle, high = np.quantile(kept, [0.25, 0.5, 0.75]).tolist()
-    width = high - low or float(np.std(kept))
+    width = high - low or (float(np.std(kept)) if kept.min() < kept.max() else 1.0)  # which rounding keeps from 0
     return middle, width if math.isfinite(width) and width > 1 / FAR else 1.0
 
 

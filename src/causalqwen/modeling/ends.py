@@ -26,7 +26,7 @@ _FEW = 12  # before one behind which many tokens are asked about
 MANY = 128  # of the tokens that are sampled from behind a number, the likeliest, as far as
 _NATS = 12.0  # the likeliest of all has no more than e^12 times their probability
 _UNFINISHED = "\ufffd"
-_STAND_INS = (5.0, 12.5)  # for a number whose value is not known yet
+_STAND_INS = (5.0, 12.5, 1234.5678)  # for a number whose value is not known yet: of few digits, and of many
 _PAIRED = ("{0}a = 5 b{0}", "{0}x^2 + 5{0}", r"{0}\alpha = 5{0}")
 
 
