@@ -1,7 +1,6 @@
 """The plug-in against `generate`, in float32: the same tokens, the same values; and what it refuses."""
 
 import statistics
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
