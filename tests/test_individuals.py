@@ -581,6 +581,8 @@ def test_errors_name_what_is_wrong(speaker):
         speaker.abduct("It is new", prior=speaker.abduct("It is new"), spread=0.1)
     with pytest.raises(ValueError, match="unknown likelihood"):
         speaker.abduct("It is new", likelihood="probit")
+    with pytest.raises(ValueError, match="at temperature 0 nothing is drawn"):
+        speaker.counterfactual_samples(OBSERVED, Intervention(), temperature=0.0)
     with pytest.raises(ValueError, match="one individual said"):
         CausalDecoding(own=speaker.abduct_noise(OBSERVED))
     with pytest.raises(ValueError, match="known exactly"):

@@ -348,14 +348,14 @@ CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen
 
 
 @pytest.mark.parametrize(("kind", "context"), CONTEXTS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3, 0.05, 0.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3, 0.05])
 def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature):
     """Random tokens, and numbers of 1 to 9 digits among them; of somebody known, drawn, or inferred."""
     model = uneven(graft_tiny(kind, tiny_tokenizer, number_context=context))
     model.config.value_range, model.generation_config.eos_token_id = [0.0, 100.0], None
     chance = np.random.default_rng(int(10 * temperature))
     people = [Individual.nobody(32), Individual.from_seed(3, 32), None]
-    for case in range(18):
+    for case in range(12):
         pieces = tiny_tokenizer.batch_decode([[int(token)] for token in chance.integers(260, 390, 12)])
         for digits in chance.integers(1, 10, case % 3):
             number = int(chance.integers(10 ** (digits - 1), 10**digits))

@@ -395,10 +395,12 @@ def abduct_noise(
     noise will be given to. See `individuals.observed_noise`.
 
     Raises:
-        ValueError: no prompt; a text beyond the context; a vocabulary whose scores have no own noise, or are not Gaussian.
+        ValueError: no prompt; a temperature of 0; a text beyond the context; a vocabulary whose scores have no own noise, or are not Gaussian.
     """
     model.config.require("a text under observed noise")
     individual = individual or Individual.nobody(model.config.causal_size)
+    if not temperature:
+        raise ValueError("at temperature 0 nothing is drawn, and no noise explains a text: give one above 0")
     if not observation.prompt:
         raise ValueError("a text alone has no first token to explain: give the prompt before it")
     contexts = contexts_of(model, observation, 2**31)
