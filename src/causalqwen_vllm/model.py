@@ -186,7 +186,13 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         return values
 
     def _write(self, requests: list[Request]) -> None:
-        """Decide the numbers that stand where each of the requests went on last, from what they follow."""
+        """Decide the numbers that stand where each of the requests went on last."""
+        for request, value in zip(requests, self._values_of(requests), strict=True):
+            request.write(value)
+
+    def _values_of(self, requests: list[Request]) -> list[float]:
+        """The value that each of the requests has where it went on last, if a number stands there, from what it follows."""
+        found: dict[int, float] = {}
         for rows, company in companies(requests):
             chosen = [requests[row] for row in rows]
             features = torch.stack([request.pending[1] for request in chosen]).unsqueeze(1)
@@ -199,8 +205,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
                 self.number_class = name
                 numbers = offered([(chosen[row], chosen[row].pending[0]) for row in of_one])
                 values = said_values(self, features[of_one, -1], generated_values(self, loc_Y[of_one, -1]), numbers)
-                for row, value in zip(of_one, values.tolist(), strict=True):
-                    chosen[row].write(value)
+                found |= zip((rows[row] for row in of_one), values.tolist(), strict=True)
+        return [found[row] for row in range(len(requests))]
 
     @torch.inference_mode()
     def numbers_of(self, asked: Sequence[tuple[Request, int]]) -> list[dict[int, tuple[float, NumberPrediction]]]:
@@ -337,13 +343,19 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
         texts = [request.text(place) for request, place in zip(requests, places, strict=True)]
         numbers = {row for row, (_, _, place) in enumerate(texts) if place is not None}
+
+        def value_of(row: int) -> float | None:
+            request, place = requests[row], places[row]
+            is_open = request.pending is not None and request.pending[0] == place
+            return self._values_of([request])[0] if is_open else None
+
         scores = keep_numbers(
             ranked(),
             self.config.num_token_id,
             MANY if is_sampled else 1,
             numbers,
             lambda row: TextEnd(self.processor.ends, *texts[row]),
-            lambda row: None,
+            value_of,
             None if company is None else partial(ranked, True),
         )
         if not is_sampled:

@@ -10,10 +10,10 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.calibration import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
 
-PLAIN_TOKENS = 256
+PLAIN_TOKENS = 512
 """Of text without numbers, beside the rows: rows of one template alone say nothing about any other text."""
 
-_MOST, _STEPS, _PENALTY = 4096, 60, 1e-4
+_MOST, _STEPS, _PENALTY, _PLAIN = 4096, 60, 1e-4, 10.0
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def _spread(places: np.ndarray) -> np.ndarray:
 def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Fit W_NUM and b_NUM, which `Chain.number` reads, while everything else stands still. Minimised is
 
-        mean over the rows' positions of -log P + mean over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
+        mean over the rows' positions of -log P + 10 times that over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
 
     P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. It is a regression of one event
     on the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
@@ -46,7 +46,7 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         taken.append(some)
         weights.append(np.full(len(some), len(places) / max(len(some), 1) / len(is_number)))
     parts = [store.facts[np.concatenate(taken)], _plain_facts(model)]
-    weights.append(np.full(len(parts[1]), 1 / len(parts[1])))
+    weights.append(np.full(len(parts[1]), _PLAIN / len(parts[1])))
 
     def joined(name: str) -> Tensor:
         return torch.cat([part.tensor(name) for part in parts]).to(model.device)
