@@ -341,7 +341,7 @@ class Scored:
         self.inside += (low is None or low <= value) and (high is None or value <= high)
 
     @property
-    def plain(self) -> dict[str, float]:
+    def plain(self) -> dict[str, Any]:
         """values: how many; median_error; coverage of 90% intervals. Empty where no value was known."""
         if not self.errors:
             return {}
