@@ -492,7 +492,7 @@ def _start_values(
         said = said_of(row, before)
         return NumberText.of("", math.nan) if said is None else NumberText.of(said.text, said.value)
 
-    def all_scores(input_ids: Tensor) -> Tensor:
+    def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
         bound.every_score = True
         scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
