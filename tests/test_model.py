@@ -249,7 +249,7 @@ def test_starts_have_their_documented_values(tiny_tokenizer):
     assert older.config.scale_activation == "exp" and (older.action.b_noise == 0).all()
     faithful = graft_tiny("llama", tiny_tokenizer)
     scale = faithful.action(z, faithful.abduction(z)[1], faithful.get_output_embeddings())[1]
-    torch.testing.assert_close(scale, torch.full((2, 1), 0.8))
+    torch.testing.assert_close(scale, torch.ones(2, 1))
     cauchy = graft_tiny("llama", tiny_tokenizer, vocabulary_family="cauchy")
     scale = cauchy.action(z, cauchy.abduction(z)[1], cauchy.get_output_embeddings())[1]
     torch.testing.assert_close(scale, torch.ones(2, 1))

@@ -195,16 +195,16 @@ def test_worlds_are_those_of_counterfactual_samples(server, model, noise, who):
 
 
 def test_a_prompt_is_gone_on_from_by_somebody(server, model):
-    asked = {"prompt": "They say that", "max_tokens": 9, "seed": 4, "num_samples": 2, "temperature": 8.0}
+    asked = {"prompt": "They say that", "max_tokens": 9, "seed": 4, "num_samples": 2, "temperature": 1.5}
     status, told = ask(server, "/v1/worlds", individual=TOLD, **asked)
     who = model.abduct(SAID, name="Zed")
     (known,) = model.interventional_samples(
-        "They say that", who, num_samples=2, max_new_tokens=9, seed=4, temperature=8.0
+        "They say that", who, num_samples=2, max_new_tokens=9, seed=4, temperature=1.5
     )
     assert status == 200 and [one["text"] for one in told["data"]] == [world.text for world in known]
     assert "changes" not in told["data"][0] and told["individual"]["name"] == "Zed"
     status, told = ask(server, "/v1/worlds", **asked)
-    (known,) = model.interventional_samples("They say that", num_samples=2, max_new_tokens=9, seed=4, temperature=8.0)
+    (known,) = model.interventional_samples("They say that", num_samples=2, max_new_tokens=9, seed=4, temperature=1.5)
     assert [one["text"] for one in told["data"]] == [world.text for world in known] and told["individual"] is None
 
 
@@ -249,27 +249,6 @@ def test_a_client_that_leaves_ends_its_task_and_others_go_on(server, model):
     connection.close()
     until(lambda: server.metric("causalqwen_running") == 0)
     assert server.complete(max_tokens=2).choices[0].text
-
-
-def test_worlds_that_are_called_off_end_while_their_noise_is_found(model):
-    told, pauses, written = [], [], []
-
-    class Watched(Progress):
-        def put(self, value):
-            written.append(value)
-
-    def work(task):
-        who = Individual.from_seed(1, 32)
-        model.counterfactual_samples(OBSERVED, Intervention(), individual=who, streamer=Watched(task, 20))
-
-    def between():
-        pauses.append(1)
-        task.cancelled = len(pauses) == 3
-
-    task = Task(work, told.append)
-    task.run(between)
-    assert len(pauses) == 3 and written == []
-    assert told == [{"progress": 1 / 20}]  # how far it is, and no end
 
 
 def test_a_task_waits_its_turn_and_is_told_when_time_is_up(model):

@@ -12,7 +12,7 @@ seed draws where that lies below the cut, and is drawn anew below it elsewhere, 
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import BLOCK, OBSERVED_STREAM, block_largest, block_uniforms, uniform_draws
+from causalqwen.distributions import BLOCK, OBSERVED_STREAM, block_largest, block_uniforms, uniform_draws, widen
 
 LEAD = 1e-3
 """Nats by which an observed token leads: scores of one position differ by 3e-5 between batch shapes in float32."""
@@ -37,7 +37,7 @@ def draw_best(loc: Tensor, own: Tensor, targets: Tensor, uniform: Tensor) -> Ten
     loc, own: of all scores, [N, V] float32; loc is -inf for tokens that take no part. The product over the vocabulary is taken
     at Chebyshev's nodes, tokens after the first `_TOP` in bins, and its double logarithm, which is smooth, is interpolated.
     """
-    index = targets.unsqueeze(-1)
+    (loc, own), index = widen(loc, own), targets.unsqueeze(-1)
     loc_y, own_y = (column.gather(-1, index).double() for column in (loc, own))
     others = loc.scatter(-1, index, -torch.inf)
     top = others.topk(min(_TOP, others.shape[-1] - 1), dim=-1)
@@ -51,7 +51,7 @@ def draw_best(loc: Tensor, own: Tensor, targets: Tensor, uniform: Tensor) -> Ten
     bins = ((least - others) / _WIDTH).clamp(0, _BINS - 1).nan_to_num(0.0).long()
     rest = ((others < least) & (others > -torch.inf)).to(loc)
     counts, scales, places = (
-        torch.zeros(len(loc), _BINS, device=loc.device).scatter_add_(1, bins, column)
+        torch.zeros(len(loc), _BINS, dtype=loc.dtype, device=loc.device).scatter_add_(1, bins, column)
         for column in (rest, rest * power, torch.where(rest > 0, others, 0.0))
     )
     filled = counts.clamp(min=1)
