@@ -223,7 +223,9 @@ def continue_prompt(
                 place,
                 int(text.ids[at]),
                 float(text.values[at]) if text.ids[at] == number else None,
-                ObservedNumber(float(text.values[at]), next(forms), text.digits_of(at)) if text.ids[at] == number else None,
+                ObservedNumber(float(text.values[at]), next(forms), text.digits_of(at))
+                if text.ids[at] == number
+                else None,
             )
             for at in (~text.digits).nonzero().squeeze(-1).tolist()
         ]
