@@ -17,7 +17,6 @@ from causalqwen.modeling.changes import word_changes
 from causalqwen.modeling.survey import survey_rows
 from causalqwen.modeling.telling import lie_among, what_told
 from causalqwen.serving.people import MOST_PEOPLE
-from causalqwen.serving.tasks import Progress, Task
 from test_serving import PEOPLE, held, serving, talker, until
 
 SAID = ["They say that 12 of the people are here", " 我们 have 3.5 and so"]
