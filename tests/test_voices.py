@@ -348,7 +348,7 @@ def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
     (said,), (nobodys, own) = what_told(model, [text], who)
     assert sum(one.gain or 0.0 for one in said) == pytest.approx(who.evidence[0].gained, abs=1e-3)
     more, less = favoured_tokens(model, (nobodys, own), who)
-    added = own.weight.double() @ (own.reach.double().square().mean(0).sqrt() * own.reader(who.factor))
+    added = own.weight.double() @ (own.reach.double().square().mean(0).sqrt() * own.law.quantile(who.factor))
     p = torch.softmax(own.loc @ own.weight.T, -1).mean(0).double() * added.exp()
     p = p / p.sum()
     token = model.processor.tokenizer(more[0].text, add_special_tokens=False)["input_ids"]
