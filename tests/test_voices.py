@@ -357,9 +357,9 @@ def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
     choice = Choice("He said", ("yes", "no"), "no")
     heard = {one.kind: one for one in what_each_told(model, who, [choice, Observation(text)])}
     own_p, nobodys_p = (
-        branches.log_probs(reader(one.factor))[1].item()
+        branches.log_probs(model.action.law.quantile(one.factor))[1].item()
         for one in (who, Individual.nobody(32))
-        for branches, reader in [read_options(model, "He said", ("yes", "no"), one.voice)]
+        for branches in [read_options(model, "He said", ("yes", "no"), one.voice)]
     )
     assert heard["choice"].gain == pytest.approx(own_p - nobodys_p, abs=1e-6)
     assert heard["words"].gain == pytest.approx(who.evidence[0].gained, abs=1e-3)
