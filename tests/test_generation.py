@@ -115,7 +115,9 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
     return ids[0], values[0], margins
 
 
-@pytest.mark.parametrize(("score_scale", "own"), [("common", "marginal"), ("common", "token"), ("documents", "marginal")])
+@pytest.mark.parametrize(
+    ("score_scale", "own"), [("common", "marginal"), ("common", "token"), ("documents", "marginal")]
+)
 @pytest.mark.parametrize(("individual", "noise"), MODES)
 def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale, own):
     settings = {} if score_scale == "documents" else {"score_noise": 0.05, "score_slope": 0.02}
