@@ -167,7 +167,7 @@ def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
     gained = told(tiny_llama, contexts, who.voice) - told(tiny_llama, contexts, None)
     # e1 is inferred as without a voice, from what is read under it
     words = tiny_llama.token_evidence(tiny_llama.read(contexts, who.voice))
-    widest = tiny_llama.action.scales.widest(tiny_llama.config)
+    widest = tiny_llama.action.scales.widest
     posterior = find_posterior([words], torch.zeros(32).double(), None, widest=widest)
     torch.testing.assert_close(who.normal, posterior.mode, rtol=1e-4, atol=1e-5)
     directions = posterior.directions + sum(tokens / (tokens + p) for p in (50, 200, 900))
