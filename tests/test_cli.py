@@ -95,7 +95,7 @@ def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     out = tmp_path / "grafted"
     result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--calibrate", "--json").stdout)
     assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
-    assert 0.5 < result["calibration"]["sum_median"] < 2 and result["calibration"]["temperature"] >= 1
+    assert 0.5 < result["calibration"]["sum_median"] < 2
     assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
     assert "exists already" in run("graft", "--backbone", place / "backbone", "--output", out, code=1).stderr
     other = ("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents")
@@ -122,7 +122,7 @@ def test_calibrate_in_place_or_beside_and_evaluate_the_language(place, tmp_path)
     made = run("calibrate", "--model", place / "model", "--text", tmp_path / "text.txt", "--output", out, "--json")
     assert json.loads(made.stdout)["sum_within"] > 0.5
     before = (out / "config.json").read_text()
-    run("calibrate", "--model", out, "--text", tmp_path / "text.txt", "--threshold", "solved", "--seed", 1)
+    run("calibrate", "--model", out, "--text", tmp_path / "text.txt", "--threshold", "solved")
     assert '"threshold_shift": "solved"' in (out / "config.json").read_text() != before
     assert not list(tmp_path.rglob("*.part*"))
     result = run(

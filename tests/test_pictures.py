@@ -229,7 +229,7 @@ def test_favoured_tokens_at_one_position_are_its_softmax(model, people):
     read = model.read(model.contexts(Observation(" and", "They say that"), 99))
     evidence = model.token_evidence(read[:1])
     more, less = favoured_tokens(model, (evidence, evidence), bob, count=5)
-    q = evidence.reader(bob.factor).float()
+    q = evidence.law.quantile(bob.factor).float()
     own, nobodys = (
         torch.softmax((loc @ evidence.weight.T).masked_fill(~evidence.mask, -torch.inf), -1)[0]
         for loc in (evidence.loc + evidence.reach * q, evidence.loc)

@@ -347,7 +347,7 @@ WHO = ["Ann", TOLD, ANSWERED, {"mix": ["Ann", "Bob"], "share": 0.5}]
 BY_ANN = {"preset": "persona", "individual": "Ann"}
 REQUESTS = [
     ("completions", {"prompt": "a", "max_tokens": 1, "stop": ["b"], "user": "c", "causal": BY_ANN}),
-    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "causal": BY_ANN}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "causal": BY_ANN}),
     ("numbers", {"prompts": ["a"], "individual": "Ann"}),
     ("answers", {"questions": QUESTIONS, "individual": "Ann"}),
     ("individuals", {"individuals": WHO}),

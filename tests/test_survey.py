@@ -73,7 +73,7 @@ def test_the_gradient_and_the_information_of_choices_are_those_of_the_likelihood
     g = torch.randn(32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def log_probs(g):
-        q = evidence.reader(torch.special.ndtr(g))
+        q = evidence.law.quantile(torch.special.ndtr(g))
         return [question.log_probs(q) for question in evidence.questions]
 
     def total(g):
@@ -85,9 +85,11 @@ def test_the_gradient_and_the_information_of_choices_are_those_of_the_likelihood
     # of the fork that "red" was taken at, E[score score'] over what might have been taken there
     one = evidence.questions[1]
     assert len(one.sizes) == 1
-    scores = torch.autograd.functional.jacobian(lambda g: one.log_probs(evidence.reader(torch.special.ndtr(g))), g)
-    of_first = type(evidence)(evidence.questions[:1], evidence.taken[:1], evidence.reader).evaluate(g, True)[2]
-    p = one.log_probs(evidence.reader(torch.special.ndtr(g))).exp()
+    scores = torch.autograd.functional.jacobian(
+        lambda g: one.log_probs(evidence.law.quantile(torch.special.ndtr(g))), g
+    )
+    of_first = type(evidence)(evidence.questions[:1], evidence.taken[:1], evidence.law).evaluate(g, True)[2]
+    p = one.log_probs(evidence.law.quantile(torch.special.ndtr(g))).exp()
     torch.testing.assert_close(information - of_first, (scores.T * p) @ scores)
 
 

@@ -167,7 +167,7 @@ def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
     gained = told(tiny_llama, contexts, who.voice) - told(tiny_llama, contexts, None)
     # e1 is inferred as without a voice, from what is read under it
     words = tiny_llama.token_evidence(tiny_llama.read(contexts, who.voice))
-    widest = tiny_llama.action.scales.widest(tiny_llama.config)
+    widest = tiny_llama.action.scales.widest
     posterior = find_posterior([words], torch.zeros(32).double(), None, widest=widest)
     torch.testing.assert_close(who.normal, posterior.mode, rtol=1e-4, atol=1e-5)
     directions = posterior.directions + sum(tokens / (tokens + p) for p in (50, 200, 900))
@@ -348,7 +348,7 @@ def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
     (said,), (nobodys, own) = what_told(model, [text], who)
     assert sum(one.gain or 0.0 for one in said) == pytest.approx(who.evidence[0].gained, abs=1e-3)
     more, less = favoured_tokens(model, (nobodys, own), who)
-    added = own.weight.double() @ (own.reach.double().square().mean(0).sqrt() * own.reader(who.factor))
+    added = own.weight.double() @ (own.reach.double().square().mean(0).sqrt() * own.law.quantile(who.factor))
     p = torch.softmax(own.loc @ own.weight.T, -1).mean(0).double() * added.exp()
     p = p / p.sum()
     token = model.processor.tokenizer(more[0].text, add_special_tokens=False)["input_ids"]
@@ -357,9 +357,9 @@ def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
     choice = Choice("He said", ("yes", "no"), "no")
     heard = {one.kind: one for one in what_each_told(model, who, [choice, Observation(text)])}
     own_p, nobodys_p = (
-        branches.log_probs(reader(one.factor))[1].item()
+        branches.log_probs(model.action.law.quantile(one.factor))[1].item()
         for one in (who, Individual.nobody(32))
-        for branches, reader in [read_options(model, "He said", ("yes", "no"), one.voice)]
+        for branches in [read_options(model, "He said", ("yes", "no"), one.voice)]
     )
     assert heard["choice"].gain == pytest.approx(own_p - nobodys_p, abs=1e-6)
     assert heard["words"].gain == pytest.approx(who.evidence[0].gained, abs=1e-3)

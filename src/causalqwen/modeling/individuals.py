@@ -395,8 +395,8 @@ def abduct_noise(
     noise will be given to. See `individuals.observed_noise`.
 
     Raises:
-        ValueError: no prompt; a temperature of 0; a text beyond the context;
-            a vocabulary whose scores have no own noise, or are not Gaussian.
+        ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
+            not Gaussian.
     """
     model.config.require("a text under observed noise")
     individual = individual or Individual.nobody(model.config.causal_size)
