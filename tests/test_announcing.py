@@ -20,7 +20,7 @@ from causalqwen.modeling import prediction as predicting
 from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well, told
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
-from causalqwen.training import CalibrationSettings, TrainSettings, ValueStage, calibrate
+from causalqwen.training import TrainSettings, ValueStage, calibrate
 from causalqwen.training.choice import hold_out, rows_together
 from causalqwen.training.run import learn
 from causalqwen.training.trainer import TrainedForCausalLM
@@ -41,7 +41,7 @@ def prompts(count, start=0, **fields):
 
 def calibrated_graft(tokenizer):
     model = graft_tiny("llama", tokenizer)
-    calibrate(model, speeches((1985,))[:4000], CalibrationSettings(steps=100, temperature_positions=0))
+    calibrate(model, speeches((1985,))[:4000])
     return model
 
 
