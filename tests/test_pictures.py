@@ -101,7 +101,7 @@ def told(model, people):
     return [
         [
             [(world, world_numbers(model, world, who)) for world in cell]
-            for cell in model.counterfactual_samples(OBSERVED, EDITS, individual=who, num_samples=2, seed=3, steps=4)
+            for cell in model.counterfactual_samples(OBSERVED, EDITS, individual=who, num_samples=2, seed=3)
         ]
         for who in people.values()
     ]

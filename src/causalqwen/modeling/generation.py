@@ -470,6 +470,7 @@ def _start_values(
         at_once = input_ids.device.type != "cpu" and not model.config.context.writes
     # What a number may be a copy of is known when the tokens before it are.
     log = ValueLog(compute, model_kwargs["numeric_values"], at_once and not model.copies)
+    log.readable = model.number_class is not None or not model.config.class_values
     model_kwargs["value_log"] = log
     if model.copies:
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)

@@ -65,11 +65,13 @@ class ValueLog:
     `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `values` [B, L'] are
     those of the text so far, and `positions` the indices of what was read last, drafts too, among the tokens that are seen.
     `numbers` are those that stand in the text so far, for a model that copies; each is added as it is settled. `beams` rows in
-    a row go on from one prompt, and may change places.
+    a row go on from one prompt, and may change places. `readable`: whether a value has an axis before a number stands there;
+    where classes have axes of their own and none is named, it is an error once one does.
     """
 
     numbers: Candidates | None = None
     beams: int = 1
+    readable: bool = True
     ids: Tensor | None = None
     follows: Tensor
     positions: Tensor
@@ -206,7 +208,8 @@ class KeepNumbers(LogitsProcessor):
             return None if row in due or ids[-1] in self.ended else self.end(row, ids, places.get(row))
 
         def value_of(row: int) -> float | None:
-            return self.log[self.log.last][row].item() if self.log.last == input_ids.shape[1] else None
+            is_known = self.log.readable and self.log.last == input_ids.shape[1]
+            return self.log[self.log.last][row].item() if is_known else None
 
         again = None if self.again is None else partial(self.again, input_ids)
         return keep_numbers(scores, self.num_token_id, self.wanted, places, end_of, value_of, again)
