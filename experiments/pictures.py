@@ -110,7 +110,7 @@ def sampling(page: str) -> Figure:
     rows = rows_of(page, "4.3")
     figure = Figure(figsize=(7.5, 4), layout="tight")
     axes = figure.subplots()
-    for name, colour in zip(("top-p", "sample", "persona", "temperature"), COLOURS, strict=True):
+    for name, colour in zip(("top-p", "causal", "persona", "temperature", "shared-individual"), COLOURS, strict=True):
         own = [row for row in rows if row["sampler"].rsplit(" ", 1)[0] == name]
         points = [(figure_of(row["distinct-2"]), figure_of(row["perplexity"])) for row in own]
         axes.plot(*zip(*points, strict=True), marker="o", ms=4, color=colour, label=name, gid=f"{name} {points}")

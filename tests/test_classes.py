@@ -284,7 +284,7 @@ def test_evaluation_reports_every_class(trained, tmp_path):
     plain = encode_rows([parse_row('{"prompt": "The number is", "value": 100}', "a")], model.processor)
     assert "classes" not in evaluate(model, plain, tmp_path)["metrics"]
     written(tmp_path / "bad.jsonl", [{"prompt": "The number is", "value": 1, "class": "clam"}])
-    arguments[4] = tmp_path / "bad.jsonl"
+    arguments[4], arguments[6] = tmp_path / "bad.jsonl", tmp_path / "none"
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 1 and "bad.jsonl, row 1, field class: unknown class 'clam'" in result.stderr
 

@@ -14,6 +14,7 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.evaluation import demo as demo_module
 from causalqwen.evaluation import quick
 from causalqwen.evaluation.speed import PARTS
+from causalqwen.numbers.rendering import brief
 from causalqwen.training import TrainSettings, ValueStage
 from causalqwen_cli.app import app
 from conftest import make_backbone
@@ -330,7 +331,7 @@ def test_the_quick_demo_shows_all_four_and_can_be_run_again(bare, tmp_path, monk
     proof, prediction, world = told["proof"], told["prediction"], told["world"]
     assert proof["identical_logits"] == proof["tokens"] > 100 and proof["agreement"] == 1
     assert f"{proof['parameters']:,} parameters" in " ".join(page.split())
-    assert f"{prediction['median']:.3g} K. Intervals: 50%" in " ".join(page.split())  # the same seeds, the same model
+    assert f"{brief(prediction['median'])} K. Intervals: 50%" in " ".join(page.split())  # the same seeds, the same model
     assert world["unchanged"] == world["said"] and len({person["texts"][0] for person in told["people"]}) == 3
     loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "runs" / "quick" / "model")
     assert loaded.predict_number(prediction["prompt"])[0].median == pytest.approx(prediction["median"])

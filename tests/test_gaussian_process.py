@@ -22,7 +22,7 @@ def shop(rows: int = 40, seed: int = 0) -> tuple[TableRows, np.ndarray]:
     kind = random.choice(["chair", "table", "lamp"], rows).tolist()
     name = [f"{random.choice(WORDS)} {one} of {chr(97 + place)}" for place, one in enumerate(kind)]
     size = random.gamma(2.0, 2.0, rows)
-    table = {"name": name, "kind": [*kind[:-1], None], "size": size.tolist(), "always": [1.0] * rows}
+    table = {"name": name, "kind": [*kind[:-1], None], "size": size.tolist(), "rarely": [1.0] * (rows - 1) + [2.0]}
     value = 3.0 * (np.array(kind) == "table") + size + random.normal(0, 0.1, rows)
     both = np.stack([value, np.log(np.maximum(value, 0.1))], axis=1)
     return TableReader.fit(table, "price").rows(table), (both - both.mean(0)) / both.std(0)

@@ -429,7 +429,7 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
         ({"gate": 1.0}, r"unknown setting gate; did you mean gate_alpha or gate_detach\?"),
         ({"Loss": 1.0}, r"unknown setting Loss; did you mean value_loss or value_loss_weight\?"),
         ({"VALUE_FAMILY": "cauchy"}, r"did you mean value_family\?"),
-        ({"colour": 1}, "unknown setting colour; known: causal_size, start, deep_abduction, .*, central_mass$"),
+        ({"colour": 1}, "unknown setting colour; known: causal_size, start, deep_abduction, .*, copy_size$"),
         ({"sub_configs": {}}, "unknown setting sub_configs; known: causal_size"),
         ({"gate_alpha": 2.0}, "gate_alpha: input should be less than or equal to 1, got 2.0"),
         (

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+_LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
+
 _OF_PLANS = ("temperature", "top_k", "top_p", "min_p")
 _SAMPLING_ARGUMENTS = (
     "do_sample", *_OF_PLANS, "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -495,8 +497,13 @@ def _start_values(
 
     def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
-        bound.every_score = True
-        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
+        plan, bound.every_score = bound.plan, True
+        at = bound.at(log.positions[:, -1:])
+        scores = Chain(model, log.follows, at).ranked()[:, -1].float()
+        if plan.restricts:  # tokens that were left out come after all others
+            bound.plan = replace(plan, top_k=None, top_p=None, min_p=None)
+            others_too = Chain(model, log.follows, at).ranked()[:, -1].float() - _LEFT_OUT
+            scores, bound.plan = torch.where(scores == -torch.inf, others_too, scores), plan
         bound.every_score = False
         others_of_row: Any = LogitsProcessorList(others)  # typed for a tensor of another class
         return others_of_row(input_ids, scores)

@@ -65,6 +65,8 @@ class GrowingText:
             self._expected -= 1
             return None
         is_number, tokens = token == self.processor.num_token_id, [token]
+        if is_number:  # what is left of a character stands before it
+            self._settle(flush=True)
         if is_number and self._in_digits:
             tokens = self._digits = self.processor.tokens_of(self._ids, value)
             self._number, self._expected = len(self.text), len(tokens)
