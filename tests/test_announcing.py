@@ -64,7 +64,7 @@ def test_a_single_update_is_enough_to_announce_numbers_and_no_others(tiny_tokeni
         with torch.no_grad():
             elsewhere = one(**text).num_prob.mean().item()
         sure[name] = sum(of.num_prob for of in one.predict_number(asked)) / 20, elsewhere
-    assert sure["after"][0] > max(10 * sure["before"][0], 2 * sure["after"][1])  # a random backbone hardly tells more
+    assert sure["after"][0] > 5 * sure["after"][1]  # a random backbone hardly tells more
 
 
 def test_the_row_of_a_number_is_the_minimum_and_later_updates_leave_it(tiny_tokenizer, tmp_path):

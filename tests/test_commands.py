@@ -331,7 +331,9 @@ def test_the_quick_demo_shows_all_four_and_can_be_run_again(bare, tmp_path, monk
     proof, prediction, world = told["proof"], told["prediction"], told["world"]
     assert proof["identical_logits"] == proof["tokens"] > 100 and proof["agreement"] == 1
     assert f"{proof['parameters']:,} parameters" in " ".join(page.split())
-    assert f"{brief(prediction['median'])} K. Intervals: 50%" in " ".join(page.split())  # the same seeds, the same model
+    assert f"{brief(prediction['median'])} K. Intervals: 50%" in " ".join(
+        page.split()
+    )  # the same seeds, the same model
     assert world["unchanged"] == world["said"] and len({person["texts"][0] for person in told["people"]}) == 3
     loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "runs" / "quick" / "model")
     assert loaded.predict_number(prediction["prompt"])[0].median == pytest.approx(prediction["median"])

@@ -296,7 +296,10 @@ def test_an_alternative_is_told_as_what_it_adds(model):
 
 
 def test_modes_are_the_grid_of_individual_and_noise(server):
-    for preset, modes in (("persona", ("sequence", "token", "token")), ("standard", ("marginal", "marginal", "marginal"))):
+    for preset, modes in (
+        ("persona", ("sequence", "token", "token")),
+        ("standard", ("marginal", "marginal", "marginal")),
+    ):
         of_modes = dict(zip(("individual_mode", "noise_mode", "own_mode"), modes, strict=True))
         assert server.complete(of_modes).choices[0].text == server.complete({"preset": preset}).choices[0].text
     both = server.complete({"individual_mode": "sequence", "noise_mode": "sequence"}).choices[0].text

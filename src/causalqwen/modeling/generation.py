@@ -497,14 +497,12 @@ def _start_values(
 
     def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
-        plan, bound.every_score = bound.plan, True
-        at = bound.at(log.positions[:, -1:])
-        scores = Chain(model, log.follows, at).ranked()[:, -1].float()
-        if plan.restricts:  # tokens that were left out come after all others
-            bound.plan = replace(plan, top_k=None, top_p=None, min_p=None)
-            others_too = Chain(model, log.follows, at).ranked()[:, -1].float() - _LEFT_OUT
-            scores, bound.plan = torch.where(scores == -torch.inf, others_too, scores), plan
-        bound.every_score = False
+        before, bound.every_score = bound.every_score, True
+        chain = Chain(model, log.follows, bound.at(log.positions[:, -1:]))
+        scores = chain.ranked()[:, -1].float()
+        bound.every_score = before
+        if bound.plan.restricts:  # tokens that were left out come after all others, the likeliest first
+            scores = torch.where(scores == -torch.inf, chain.loc_S[:, -1].float() - _LEFT_OUT, scores)
         others_of_row: Any = LogitsProcessorList(others)  # typed for a tensor of another class
         return others_of_row(input_ids, scores)
 
@@ -513,7 +511,7 @@ def _start_values(
     others = [processor for processor in logits_processor if not isinstance(processor, ForceTokens)]
     writer = WriteDigits(model.config.num_token_id, log, tokens_of) if model.config.context.writes else None
     ends = functools.cache(lambda: model.processor.ends)  # a text without numbers needs no processor
-    again = None if bound is None or bound.every_score else all_scores
+    again = None if bound is None or (bound.every_score and not bound.plan.restricts) else all_scores
     keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, ended, again)
     for processor in forced:
         processor.log, processor.writer, processor.keeper = log, writer, keeper

@@ -10,19 +10,26 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.calibration import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
 
-PLAIN_TOKENS = 512
+PLAIN_TOKENS = 4096
 """Of text without numbers, beside the rows: rows of one template alone say nothing about any other text."""
 
-_MOST, _STEPS, _PENALTY, _PLAIN = 4096, 60, 1e-4, 10.0
+_CHUNK, _YEARS = 512, (1941, 1962, 1985, 2002)
+_MARGIN = 8.0
+_MOST, _STEPS, _PENALTY, _PLAIN = 4096, 200, 1e-3, 10.0
 
 
 @torch.no_grad()
 def _plain_facts(model: CausalQwenForCausalLM) -> TokenFacts:
-    """The facts of the first `PLAIN_TOKENS` of a speech's paragraphs that hold no number."""
-    text = "\n".join(speech_paragraphs(numbers=False))
-    ids = text_chunks(model, text, PLAIN_TOKENS)[0].to(model.device)
-    z = model.features(ids[None]).last_hidden_state[0, :-1]
-    return facts_of(model, z, ids[1:], torch.full_like(ids[1:], torch.nan, dtype=torch.float64), rest=False)
+    """The facts of `PLAIN_TOKENS` of speeches' paragraphs that hold no number, as many of each speech."""
+    each = PLAIN_TOKENS // len(_YEARS) // _CHUNK
+    chunks = [
+        chunk.to(model.device)
+        for year in _YEARS
+        for chunk in text_chunks(model, "\n".join(speech_paragraphs(year, numbers=False)), _CHUNK)[:each]
+    ]
+    z = torch.cat([model.features(ids[None]).last_hidden_state[0, :-1] for ids in chunks])
+    ids = torch.cat([ids[1:] for ids in chunks])
+    return facts_of(model, z, ids, torch.full_like(ids, torch.nan, dtype=torch.float64), rest=False)
 
 
 def _spread(places: np.ndarray) -> np.ndarray:
@@ -33,10 +40,11 @@ def _spread(places: np.ndarray) -> np.ndarray:
 def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Fit W_NUM and b_NUM, which `Chain.number` reads, while everything else stands still. Minimised is
 
-        mean over the rows' positions of -log P + 10 times that over plain text of -log(1 - P_NUM) + λ |W_NUM|^2 mean z_i^2,
+        mean over the rows' positions of -log P + 10 times that over plain text of -log(1 - P_NUM) + λ sum_i (W_NUM,i sd_i)^2,
 
-    P = P_NUM where a number comes and 1 - P_NUM elsewhere; λ = 1e-4. It is a regression of one event
-    on the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
+    P = P_NUM where a number comes and 1 - P_NUM elsewhere, sd_i of z_i over plain text, λ = 1e-3. Over plain text the threshold
+    counts as 8 nats lower: other text lies nearer to the rows than this one does. It is a regression of one event on the
+    features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
     is_number = np.asarray(store.facts.targets) == model.config.num_token_id
@@ -52,6 +60,7 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
         return torch.cat([part.tensor(name) for part in parts]).to(model.device)
 
     z, scale, threshold = (joined(name) for name in ("features", "num_scale", "threshold"))
+    threshold[len(z) - len(parts[1]) :] -= _MARGIN  # other text is nearer to the rows than this text is
     words, comes = model.vocabulary(), torch.arange(len(z), device=z.device) < len(taken[0])
     with torch.no_grad():  # always from the same start: a run that is taken up comes to the same
         row.copy_(words.weight.float().mean(0)) if model.config.num_token_appended else row.zero_()
@@ -61,14 +70,14 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     was_training = model.training
     model.eval()
     weight = torch.from_numpy(np.concatenate(weights)).to(z)
-    penalty = _PENALTY * z.square().mean()
+    spread = z[len(z) - len(parts[1]) :].float().std(0)
     optimizer = torch.optim.LBFGS([row, bias], max_iter=_STEPS, history_size=20, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         chain = Chain(model, z, words=words)
         known_of_number(chain, scale, threshold)
         log_p, log_not = chain.number.log_p()
-        return penalty * row.square().sum() - (weight * torch.where(comes, log_p, log_not)).sum()
+        return _PENALTY * (row * spread).square().sum() - (weight * torch.where(comes, log_p, log_not)).sum()
 
     def closure() -> Tensor:
         row.grad, bias.grad = torch.autograd.grad(made := loss(), (row, bias))

@@ -162,7 +162,7 @@ def _fit_threshold(model: CausalQwenForCausalLM, facts: ScoreSummary, anchors: i
     parts = zip(facts.features.split(4096), facts.loc.split(4096), strict=True)
     known = torch.cat([partition(*part, lm_head) for part in parts])
     log_rest = facts.log_partition + torch.log1p(-(known.squeeze(-1) - facts.log_partition).exp().clamp(max=1 - 1e-6))
-    mean, std = facts.features.mean(0), facts.features.std(0).clamp(min=1e-6)
+    mean, std = facts.features.mean(0), facts.features.std(0, correction=0).clamp(min=1e-6)
     design = F.pad((facts.features - mean) / std, (0, 1), value=1.0).double()
     penalty = 10 * torch.eye(design.shape[1], dtype=torch.float64, device=design.device)
     penalty[-1, -1] = 0
