@@ -247,7 +247,7 @@ def test_generated_numbers_are_followed_by_their_digits(tiny_tokenizer, context,
             found += len(whole) <= room
         shown = processor.tokenizer.decode([token for token in ids if token != num], skip_special_tokens=True)
         assert text.startswith(shown)  # and each once: a number that was cut short is finished
-    assert found > 3
+    assert found > 2
 
 
 def test_a_row_alone_writes_what_it_writes_in_a_batch_and_without_a_cache(talker):

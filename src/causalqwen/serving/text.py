@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from causalqwen.modeling import CausalQwenProcessor
 
-_CONTEXT = 8  # tokens of the prompt that decide how the first new token is written
+_PROMPT = 48  # tokens of the prompt that decide how a number after it is written: an address takes a space
+_CONTEXT = 8  # tokens that decide how the next one is written
 _NUMBER = "\ufdd0"  # stands for each character of a generated number where stop strings are looked for
 _UNFINISHED = "\ufffd"  # what bytes of a character decode to until the last one is there
 
@@ -34,7 +35,7 @@ class GrowingText:
         self._in_digits = processor.context.writes
         self._digits: list[int] = []  # of the last number
         self._number = self._expected = 0  # where it starts; digits that are written already, and still to come
-        tail = list(zip(ids, values, strict=True))[-_CONTEXT:]
+        tail = list(zip(ids, values, strict=True))[-_PROMPT:]
         if self._in_digits:  # the text is in them alone
             tail = [(token, value) for token, value in tail if token != processor.num_token_id]
         self._ids, self._values = [token for token, _ in tail], [value for _, value in tail]
