@@ -17,7 +17,7 @@ class ObservedNumber:
 
 @dataclass(frozen=True, eq=False)
 class ObservedNoise:
-    """Own noise under which n tokens after a prompt are the ones that are decided.
+    """Own noise under which n tokens after a prompt are the ones that are decided, at the temperature that it was found at.
 
     It is the noise that `seed` draws, but for a few tokens of each position: the one that was observed, and those that would
     have beaten it.

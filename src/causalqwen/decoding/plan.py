@@ -76,9 +76,10 @@ class CausalDecoding:
         if self.noise not in NOISE_MODES:
             raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
         _check_source("own", self.own, OWN_MODES, ObservedNoise)
-        if not isinstance(self.own, str) and self.individual_mode == "marginal":
+        if not isinstance(self.own, str) and (not self.individuals or self.noise != "marginal"):
             raise ValueError(
-                "an observed noise explains what one individual said: give that too (`Individual.nobody`, say)"
+                "an observed noise explains what one individual said, with the shared noise integrated out: give the individual "
+                "too (`Individual.nobody`, say), and leave noise 'marginal'"
             )
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")

@@ -119,7 +119,8 @@ def counterfactual_samples(
     Args:
         interventions: the worlds; `Intervention()` is the one that was.
         noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
-            explains the text stays too, so that the world that was gives the observed text back, exactly.
+            explains the text stays too, so that the world that was gives the observed text back, exactly
+            in float32.
         individual: who wrote the text; None to infer them from it.
         num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
         max_new_tokens: as many as the observed text has, by default.

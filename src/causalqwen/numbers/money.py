@@ -15,11 +15,13 @@ _OTHER = (  # of ISO 4217; what looks so before one or two digits is a name as a
 )
 CODES, OTHER_CODES = (f"(?=[A-Z]{{3}})(?:{codes.replace(' ', '|')})" for codes in (_COMMON, _OTHER))
 
-_BEFORE = ["Rs.", "Rs", "Rp.", "Rp", "RM", "SFr.", "SFr", "Fr.", "kr.", "kr", "Kr", "Tk", "KSh", "Ksh"]
+_BEFORE = [
+    f"{word}{dot}" for word in ("Rs", "Rp", "RM", "SFr", "Fr", "kr", "Kr", "Tk", "KSh", "Ksh") for dot in (".", "")
+]
 ABBREVIATIONS = "|".join(_BEFORE).replace(".", r"\.")
 """What stands before an amount. R, the rand, alone is a letter more often than not."""
 _BEHIND = r"(?:kr\.?|Kč|zł|Ft|лв|руб\.?|грн|lei|Rs\.?)(?![A-Za-z])"
-OF_MONEY = r"(?:MM|mm|[KkMmBbTt]|bn|mn|mln|tn|[Cc]r|L)(?![\w-])"
+OF_MONEY = r"(?:MM|mm|[KkMmBbTt]|bn|mn|mln|tn|[Cc]r|L)(?!\w|-[A-Za-z])"
 """Magnitudes of an amount: $85K, £2.5m."""
 _HAN = r"[美欧日港韩加澳台]元|人民币|英镑|卢布|[元円원]"
 

@@ -196,13 +196,13 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
         (
             "fraction",
-            rf"{sign}(?:(?<![\d/.,])(?:\d+(?:[ ]|-(?=[1-9]/)))?\d+/[1-9]\d*(?![\d/]|\.\d)"
-            r"|(?:\d+[ ]?)?(?:[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]+/[₀-₉]+))",
+            rf"{sign}(?:(?<![\d/.,])(?:\d+(?:[ \u00a0\u202f]|-(?=[1-9]/)))?\d+/[1-9]\d*(?![\d/]|\.\d)"
+            "|(?:\\d+[ \u00a0\u202f]?)?(?:[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]+/[₀-₉]+))",
         ),
     ]
     joined = [
         ("time", rf"{sign}\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
-        ("", rf"{sign}\d+(?:/\d+)+"),  # 1/5/2024, 1/2
+        ("", rf"{sign}\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
         ("", rf"{sign}(?<![\d.,])(?:{foreign})"),
         ("version", rf"{sign}{no_version}\d+(?:\.\d+){{2,}}(?!,\d)[\w-]*"),  # 1.2.3-rc1
         ("", rf"{sign}\d+(?:-\d+){{2,}}"),  # 64-17-5, 1-800-555-0199
@@ -227,6 +227,10 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", rf"{sign}{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
         ("english", rf"{sign}{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
         (
+            "",
+            rf"{sign}{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)",
+        ),  # 2 hundred thousand, 1.5 lakh crore
+        (
             "scaled",
             rf"{sign}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:bn|mn|mln|mrd)|[ ]?[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})))(?!\w)"
             rf"|(?=[+–-]?{digits}[ ]?{OF_MONEY})(?:(?:{AFTER_MONEY})[+–-]?){digits}[ ]?{OF_MONEY}"
@@ -238,7 +242,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     numbers = [
         ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
         # 3D, 1st, 4x4
-        ("", rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]*(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
+        ("", rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
         ("", ungrouped),
         (
             "number",  # 10 000, and 1 500 beside money
