@@ -78,8 +78,8 @@ class CausalDecoding:
         _check_source("own", self.own, OWN_MODES, ObservedNoise)
         if not isinstance(self.own, str) and (not self.individuals or self.noise != "marginal"):
             raise ValueError(
-                "an observed noise explains what one individual said, with the shared noise integrated out: give the individual "
-                "too (`Individual.nobody`, say), and leave noise 'marginal'"
+                "an observed noise explains what one individual said, with the shared noise integrated out: give the "
+                "individual too (`Individual.nobody`, say), and leave noise 'marginal'"
             )
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
