@@ -80,6 +80,8 @@ def test_sixty_rows_and_few_updates_are_enough_to_announce_a_number(smollm2, tmp
     learn(model, encode_rows(cars(0, 60), model.processor), [], tmp_path, TrainSettings(values=ValueStage(epochs=40)))
     unseen = model.eval().predict_number([row["prompt"] for row in cars(60, 12)])
     assert min(one.num_prob for one in unseen) > 0.9
+    elsewhere = ("Once upon a time, the city of", "I live in the town of", "The name of the dog is", "The answer is:")
+    assert max(one.num_prob for one in model.predict_number(elsewhere)) < 0.1  # a town is no price
     paragraphs = speech_paragraphs(1962, numbers=False)[:8]
     compared = compare_with_backbone(model, paragraphs)
     assert compared["agreement"] > 0.98 and compared["identical_logits"] == compared["tokens"]

@@ -21,8 +21,7 @@ class ServerSettings:
     Args:
         name: the model's name in requests and answers.
         individuals: who can be asked for by name.
-        preset: of requests that name none. temperature: of what is drawn anew at every token where a request gives none; None
-            for the model's own for texts.
+        preset: of requests that name none.
         max_rows: texts generated at once; a request's prompts times its n may not be more.
         window: seconds that a batch waits for company after its first request came.
         max_waiting: requests that may wait; one more is answered 429.
