@@ -18,11 +18,11 @@ TEXT = "They say that -3.5 of the people who came here went on to count 1,000 mo
 SOURCES = [("token", "marginal"), ("marginal", "token"), ("sequence", "token"), ("marginal", "sequence")]
 
 
-def law_of(model, place: int = -1) -> torch.Tensor:
-    """z [1, H] of one position of a real text."""
+def law_of(model, places: int = -1) -> torch.Tensor:
+    """z [-places, H] of the last positions of a real text."""
     inputs = model.processor(TEXT, return_tensors="pt")
     with torch.no_grad():
-        return model.features(**inputs).last_hidden_state[0, place : place + 1 if place != -1 else None]
+        return model.features(**inputs).last_hidden_state[0, places:]
 
 
 def drawn(model, z: torch.Tensor, plan: CausalDecoding, count: int) -> Chain:
