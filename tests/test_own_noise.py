@@ -1,7 +1,5 @@
 """A token's own noise: its draws, the race of the scores, and the noise given what was observed (theory 3.6, 3.9, 3.13)."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, ObservedNoise
 from causalqwen.distributions import BLOCK, block_largest, block_uniforms, own_uniforms, upcast
 from causalqwen.individuals.observed_noise import LEAD, draw_best, observed_normals
-from causalqwen.kernels import Race, block_reach
+from causalqwen.kernels import Race
 from conftest import graft_tiny
 from test_one_law import drawn, law_of, uneven, unlike
 
@@ -219,15 +217,6 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
         assert torch.equal(row, kept) and row.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 64), (20, 65), (9, 200)])
-def test_the_highest_of_each_block_is_found(rows, width, dtype):
-    """Of rows that lie in a wider matrix, as the products of a padded vocabulary do."""
-    scores = torch.randn(rows, width + 3, generator=torch.Generator().manual_seed(width)).to(dtype)[:, :width]
-    wanted = [scores[:, start : start + BLOCK].amax(-1) for start in range(0, width, BLOCK)]
-    assert torch.equal(torch.from_numpy(block_reach(scores)), upcast(torch.stack(wanted, -1)).to(torch.float32))
-
-
 # ---- the decision is the softmax's -----------------------------------------------------------------------------------
 
 
@@ -242,22 +231,13 @@ def race_distribution(loc, own, count=4096):
     return density.sum(0) / density.sum()
 
 
-def solved_chain(model, z, temperature):
-    """The chain at positions z [N, H] with own noise alone drawn, thresholds solved for the scores divided by T."""
-    bound = BoundDecoding.bind(CausalDecoding(own="token", temperature=temperature), len(z), 32, z.device, len(z))
-    chain, plain = Chain(model, z.unsqueeze(1), bound.at(torch.zeros(len(z), 1, dtype=torch.int64))), Chain(model, z)
-    divided = replace(plain.scores, loc=upcast(plain.loc_S) / temperature).solved()
-    chain.threshold = divided.threshold.unsqueeze(1) * temperature
-    return chain
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
 def test_the_race_decides_as_a_softmax_does(tiny_tokenizer, kind, temperature):
-    """At T as the softmax of loc/T, by exact integrals, with thresholds solved at T."""
+    """At T as the softmax of loc/T, by exact integrals."""
     model = graft_tiny(kind, tiny_tokenizer)
     with torch.no_grad():
-        chain = solved_chain(model, law_of(model, -20), temperature)
+        chain = drawn(model, law_of(model, -20), CausalDecoding(own="token", temperature=temperature), 1)
         own, loc = model.action.scales.own(chain)[:, 0], upcast(chain.loc_S)[:, 0]
     used, divergences = model.action.vocabulary_mask, []
     for place in range(len(loc)):
@@ -272,11 +252,10 @@ def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, tempe
     model, count = graft_tiny(kind, tiny_tokenizer), 20_000
     z, used, picks = law_of(model), model.action.vocabulary_mask, torch.zeros(len(model.action.vocabulary_mask))
     with torch.no_grad():
-        whole = solved_chain(model, z, temperature)
+        whole = drawn(model, z, CausalDecoding(own="token", temperature=temperature), 1)
         p = race_distribution(upcast(whole.loc_S)[0, 0, used], model.action.scales.own(whole)[0, 0, used]) * count
         for seed in range(0, count, 2_000):
             chain = drawn(model, z, CausalDecoding(own="token", temperature=temperature, seed=seed), 2_000)
-            chain.threshold = whole.threshold.expand(2_000, 1, 1)
             picks += torch.bincount(chain.ranked()[:, 0].argmax(-1), minlength=len(picks))
     often = p > 10
     told = [np.append(one[often], one[~often].sum()) for one in (picks[used].double().numpy(), p.numpy())]

@@ -33,10 +33,10 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding import Draws, Integrated
-from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
+from causalqwen.distributions import FAR, SCALE_FLOOR, StableFamily, upcast
 from causalqwen.individuals.marginal import shared_losses
 from causalqwen.kernels import Negatives, linear_ovr_loss
-from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss, solve_thresholds
+from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss
 
 if TYPE_CHECKING:
     from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
@@ -139,7 +139,7 @@ class Chain:
         if not self.draws.moves and self.draws.temperature == 1:
             return self
         whole = Chain(self.model, self.with_columns, Integrated(off=self.draws.off), self.words)
-        whole.loc_U, whole.scale_U, whole.threshold = self.loc_U, self.scale_U, self.threshold
+        whole.loc_U, whole.scale_U = self.loc_U, self.scale_U
         return whole
 
     # ---- action: the words -------------------------------------------------------------------------------------------
@@ -152,7 +152,24 @@ class Chain:
     @cached_property
     def threshold(self) -> Tensor:
         """C + c(z) [..., 1], float32, the same for all tokens of a position (theory 3.5)."""
-        return self.model.config.part("threshold_shift").threshold(self)
+        return self.action.scales.threshold(self)
+
+    @torch.no_grad()
+    def log_partition(self, temperature: float = 1.0) -> Tensor:
+        """log sum_k exp(loc_k / T) [..., 1] over the tokens but `<NUM>`, nothing drawn, float32, without a gradient."""
+        rows, used = self.action.rows, self.action.rest_in_use
+        known = self.integrated.__dict__.get("loc_S")
+        if known is None:
+            blocks = map(self.words, self.loc_U.flatten(0, -2).split(POSITIONS_AT_ONCE))
+        else:
+            blocks = iter(known[..., :rows].flatten(0, -2).split(ROWS_IN_CACHE))
+        sums = []
+        for block in blocks:
+            scores = upcast(block) if temperature == 1 else upcast(block) / temperature
+            sums.append(
+                (scores if used is None else scores.masked_fill(~used, -torch.inf)).logsumexp(-1).clamp(-FAR, FAR)
+            )
+        return torch.cat(sums).view(*self.loc_U.shape[:-1], 1)
 
     @cached_property
     def number_scale(self) -> Tensor:
@@ -176,9 +193,8 @@ class Chain:
     @cached_property
     def rest(self) -> "Scores":
         """Of all tokens but `<NUM>`, [..., V]: the rows of the matrix, without what `<NUM>` adds to one of them."""
-        known = self.__dict__.get("loc_S")
-        loc = self.words(self.loc) if known is None else known[..., : self.action.rows]
-        return self._scores(loc, self.scale_S[..., : self.action.rows], self.action.rest_in_use)
+        rows = self.action.rows
+        return self._scores(self.loc_S[..., :rows], self.scale_S[..., :rows], self.action.rest_in_use)
 
     @cached_property
     def number(self) -> "Scores":
@@ -420,10 +436,3 @@ class Scores:
     def decide(self) -> Tensor:
         """argmax_k P_k, int64 [...]; ties to the lowest id."""
         return self.ranked().max(-1).indices  # three times as fast as argmax, and the first of equals too
-
-    def solved(self) -> "Scores":
-        """The same with the threshold at which the P_k of each position sum to 1."""
-        threshold = solve_thresholds(
-            upcast(self.loc), self.scale, family=self.law.name, slope=self.slope, vocabulary_mask=self.mask
-        )
-        return replace(self, threshold=threshold)

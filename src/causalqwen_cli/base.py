@@ -143,7 +143,7 @@ def config_fields(settings: list[str] | None) -> dict[str, Any]:
     return made
 
 
-def in_words(metrics: dict[str, Any], *, calibrated: bool = True) -> str:
+def in_words(metrics: dict[str, Any]) -> str:
     """The scores of held-out rows for people: how far off, how often intervals held, whether numbers are announced."""
     if "median_error" not in metrics:
         return "the rows held out hold no number to score"
@@ -154,8 +154,9 @@ def in_words(metrics: dict[str, Any], *, calibrated: bool = True) -> str:
     announced = round(metrics["announced"] * count)
     told += f"; <NUM> is announced at {announced:,} of them"
     if announced < count / 2:
-        what = "more rows, or others" if calibrated else "a calibrated graft (causalqwen calibrate) to train"
-        told += f", too few: texts will hold the backbone's digits, without a distribution. What is missing is {what}"
+        told += (
+            ", too few: texts will hold the backbone's digits, without a distribution. More rows, or others, are needed"
+        )
     return told
 
 

@@ -1,4 +1,4 @@
-"""Commands that make models and rows: graft, calibrate, train, synthesize."""
+"""Commands that make models and rows: graft, train, synthesize."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,23 +26,17 @@ def graft(
     text: Annotated[
         Path | None,
         typer.Option(
-            help="Text to calibrate on, and that a causal_size below the hidden size is fitted to (default: speeches in the "
-            "package)."
+            help="Text that a causal_size below the hidden size is fitted to (default: speeches in the package)."
         ),
     ] = None,
-    calibrated: Annotated[
-        bool, typer.Option("--calibrate/--no-calibrate", help="Calibrate it too, as `causalqwen calibrate` does.")
-    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Graft a number channel and an individual onto a pretrained decoder, and calibrate its probabilities."""
+    """Graft a number channel and an individual onto a pretrained decoder."""
     import torch
 
     from causalqwen import CausalQwenForCausalLM
-    from causalqwen.data.texts import CALIBRATION_YEARS, read_text, speech_paragraphs, speeches
+    from causalqwen.data.texts import read_text, speech_paragraphs
     from causalqwen.modeling.proof import prove
-    from causalqwen.training import CalibrationSettings
-    from causalqwen.training import calibrate as fit
 
     if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
@@ -51,10 +45,6 @@ def graft(
     dtype_given = getattr(torch, dtype) if dtype else None
     words = read_text(text) if text is not None or fields.get("causal_size") else None
     model = CausalQwenForCausalLM.from_backbone(backbone, dtype=dtype_given, start=start, text=words, **fields)
-    report = None
-    if calibrated and model.config.allows("calibration"):
-        said = speeches((CALIBRATION_YEARS[-1],)) if text is None else read_text(text)
-        report = fit(model, said, CalibrationSettings(), say=say)
     proof = prove(model, speech_paragraphs(numbers=False)[:4])
     save_model(model, output)
     config = model.config
@@ -64,57 +54,9 @@ def graft(
         "num_token_id": config.num_token_id,
         "free_rows": len(config.free_token_ids) + (not config.num_token_appended),
         "start": start,
-        "calibration": report,
         **asdict(proof),
     }
     show(result, f"{output}: <NUM> is token {config.num_token_id} ({where}); {proof}", as_json)
-
-
-@command
-def calibrate(
-    model: Model,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Plain text, a few thousand words or more (default: three speeches in the package)."),
-    ] = None,
-    output: Annotated[
-        Path | None, Made(), typer.Option(help="Folder for the calibrated model (default: in place).")
-    ] = None,
-    threshold: Annotated[
-        str,
-        typer.Option(
-            help="Where a position's threshold comes from: predicted from its features, or solved from all its scores."
-        ),
-    ] = "predicted",
-    device: Device = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Fit thresholds, in closed form, so that one-vs-rest probabilities sum to about 1."""
-    from causalqwen.data.texts import read_text
-    from causalqwen.files import move_into
-    from causalqwen.modeling.loading import HALF, load_model
-    from causalqwen.training import CalibrationSettings
-    from causalqwen.training import calibrate as fit
-
-    if threshold not in ("predicted", "solved"):
-        raise ValueError(f"unknown threshold {threshold}; use predicted or solved")
-    words = read_text(text)
-    if (model / HALF).is_dir():
-        move_into(model, model / HALF, last="config.json")
-        told = f"{model}: an earlier calibration, stopped while it put its files in place, is complete now"
-        show({"model": str(model), "completed": True}, told, as_json)
-        return
-    loaded = load_model(model, device)
-    loaded.config.threshold_shift = threshold
-    report = fit(loaded, words, CalibrationSettings(), say=say)
-    if output is not None:
-        save_model(loaded, output)
-    else:
-        save_model(loaded, model / HALF)
-        move_into(model, model / HALF, last="config.json")
-    where = str(output or model)
-    told = f"{where}: on {report['tokens']:,} tokens the probabilities sum to {report['sum_median']:.2f} at the median"
-    show({"model": where, **report}, f"{told}, within 0.8 to 1.25 on {report['sum_within']:.0%}", as_json)
 
 
 @command
@@ -163,7 +105,7 @@ def train(
     metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume, say=say)
     text = f"{output}: trained on {loaded.trained_on['rows']:,} rows"
     if metrics:
-        text += f"; on those held out {in_words(metrics, calibrated=loaded.config.is_calibrated)}"
+        text += f"; on those held out {in_words(metrics)}"
     if ranks.rank() == 0:
         show({"model": str(output), "metrics": metrics}, text, as_json)
     ranks.leave()

@@ -10,7 +10,7 @@ import torch
 from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.boiling_points import PROMPT, SIZES, boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
-from causalqwen.data.texts import CALIBRATION_YEARS, speech_paragraphs, speeches
+from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.figures import training_curves
 from causalqwen.evaluation.people import HEARD, OPENINGS, other_world, people
@@ -25,7 +25,7 @@ from causalqwen.evaluation.report import (
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.proof import compare_with_backbone, prove
-from causalqwen.training import METRICS, TrainSettings, calibrate, train
+from causalqwen.training import METRICS, TrainSettings, train
 
 
 def run_demo(
@@ -43,28 +43,26 @@ def run_demo(
     started = time.perf_counter()
     output = Path(output)
     (output / "data").mkdir(parents=True, exist_ok=True)
-    say("1/7 boiling points: sentences, split by compound")
+    say("1/6 boiling points: sentences, split by compound")
     records = split_by_entity(boiling_points(), sizes or SIZES)
     for name, part in records.items():
         write_sentences(output / "data" / f"{name}.jsonl", part)
     rows = {name: read_rows(output / "data" / f"{name}.jsonl") for name in records}
 
-    say(f"2/7 grafting {backbone}")
+    say(f"2/6 grafting {backbone}")
     torch.manual_seed(0)
     model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True).to(resolve_device("auto"))
     examples = {name: encode_rows(part, model.processor) for name, part in rows.items()}
-    say("3/7 calibrating on a speech")
-    calibrate(model, speeches((CALIBRATION_YEARS[-1],)), say=say)
     paragraphs = speech_paragraphs(numbers=False)[:24]
     proof = prove(model, paragraphs)
     before = {name: getattr(proof, name) for name in ("tokens", "identical_logits", "agreement")}
 
-    say("4/7 training the value branch and <NUM> (the backbone's features are computed once, which takes longest)")
+    say("3/6 training the value branch and <NUM> (the backbone's features are computed once, which takes longest)")
     folder = output / "model"
     clear_model(folder)
     train(model, examples["train"], examples["validation"], folder, settings, say=say)
 
-    say("5/7 scoring held-out compounds, and the rivals on the same split")
+    say("4/6 scoring held-out compounds, and the rivals on the same split")
     after = compare_with_backbone(model, paragraphs)
     result = evaluate(
         model,
@@ -76,10 +74,10 @@ def run_demo(
     metrics = result["metrics"]
     metrics["language"] = {"before": before, "after": after}
 
-    say("6/7 three people, and what one would have said")
+    say("5/6 three people, and what one would have said")
     persons, world = people(model), other_world(model)
 
-    say("7/7 the report")
+    say("6/6 the report")
     metrics["seconds"] = time.perf_counter() - started
     write_metrics(output / "metrics.json", metrics)
     write_report(

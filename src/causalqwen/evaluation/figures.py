@@ -93,7 +93,6 @@ def language(metrics: dict[str, Any]) -> str:
     looks = {
         "backbone": (_GREY, "backbone's softmax"),
         "ovr": (_MAIN, "one-vs-rest"),
-        "solved": (_THIRD, "threshold solved"),
     }
     for name, bins in metrics["reliability"].items():
         probability, share, _ = zip(*bins, strict=True)

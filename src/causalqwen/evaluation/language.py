@@ -29,18 +29,15 @@ SUM_RANGE = (0.8, 1.25)
 
 
 @torch.no_grad()
-def score_language(model: CausalQwenForCausalLM, text: str, *, solve: bool = True) -> dict[str, Any]:
+def score_language(model: CausalQwenForCausalLM, text: str) -> dict[str, Any]:
     """Decisions and probabilities on plain text, as the backbone reads it (numbers are digits).
-
-    Args:
-        solve: also score thresholds that are solved from the scores, beside those the checkpoint uses.
 
     Returns:
         tokens, agreement (with the backbone's argmax), accuracy and backbone_accuracy; backbone_nll, softmax_nll (loc_S with
         `<NUM>`'s score) and ovr_nll (P_k over their sum), mean nats; ece, the expected calibration error of the chosen
         token's P over 15 bins, and backbone_ece of its softmax; sum_quantiles (5, 25, 50, 75, 95%) of sum_k P_k and
-        sum_within, its share within 0.8 to 1.25; under `solved` ovr_nll, ece, sum_within for solved thresholds; and
-        `reliability`, for a picture: per link, mean probability, share that came true, and count of each bin.
+        sum_within, its share within 0.8 to 1.25; and `reliability`, for a picture: per link, mean
+        probability, share that came true, and count of each bin.
     """
     was_training = model.training
     model.eval()
@@ -54,12 +51,13 @@ def score_language(model: CausalQwenForCausalLM, text: str, *, solve: bool = Tru
         hidden = model.features(ids[None]).last_hidden_state[0, :-1]
         theirs = model.backbone(input_ids=ids[None]).logits[0, :-1]
         for part in zip(hidden.split(128), theirs.split(128), ids[1:].split(128), strict=True):
-            for name, tensor in _score_positions(Chain(model, part[0], words=words), *part[1:], solve).items():
+            for name, tensor in _score_positions(Chain(model, part[0], words=words), *part[1:]).items():
                 whole = column.setdefault(name, torch.empty(total, dtype=tensor.dtype))
                 whole[done : done + len(tensor)] = tensor
             done += len(part[0])
     model.train(was_training)
-    right = column["right"]
+    right, log_sum = column["right"], column["ovr_log_sum"]
+    (ece, reliable), (low, high) = calibration_error(column["ovr_top"], right), map(math.log, SUM_RANGE)
     result: dict[str, Any] = {
         "tokens": len(right),
         "agreement": column["agrees"].double().mean().item(),
@@ -67,32 +65,20 @@ def score_language(model: CausalQwenForCausalLM, text: str, *, solve: bool = Tru
         "backbone_accuracy": column["backbone_right"].double().mean().item(),
         "backbone_nll": column["backbone_nll"].double().mean().item(),
         "softmax_nll": column["softmax_nll"].double().mean().item(),
-        **_link_scores(column, "ovr", right),
+        "ovr_nll": (log_sum - column["ovr_log_p"]).double().mean().item(),
+        "ece": ece,
+        "sum_within": ((log_sum > low) & (log_sum < high)).double().mean().item(),
         "sum_quantiles": torch.quantile(
             column["ovr_log_sum"].exp(), torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
         ).tolist(),
     }
     result["nll_gap"] = result["ovr_nll"] - result["backbone_nll"]
     result["backbone_ece"], bins = calibration_error(column["backbone_top"], column["backbone_right"])
-    reliability = {"backbone": bins, "ovr": calibration_error(column["ovr_top"], right)[1]}
-    if solve:
-        result["solved"] = _link_scores(column, "solved", right)
-        result["solved"]["nll_gap"] = result["solved"]["ovr_nll"] - result["backbone_nll"]
-        reliability["solved"] = calibration_error(column["solved_top"], right)[1]
+    reliability = {"backbone": bins, "ovr": reliable}
     return result | {"reliability": reliability}
 
 
-def _link_scores(column: dict[str, Tensor], name: str, right: Tensor) -> dict[str, float]:
-    log_sum = column[f"{name}_log_sum"]
-    low, high = (math.log(edge) for edge in SUM_RANGE)
-    return {
-        "ovr_nll": (log_sum - column[f"{name}_log_p"]).double().mean().item(),
-        "ece": calibration_error(column[f"{name}_top"], right)[0],
-        "sum_within": ((log_sum > low) & (log_sum < high)).double().mean().item(),
-    }
-
-
-def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor, solve: bool) -> dict[str, Tensor]:
+def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     theirs, target = upcast(theirs), targets[:, None]
     scores, choice, backbone_choice = chain.scores, chain.scores.decide(), theirs.argmax(-1)
     log_partition = theirs.logsumexp(-1)
@@ -105,15 +91,10 @@ def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor, solve: bool)
         "softmax_nll": logits.logsumexp(-1) - logits.gather(-1, target).squeeze(-1),
         "backbone_top": (theirs.amax(-1) - log_partition).exp(),
     }
-    links = {"ovr": scores}
-    if solve:
-        is_solved = getattr(chain.model.config.part("threshold_shift"), "solves", False)
-        links["solved"] = scores if is_solved else scores.solved()
-    for name, of_link in links.items():
-        log_p = scores.masked(of_link.log_p()[0], -torch.inf)
-        made[f"{name}_log_p"] = log_p.gather(-1, target).squeeze(-1)
-        made[f"{name}_log_sum"] = log_p.exp().sum(-1).log()
-        made[f"{name}_top"] = log_p.gather(-1, choice[:, None]).squeeze(-1).exp()
+    log_p = scores.masked(scores.log_p()[0], -torch.inf)
+    made["ovr_log_p"] = log_p.gather(-1, target).squeeze(-1)
+    made["ovr_log_sum"] = log_p.exp().sum(-1).log()
+    made["ovr_top"] = log_p.gather(-1, choice[:, None]).squeeze(-1).exp()
     return made
 
 
@@ -191,15 +172,13 @@ def evaluate_language(
 
 def language_facts(metrics: dict[str, Any]) -> list[str]:
     """The figures as sentences."""
-    m, solved, drawn = metrics, metrics["solved"], metrics["sample"]
+    m, drawn = metrics, metrics["sample"]
     facts = [
         f"On {m['tokens']:,} tokens the decision is the backbone's on {m['agreement']:.2%}; accuracy {m['accuracy']:.2%} "
         f"against {m['backbone_accuracy']:.2%}, softmax NLL {m['softmax_nll']:.4f} against {m['backbone_nll']:.4f} nats.",
         f"Normalised one-vs-rest NLL less the backbone's: {m['nll_gap']:+.4f} nats; the probabilities sum to 0.8 to 1.25 on "
         f"{m['sum_within']:.1%}; calibration error of the chosen token {m['ece']:.4f} (the backbone's softmax: "
         f"{m['backbone_ece']:.4f}).",
-        f"With thresholds solved from the scores: {solved['nll_gap']:+.4f} nats, {solved['sum_within']:.1%}, "
-        f"{solved['ece']:.4f}.",
         f"sample: total variation {drawn['total_variation']:.3f} to the softmax; as many softmax samples have "
         f"{drawn['sampling_error']:.3f} themselves.",
     ]

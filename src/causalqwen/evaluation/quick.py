@@ -15,7 +15,7 @@ import torch
 from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.boiling_points import PROMPT, sample_of_boiling_points, sentence, write_sentences
 from causalqwen.data.splits import split_by_entity
-from causalqwen.data.texts import CALIBRATION_YEARS, speech_paragraphs, speeches
+from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.people import HEARD, OPENINGS, other_world, people
 from causalqwen.evaluation.sketch import sketch
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
@@ -24,12 +24,9 @@ from causalqwen.modeling.prediction import describe
 from causalqwen.modeling.proof import prove
 from causalqwen.numbers.law import LEVELS
 from causalqwen.numbers.rendering import brief
-from causalqwen.training import METRICS, TrainSettings, ValueStage, calibrate, train
+from causalqwen.training import METRICS, TrainSettings, ValueStage, train
 
 SIZES = {"train": 500, "validation": 100}
-CALIBRATED_ON = 6000
-"""Characters of a speech that it is calibrated on."""
-
 SETTINGS = TrainSettings(values=ValueStage(epochs=25, batch_size=16))
 ASKED: dict[str, Any] = {"name": "toluene", "formula": "C7H8", "kelvin": 383.78}
 """A compound of the whole table that is not in the sample."""
@@ -42,7 +39,7 @@ def quick_demo(
     settings: TrainSettings = SETTINGS,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Graft, calibrate, learn one kind of number from a few hundred sentences that come along, and ask; `tell` gets each part
+    """Graft, learn one kind of number from a few hundred sentences that come along, and ask; `tell` gets each part
     as it is done. The data and the model lie under `output`; the model of an earlier demo there is replaced.
 
     Returns:
@@ -57,7 +54,6 @@ def quick_demo(
 
     torch.manual_seed(0)
     model = CausalQwenForCausalLM.from_backbone(backbone, quiet=True).to(resolve_device("auto"))
-    calibrate(model, speeches((CALIBRATION_YEARS[-1],))[:CALIBRATED_ON])
     proof = prove(model, speech_paragraphs(numbers=False)[:2])
     took("graft")
     tell(_part("1. The graft", f"{proof}."))

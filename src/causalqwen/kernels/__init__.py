@@ -3,14 +3,13 @@
 from causalqwen.kernels.decisions import ScaleBounds
 from causalqwen.kernels.linear_ovr import IMPLEMENTATIONS, linear_ovr_loss
 from causalqwen.kernels.negatives import Negatives, inclusion_probabilities, sample_negatives
-from causalqwen.kernels.race import Race, block_reach
+from causalqwen.kernels.race import Race
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Negatives",
     "Race",
     "ScaleBounds",
-    "block_reach",
     "inclusion_probabilities",
     "linear_ovr_loss",
     "sample_negatives",

@@ -8,7 +8,6 @@ from causalqwen.losses.ovr import (
     ovr_log_probs,
     ovr_loss,
     reduce_losses,
-    solve_thresholds,
 )
 from causalqwen.losses.total import LossMasks, LossParts, gate, mean_over_batch, shift_targets, total_loss
 from causalqwen.losses.value import cauchy_crps, cauchy_nll, quantile_crps, quantile_loss, value_nll
@@ -30,7 +29,6 @@ __all__ = [
     "quantile_loss",
     "reduce_losses",
     "shift_targets",
-    "solve_thresholds",
     "total_loss",
     "value_nll",
 ]

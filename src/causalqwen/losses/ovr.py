@@ -96,67 +96,6 @@ def ovr_loss(
     return reduce_losses(losses, valid, reduction)
 
 
-@torch.no_grad()
-def solve_thresholds(
-    loc: Tensor,
-    scale: Tensor,
-    *,
-    family: str = "cauchy",
-    slope: float = 0.0,
-    vocabulary_mask: Tensor | None = None,
-    tolerance: float = 1e-4,
-) -> Tensor:
-    """The threshold of each position at which its P_k sum to 1 (theory 3.5).
-
-    sum_k P_k falls in C from V to 0: the root is bracketed, then closed in until log sum_k P_k is within `tolerance`.
-
-    Args:
-        loc: [..., V]; scale: [..., V] or [..., 1]; vocabulary_mask: bool [V], False rows are left out of the sum.
-
-    Returns:
-        [..., 1], float32 (float64 where an argument is). No gradient passes.
-    """
-    loc, scale = widen(loc, scale)
-    if vocabulary_mask is not None:
-        loc = loc[..., vocabulary_mask]
-        scale = scale if scale.shape[-1] == 1 else scale[..., vocabulary_mask]
-
-    shape = loc.shape[:-1]
-    loc, scale = loc.reshape(-1, loc.shape[-1]), scale.reshape(-1, scale.shape[-1])
-    law = get_family(family)
-
-    def log_sum(thresholds: Tensor, rows: Tensor) -> Tensor:
-        at, own = loc[rows], scale[rows]
-        return law.cdf(-thresholds, -at, graded_scale(at, own, thresholds, slope, law)).sum(-1, keepdim=True).log()
-
-    every = torch.arange(len(loc), device=loc.device)
-    low, high = (loc.amax(-1, keepdim=True) + sign * scale.amax(-1, keepdim=True) for sign in (-1, 1))
-    ends = []
-    for end, sign in ((low, -1), (high, 1)):  # P of the largest score is 1/2 where the threshold meets it
-        at_end, step = log_sum(end, every), scale.amax(-1, keepdim=True)
-        while len(rows := (sign * at_end > 0).squeeze(-1).nonzero().squeeze(-1)):
-            step = 2 * step
-            end[rows] += sign * step[rows]
-            at_end[rows] = log_sum(end[rows], rows)
-        ends.append(at_end)
-    at_low, at_high = ends
-    solved = torch.where(at_low.abs() < at_high.abs(), low, high)
-    rows = (torch.minimum(at_low.abs(), at_high.abs()) > tolerance).squeeze(-1).nonzero().squeeze(-1)
-    for _ in range(100):
-        if len(rows) == 0:
-            break
-        # Regula falsi; the end that stays twice has its value halved (the Illinois rule), so that both ends move.
-        left, right = at_low[rows], at_high[rows]
-        middle = low[rows] + (high[rows] - low[rows]) * left / (left - right)
-        at_middle = log_sum(middle, rows)
-        solved[rows] = middle
-        above = at_middle > 0
-        low[rows], high[rows] = torch.where(above, middle, low[rows]), torch.where(above, high[rows], middle)
-        at_low[rows], at_high[rows] = torch.where(above, at_middle, left / 2), torch.where(above, right / 2, at_middle)
-        rows = rows[(at_middle.abs() > tolerance).squeeze(-1)]
-    return solved.view(*shape, 1)
-
-
 def check_targets(targets: Tensor, vocabulary_size: int, vocabulary_mask: Tensor | None) -> None:
     """Raise ValueError for a target that is neither `NO_TARGET` nor a row of the vocabulary that counts."""
     targets = targets[targets != NO_TARGET]

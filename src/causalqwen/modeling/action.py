@@ -20,34 +20,6 @@ from causalqwen.modeling.vocabulary import Vocabulary, effective_linear
 from causalqwen.parts import PARTS, number_row
 
 
-class PartitionEstimate(nn.Module):
-    """log sum_k exp(S_k) of a position, guessed from the scores of a few tokens, the anchors (theory 3.5):
-
-        logaddexp(log sum_{k in anchors} exp(W_k loc + b_k), r . z + r_0)
-
-    The anchors, the tokens that carry most probability, are summed exactly; the rest is a linear guess from the features.
-    Fitted by `calibrate`.
-    """
-
-    anchor_ids: Tensor
-
-    def __init__(self, hidden_size: int, anchors: int) -> None:
-        super().__init__()
-        self.register_buffer("anchor_ids", torch.zeros(anchors, dtype=torch.int64))
-        self.rest = nn.Linear(hidden_size, 1)
-
-    def forward(self, features: Tensor, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
-        """[..., 1], float32, from features [..., H] and loc_U [..., C]."""
-        return torch.logaddexp(self._scores(loc, vocabulary).logsumexp(-1, keepdim=True), self._rest(features))
-
-    def _scores(self, loc: Tensor, vocabulary: Vocabulary) -> Tensor:
-        bias = None if vocabulary.bias is None else upcast(vocabulary.bias[self.anchor_ids])
-        return F.linear(upcast(loc), vocabulary.rows(self.anchor_ids), bias)
-
-    def _rest(self, features: Tensor) -> Tensor:
-        return upcast(self.rest(features.to(self.rest.weight.dtype)))
-
-
 @dataclass(frozen=True)
 class ActionSettings:
     """What a `CausalQwenConfig` says of the action law, by its names.
@@ -60,7 +32,6 @@ class ActionSettings:
             "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4).
         score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "common"
             fills up (see `graded_scale`): they set how probabilities fall off, and move no decision. Not for "documents".
-        anchor_tokens: how many tokens the threshold shift's `PartitionEstimate` sums; 0 for none.
         vocabulary_family, value_family: the laws of the scores and of the value.
         initial_noise, initial_threshold: |b_noise| and C at the start.
         token_thresholds: standard deviation of eps_k at the start, where every token of the matrix has a threshold C + eps_k;
@@ -72,7 +43,6 @@ class ActionSettings:
     score_scale: str = "common"
     score_noise: float = 0.0
     score_slope: float = 0.0
-    anchor_tokens: int = 0
     vocabulary_family: str = "cauchy"
     value_family: str = "cauchy"
     initial_noise: float = 0.0
@@ -99,7 +69,6 @@ class ActionNetwork(nn.Module):
         vocab_size: V, for a network with its own `lm_head`; None to be handed one.
         settings: see `ActionSettings`.
         matrix_rows: V of the lm_head that it will be handed.
-        hidden_size: H of the features that the threshold shift c(z) reads; C by default.
     """
 
     vocabulary_mask: Tensor
@@ -112,7 +81,6 @@ class ActionNetwork(nn.Module):
         settings: ActionSettings = ActionSettings(),
         *,
         matrix_rows: int | None = None,
-        hidden_size: int | None = None,
     ) -> None:
         super().__init__()
         if settings.score_scale not in PARTS["score_scale"]:
@@ -136,13 +104,10 @@ class ActionNetwork(nn.Module):
         self.value_law = get_value_family(settings.value_family)
         self.start = settings
 
-        size = hidden_size or causal_size
         self.lm_head = nn.Linear(causal_size, vocab_size) if vocab_size is not None else None
         self.b_noise = nn.Parameter(torch.empty(causal_size))
         self.threshold = nn.Parameter(torch.empty(()))
         self.token_thresholds = nn.Parameter(torch.empty(rows)) if settings.token_thresholds is not None else None
-        self.shift = nn.Linear(size, 1)
-        self.partition = PartitionEstimate(size, settings.anchor_tokens) if settings.anchor_tokens else None
         self.num_row = nn.Parameter(torch.zeros(causal_size))
         self.num_bias = nn.Parameter(torch.zeros(()))
         self.value_head = nn.Linear(causal_size, 1)
@@ -164,13 +129,11 @@ class ActionNetwork(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The start: constant noise and threshold, no shift, `<NUM>` unmoved, an ordinary value head."""
+        """The start: constant noise and threshold, `<NUM>` unmoved, an ordinary value head."""
         nn.init.constant_(self.b_noise, self.start.initial_noise)
         nn.init.constant_(self.threshold, self.start.initial_threshold)
         if self.token_thresholds is not None:
             nn.init.normal_(self.token_thresholds, std=self.start.token_thresholds)
-        nn.init.zeros_(self.shift.weight)
-        nn.init.zeros_(self.shift.bias)
         nn.init.zeros_(self.num_row)
         nn.init.zeros_(self.num_bias)
         nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)
@@ -237,13 +200,6 @@ class ActionNetwork(nn.Module):
         """|row| scale [...] of the scale [..., C] of U', float32."""
         scales = self.law.linear_scale(upcast(scale), row.unsqueeze(0).to(upcast(scale).dtype))
         return scales.squeeze(-1).clamp(min=SCALE_FLOOR)
-
-    def thresholds(self, features: Tensor, loc: Tensor, lm_head: Any = None) -> Tensor:
-        """C + c(z) [..., 1], float32, from features z [..., H] and loc_U [..., C]; the same for all tokens of a position."""
-        shift = upcast(self.shift(features.to(self.shift.weight.dtype)))
-        if self.partition is not None:
-            shift = shift + self.partition(features, loc, self.vocabulary(lm_head))
-        return upcast(self.threshold) + shift
 
     # ---- values ------------------------------------------------------------------------------------------------------
 

@@ -304,8 +304,7 @@ def _calibration(config: CausalQwenConfig, trained: dict[str, Any] | None) -> st
             f"{float(level):.0%}": f"{share:.1%} ({raw[level]:.1%})" for level, share in covered.items() if level in raw
         }
         told = _table(("central interval", f"numbers inside, {how} (raw)"), rows)
-    words = "were fitted by `causalqwen calibrate`" if config.anchor_tokens else "are those of the start"
-    return f"{told}\n\nOne-vs-rest probabilities of tokens {words}."
+    return told
 
 
 def _limits(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:

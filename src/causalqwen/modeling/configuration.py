@@ -83,7 +83,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
         ),
         "scores": (
-            "score_scale", "threshold_shift", "token_thresholds", "vocabulary_family", "own_scores",
+            "score_scale", "token_thresholds", "vocabulary_family", "own_scores",
         ),
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
@@ -95,7 +95,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "fitted": {
         "backbone": ("num_token_id", "free_token_ids", "initial_scale", "initial_noise", "initial_threshold"),
-        "scores": ("score_noise", "score_slope", "anchor_tokens"),
+        "scores": ("score_noise", "score_slope"),
         "values": (
             "value_transform", "value_range", "value_place", "interval_levels", "interval_kinds", "class_interval_levels",
             "class_values",
@@ -126,9 +126,7 @@ class CausalQwenConfig(PreTrainedConfig):
             starts at a ridge regression on them. value_crossing: in how many directions an individual may turn around from
             context to context (`Crossing`); 0 for none. Training on rows that name individuals sets it.
         score_scale: "common" (one scale for all scores of a position) or "documents" (|W| scale).
-        score_noise, score_slope: a token's own noise under "common", see `graded_scale`; set by `calibrate`.
-        threshold_shift: "predicted": c(z) from the features; "solved": at every position the threshold at which the P_k
-            sum to 1, found from all scores. anchor_tokens: see `PartitionEstimate`.
+        score_noise, score_slope: a token's own noise under "common", see `graded_scale`.
         token_thresholds: give every token a threshold of its own, C + eps_k, learned by the stage `heads`: the standard
             deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         own_scores: W_cls and b_cls of the scores are the model's own, not the backbone's lm_head, and can be trained while that
@@ -191,8 +189,6 @@ class CausalQwenConfig(PreTrainedConfig):
     score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "common"
     score_noise: NotNegative = 0.0
     score_slope: NotNegative = 0.0
-    threshold_shift: Annotated[str, one_of(PARTS["threshold_shift"])] = "predicted"
-    anchor_tokens: Annotated[int, Field(ge=0)] = 0
     token_thresholds: NotNegative | None = None
     vocabulary_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
     value_family: Annotated[str, one_of(VALUE_FAMILIES)] = "cauchy"
@@ -315,10 +311,6 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"free_token_ids: {wrong[0]} lies outside the {rows} rows of the vocabulary matrix")
         if self.num_token_id in self.free_token_ids:
             raise ValueError(f"num_token_id {self.num_token_id} is also listed among the free rows")
-        if self.anchor_tokens > rows:
-            raise ValueError(
-                f"anchor_tokens {self.anchor_tokens} are more than the {rows} rows of the vocabulary matrix"
-            )
         if self.causal_size > self.hidden_size:
             raise ValueError(f"causal_size {self.causal_size} does not lie in 1 to {self.hidden_size}, the hidden size")
         if self.start not in STARTS:
@@ -356,11 +348,6 @@ class CausalQwenConfig(PreTrainedConfig):
         """What the context holds of a number."""
         context: Context = self.part("number_context")
         return context
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether the thresholds of tokens follow from their position, so that P_k mean something (theory 3.5)."""
-        return self.threshold_shift == "solved" or self.anchor_tokens > 0
 
     @property
     def by_tokens_alone(self) -> bool:

@@ -30,16 +30,15 @@ _PROBES = (
     "def area(width, height):\n    return width * height\n",
 )
 _PROBE = "".join(_PROBES)
-"""Ordinary text without numbers, on which a faithful start reads off how large the backbone's logits are, and on which a graft
-is compared with its backbone."""
+"""Ordinary text without numbers, on which a graft is compared with its backbone."""
 
 FAITHFUL_LINK = {
-    # scale_S at the threshold in logits, score_slope, threshold minus log-partition
+    # scale_S at the threshold in logits, score_slope, C: the threshold minus the log-partition
     "gaussian": (1.0, 0.5, -0.6),
     "cauchy": (1.0, 0.0, 0.0),
 }
 """Per family. At the Gaussian's the tail falls as the softmax's does, log P_k ~ loc_k - C for a slope of 1/2, and both P_k and
-the winner of the race S_k have nearly its probabilities (theory 3.5); `calibrate` fits the threshold to a backbone."""
+the winner of the race S_k have nearly its probabilities (theory 3.5)."""
 
 FAITHFUL_SHARES = (0.4, 0.4)
 """Of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share. What is left is its own: a fifth,
@@ -112,7 +111,7 @@ def from_backbone(
         raise ValueError("text is what a causal size below the hidden size is fitted to: give causal_size too")
     if start == "faithful":
         weight = head.weight if narrow is None else narrow.weight
-        settings |= faithful_start(backbone, tokenizer, free, (settings | config)["vocabulary_family"], weight)
+        settings |= faithful_start(free, (settings | config)["vocabulary_family"], weight)
     if not PARTS["score_scale"][(settings | config)["score_scale"]].common:
         settings |= {"score_noise": 0.0, "score_slope": 0.0}
     attention = backbone.config._attn_implementation
@@ -172,34 +171,24 @@ def _features(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
 
 
 @torch.no_grad()
-def faithful_start(
-    backbone: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    free: list[int],
-    family: str,
-    weight: torch.Tensor,
-) -> dict[str, Any]:
-    """Start values that are read off the backbone, so that they mean the same on every backbone (theory 3.5).
+def faithful_start(free: list[int], family: str, weight: torch.Tensor) -> dict[str, Any]:
+    """Start values read off the rows W_cls, `weight` [V, C]: they mean the same on every backbone (theory 3.5).
 
-    threshold: the median log-partition on a few lines of text, less what the link asks for.
-    initial_scale, initial_noise: `FAITHFUL_SHARES` of the longest row of W_cls, `weight`. score_noise: what they leave.
+    initial_scale, initial_noise: `FAITHFUL_SHARES` of the longest row. score_noise: what they leave.
     """
-    limit = context_length(backbone.config) or 512
-    ids = tokenizer(_PROBE, return_tensors="pt", add_special_tokens=False)["input_ids"][:, :limit].to(backbone.device)
-    log_partition = backbone(input_ids=ids, use_cache=False).logits.float().logsumexp(-1)
     used = torch.ones(weight.shape[0], dtype=torch.bool, device=weight.device)
     used[[index for index in free[1:] if index < len(used)]] = False
     blocks = list(zip(weight.split(8192), used.split(8192), strict=True))
     law = get_family(family)
     longest = max((torch.linalg.vector_norm(w.float(), law.alpha, dim=1) * u).max().item() for w, u in blocks)
-    scale, slope, offset = FAITHFUL_LINK[law.name]
+    scale, slope, threshold = FAITHFUL_LINK[law.name]
     who, noise = (scale * share ** (1 / law.alpha) for share in FAITHFUL_SHARES)
     return {
         "score_noise": scale * (1 - sum(FAITHFUL_SHARES)) ** (1 / law.alpha),
         "score_slope": slope,
         "initial_scale": who / longest,
         "initial_noise": noise / longest,
-        "initial_threshold": log_partition.median().item() + offset,
+        "initial_threshold": threshold,
     }
 
 

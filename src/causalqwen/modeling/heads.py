@@ -74,9 +74,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
         if config.value_crossing:
             size_of_x = config.hidden_size + config.value_columns
             branch.crossing = Crossing(size_of_x, size, config.value_crossing)
-    made["action"] = ActionNetwork(
-        size, None, ActionSettings.of(config), matrix_rows=config.text_config.vocab_size, hidden_size=config.hidden_size
-    )
+    made["action"] = ActionNetwork(size, None, ActionSettings.of(config), matrix_rows=config.text_config.vocab_size)
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
     has_own = size < config.hidden_size or config.own_scores
     made["score_head"] = nn.Linear(size, config.text_config.vocab_size) if has_own else None
@@ -137,8 +135,8 @@ class GraftModules:
 
 IN_FLOAT32 = {
     "numeric_embedding", "scale_net", "abduction.residual", "domains", "value_branch", "copy_head", "action.b_noise",
-    "action.threshold", "action.token_thresholds", "action.shift", "action.partition.rest", "action.num_row",
-    "action.num_bias", "action.value_head",
+    "action.threshold", "action.token_thresholds", "action.num_row", "action.num_bias",
+    "action.value_head",
 }  # fmt: skip
 """What stays in float32 whatever the backbone's dtype: the heads are small and their tails matter. Named one by one:
 transformers would make floats of the integers among them too."""

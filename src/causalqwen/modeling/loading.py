@@ -24,8 +24,6 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
 from causalqwen.modeling.precision import resolve_device
 
-HALF = "calibrated"
-"""Folder in a model, with files that are to be put in place: a calibration was stopped in doing so."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OURS = (
     *(
@@ -67,8 +65,6 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
             f"{folder} holds a {kind or 'nameless'} model, not a grafted one; graft it with "
             f"`causalqwen graft --backbone {folder} --output ...`"
         )
-    if (folder / HALF).is_dir():
-        raise ValueError(f"{folder} is half calibrated: finish it with `causalqwen calibrate --model {folder}`")
     config = _read_config(path)
     with _telling(folder / "generation_config.json"):
         _check_generation(folder / "generation_config.json", config)

@@ -5,19 +5,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, upcast
-from causalqwen.kernels import ScaleBounds, block_reach
+from causalqwen.kernels import ScaleBounds
 
 if TYPE_CHECKING:
     from causalqwen.modeling.action import ActionNetwork
 
 _ROWS_AT_ONCE = {"cpu": 1024}  # of the matrix: in a core's cache, where several passes take a seventh of the time
 _MOST_ROWS = 8192  # elsewhere
-_FEW_ROWS = 8  # of loc in float32: for fewer, the matrix stands on the left
 
 
 def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
@@ -61,7 +59,6 @@ class Vocabulary:
 
     def __init__(self, action: "ActionNetwork", layer: Any, served: bool = False) -> None:
         self.action, self.layer, self.served = action, layer, served
-        self._rows: list[tuple[Tensor, Tensor]] = []
         self._number: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, loc: Tensor) -> Tensor:
@@ -74,11 +71,7 @@ class Vocabulary:
         if (of_layer := getattr(self.layer, "products", None)) is not None:
             products: Tensor = of_layer(loc)
             return products
-        weight = self.weight
-        if weight.dtype != torch.float32 or len(loc) > _FEW_ROWS:
-            return F.linear(loc, weight)
-        several = loc.repeat(2, 1) if len(loc) == 1 else loc  # one column takes longer than two
-        return (weight @ several.mT).mT[: len(loc)].contiguous()
+        return F.linear(loc, self.weight)
 
     def at_once(self, loc: Tensor) -> Tensor:
         """loc_S [..., V] up to last bits."""
@@ -126,7 +119,10 @@ class Vocabulary:
     @cached_property
     def norms(self) -> Tensor:
         """|W_k|_a [V], the a-norms of the rows, a the law's index, float32; 0 for rows that no token uses."""
-        return self._distances(None)
+        blocks = self._blocks()
+        with torch.no_grad():
+            norms = [torch.linalg.vector_norm(upcast(block), self.action.law.alpha, dim=1) for block in blocks]
+            return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
 
     @cached_property
     def longest(self) -> Tensor:
@@ -140,58 +136,17 @@ class Vocabulary:
         return self.action.number.put(self.action, self.norms.clone(), lambda: of_number)
 
     @cached_property
-    def center(self) -> Tensor:
-        """The mean row [C] of the tokens that use one, float32."""
-        used = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
-        blocks = zip(self._blocks(), self._blocks(used), strict=True)
-        with torch.no_grad():
-            return torch.stack([(upcast(w) * u).sum(0) for w, u in blocks]).sum(0) / used.sum()
-
-    @cached_property
-    def distances(self) -> Tensor:
-        """|W_k - center|_a [V], float32; 0 for rows that no token uses: how unlike others a token is moved."""
-        return self._distances(self.center)
-
-    @cached_property
-    def of_blocks(self) -> NDArray[Any]:
-        """The largest of `distances` in each block of neighbours, [blocks]."""
-        return block_reach(self.distances[None])[0]
-
-    @cached_property
-    def no_words(self) -> Tensor:
-        """int64: rows that no token uses, and that which `<NUM>` has."""
-        used = self.action.rest_in_use
-        return (
-            self.action.vocabulary_mask.new_empty(0, dtype=torch.int64) if used is None else (~used).nonzero().flatten()
-        )
-
-    def _distances(self, center: Tensor | None) -> Tensor:
-        """The a-norms [V] of the rows, from `center` or from 0; 0 for rows that no token uses."""
-        blocks = self._blocks()
-        with torch.no_grad():
-            rows = (upcast(block) if center is None else upcast(block) - center for block in blocks)
-            norms = [torch.linalg.vector_norm(part, self.action.law.alpha, dim=1) for part in rows]
-            return torch.cat(norms) * self.action.vocabulary_mask[: self.action.rows]
-
-    @cached_property
     def bounds(self) -> ScaleBounds:
         """Of the tokens' scales under the documents' formula."""
         return ScaleBounds(self.weight, self.action.law)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """W [n, C] of some tokens, int64 [n], float32; made once for each tensor of ids."""
-        for known, rows in self._rows:
-            if known is ids:
-                return rows
-        self._rows.append((ids, upcast(self._rows_of(ids))))
-        return self._rows[-1][1]
-
     def rows_at(self, tokens: Tensor) -> Tensor:
-        """W [n, C] of tokens of the matrix, int64 [n], float32."""
-        return upcast(self._rows_of(tokens))
-
-    def _rows_of(self, tokens: Tensor) -> Tensor:
-        return self.weight.index_select(0, tokens)
+        """W [n, C] of tokens int64 [n], `<NUM>` too, float32."""
+        rows = upcast(self.weight.index_select(0, tokens.clamp(max=len(self.weight) - 1)))
+        is_number = tokens == (-1 if self.action.num_token_id is None else self.action.num_token_id)
+        if is_number.any():
+            rows = torch.where(is_number.unsqueeze(-1), upcast(self.number_row()).detach(), rows)
+        return rows
 
     def number_row(self) -> Tensor:
         """W_NUM [C], as far as the score scale lets it reach.

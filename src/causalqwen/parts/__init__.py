@@ -13,13 +13,10 @@ from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.parts.documents_scale import DocumentsScale
 from causalqwen.parts.free_row import FreeRow
 from causalqwen.parts.no_number import NoNumber
-from causalqwen.parts.predicted_threshold import PredictedThreshold
-from causalqwen.parts.solved_threshold import SolvedThreshold
 
 PARTS: dict[str, dict[str, Any]] = {
     "score_scale": {"common": CommonScale(), "documents": DocumentsScale()},
     "number_context": CONTEXTS,
-    "threshold_shift": {"predicted": PredictedThreshold(), "solved": SolvedThreshold()},
 }
 """Variants by setting and name."""
 

@@ -27,6 +27,13 @@ class CommonScale(ScoreScale):
     common = True
     widest = 3.0
 
+    def threshold(self, chain: "Chain") -> Tensor:
+        """T (C + log sum_k exp(loc_k / T)) [..., 1], float32, of loc with nothing drawn: the P_k then sum to about 1."""
+        T = max(chain.draws.temperature, 1e-6)
+        if T == 1 and chain.integrated is not chain:
+            return chain.integrated.threshold
+        return T * (upcast(chain.action.threshold) + chain.log_partition(T))
+
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """min(max_j scale_j max_k |W_k|_a, m . scale) [...], |W_k|_a the row's a-norm, m_j = max_k |W_kj|.
 
@@ -80,7 +87,7 @@ class CommonScale(ScoreScale):
         a, words, whole = chain.action.law.alpha, chain.words, chain.integrated.scores
         power = temperature**a * whole.scale**a
         if whole.slope:
-            fallen = (whole.threshold - upcast(whole.loc)).clamp(0, FAR)
+            fallen = (chain.threshold - upcast(whole.loc)).clamp(0, FAR)
             power = power + temperature ** (a - 1) * whole.slope * fallen
         if drawn is not None:
             is_even = bool((drawn == drawn[..., :1]).all())
@@ -95,21 +102,20 @@ class CommonScale(ScoreScale):
                 return chain.loc_S
             self._both(chain)
             return chain.scores.ranked()
-        a_gpu_would_wait = chain.threshold.device.type != "cpu"
+        a_gpu_would_wait = chain.features.device.type != "cpu"
         if a_gpu_would_wait or chain.draws.every_score or torch.is_grad_enabled() or chain.action.law.alpha != 2:
             return self.raced(chain)
         return self._race(chain)
 
     @torch.compiler.disable  # looks at scores
     def _race(self, chain: "Chain") -> Tensor:
-        return Race(chain).scores().view(*chain.threshold.shape[:-1], -1)
+        with torch.autocast("cpu", enabled=False):  # bounds are no better than what they follow from
+            return Race(chain).scores().view(chain.loc_S.shape)
 
     def raced(self, chain: "Chain") -> Tensor:
         """S_k = loc_k + own_k Q(e3_k) [..., V'] of all tokens, the slow way."""
-        if chain.drawn is not None:
-            self._both(chain)
+        loc, law = self.racing(chain), chain.action.law
         draws: Any = chain.draws  # a plan's: nothing else runs a race
-        loc, law = draws.restrict(chain.scores.masked(upcast(chain.loc_S), -torch.inf)), chain.action.law
         seeds, positions = draws.counters()
         normals = law.quantile(own_uniforms(seeds, positions, loc.shape[-1])).to(loc.dtype)
         if (given := draws.exceptions()) is not None:
@@ -117,8 +123,18 @@ class CommonScale(ScoreScale):
             normals[rows, tokens] = values.to(loc.dtype)
         return loc + self.own(chain) * normals.view(loc.shape)
 
+    def racing(self, chain: "Chain") -> Tensor:
+        """loc_S [..., V'] of the race, float32; -inf for tokens that nobody may say or that the plan leaves out."""
+        self._both(chain)
+        draws: Any = chain.draws
+        loc, used = upcast(chain.loc_S), chain.action.columns_in_use
+        return draws.restrict(loc if used is None else loc.masked_fill(~used, -torch.inf))
+
     def _both(self, chain: "Chain") -> None:
         """Take loc_S with what is drawn and without it in one product."""
+        if not chain.draws.moves:
+            chain.integrated.loc_S = chain.loc_S
+            return
         action, words, both = chain.action, chain.words, torch.stack([chain.loc_U, chain.loc])
         chain.integrated.loc_S, chain.loc_S = action.number.put(
             action, words.at_once(both), lambda: action.num_loc(both, words)

@@ -10,7 +10,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the setting number_encoding": {"number_context": _SEEN},
     "the setting initial_direction": {"number_context": _SEEN},
     "the setting normalize_direction": {"number_context": _SEEN},
-    "the setting initial_threshold": {"threshold_shift": "predicted"},
     "the setting abduction_hidden_size": {"deep_abduction": True},
     "the setting value_branch_hidden_size": {"value_branch": True},
     "the setting value_branch_members": {"value_branch": True},
@@ -40,12 +39,11 @@ NEEDS: dict[str, dict[str, Any]] = {
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
     "vLLM": {"number_embedding": ("added", "multiplied")},
-    "calibration": {"score_scale": "common"},
     "the likelihood 'ovr' of words": {"score_scale": "common"},
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 
-WHY = {"calibration": "the documents' scale moves decisions", "the likelihood 'ovr' of words": "use 'softmax'"}
+WHY = {"the likelihood 'ovr' of words": "use 'softmax'"}
 """What else is worth saying, of some."""
 
 

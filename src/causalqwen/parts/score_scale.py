@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from causalqwen.distributions import upcast
+
 if TYPE_CHECKING:
     from causalqwen.core import Chain
     from causalqwen.modeling.action import ActionNetwork
@@ -22,6 +24,10 @@ class ScoreScale:
 
     common = False
     widest = 0.2
+
+    def threshold(self, chain: "Chain") -> Tensor:
+        """C [..., 1], float32: the same at every position (overview 2.5)."""
+        return upcast(chain.action.threshold).expand(*chain.loc_U.shape[:-1], 1)
 
     def bound(self, action: "ActionNetwork", scale: Tensor, words: "Vocabulary") -> Tensor:
         """At least |W_k| scale for every row k, [...], from the scale of U' [..., C]."""

@@ -1,7 +1,7 @@
 """Training by transformers' Trainer, on features kept on disk or through the backbone."""
 
 from causalqwen.numbers.law import LEVELS
-from causalqwen.training.calibration import CalibrationSettings, calibrate, text_chunks
+from causalqwen.training.anchor import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.run import train
 from causalqwen.training.scores import score_tokens, score_values
@@ -13,14 +13,12 @@ __all__ = [
     "LEVELS",
     "METRICS",
     "BackboneStage",
-    "CalibrationSettings",
     "FactStore",
     "HeadStage",
     "LoraStage",
     "TokenFacts",
     "TrainSettings",
     "ValueStage",
-    "calibrate",
     "learn_voices",
     "score_tokens",
     "score_values",

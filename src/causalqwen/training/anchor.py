@@ -9,9 +9,20 @@ from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training import ranks
-from causalqwen.training.calibration import text_chunks
 
 _OUT = -1e30  # a score without probability whose differences stay finite
+
+
+@torch.no_grad()
+def text_chunks(model: CausalQwenForCausalLM, text: str, chunk: int = 512) -> list[Tensor]:
+    """The text as the backbone itself reads it (numbers are digits), int64 [<= chunk] each."""
+    tokenizer = model.processor.tokenizer
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
+    limit = model.config.context_length or chunk
+    chunks = [part for part in ids.split(min(chunk, limit)) if len(part) > 1]
+    if not chunks:
+        raise ValueError("the text has no two tokens: nothing to learn from")
+    return chunks
 
 
 class TextAnchor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training.calibration import text_chunks
+from causalqwen.training.anchor import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
 
 PLAIN_TOKENS = 4096

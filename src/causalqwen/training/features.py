@@ -487,7 +487,6 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
         "family": config.vocabulary_family,
         "score_noise": config.score_noise,
         "score_slope": config.score_slope,
-        "threshold_shift": config.threshold_shift,
         "scale_activation": config.scale_activation,
         "max_scale": config.max_scale,
         "domain": config.domain and config.domain_settings | {"name": config.domain},

@@ -37,10 +37,6 @@ logger = logging.get_logger(__name__)
 _FEWEST_OF_TENTHS = 100
 _FOLDS = 5
 """Of the evaluation rows, each covered by levels that the others gave."""
-_NOT_CALIBRATED = (
-    "this graft was never calibrated: once numbers are learned, <NUM> may be decided where none stands; `causalqwen graft` and "
-    "`causalqwen calibrate` do it, in Python causalqwen.training.calibrate(model, text)"
-)
 
 
 def train(
@@ -55,12 +51,8 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` in place, as `learn` does, and save it to `output`, whose files appear by rename at the end.
 
-    Of a graft that was never calibrated it warns: `<NUM>` may be decided in its texts where no number stands (theory 3.5).
-
     Returns and raises as `learn`; ValueError too for an output that already holds a model.
     """
-    if not model.config.is_calibrated and model.config.allows("calibration"):
-        logger.warning_once(_NOT_CALIBRATED)
     metrics = learn(model, train_examples, eval_examples, output, settings, resume=resume, say=say)
     save_by_rename(model, Path(output), Path(output) / WORK)
     return metrics

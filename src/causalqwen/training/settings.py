@@ -82,9 +82,9 @@ class ChosenStage(ValueStage):
 class HeadStage(Stage):
     """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
 
-    It trains abduction, noise, threshold and its shift beside all that stage 1 trains. With W_cls and b_cls, by choice, it is
-    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5). Calibrate
-    and train values instead, unless this stage is what you study.
+    It trains abduction, noise and threshold beside all that stage 1 trains. With W_cls and b_cls, by choice, it is
+    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5). Train
+    values instead, unless this stage is what you study.
 
     Args:
         score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model

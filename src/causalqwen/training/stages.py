@@ -179,7 +179,7 @@ def _train_values(run: Run) -> None:
     if stage.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
-    if model.config.is_calibrated:
+    if model.action.scales.common:
         # Else a threshold says nothing of other tokens' scores, and `<NUM>`'s row is learned in passing.
         if run.watched:
             announce(model, train_store)
@@ -375,7 +375,6 @@ def _train_heads(run: Run) -> None:
             model.abduction,
             action.b_noise,
             action.threshold,
-            action.shift,
             action.token_thresholds,
             model.score_head,
         )

@@ -33,7 +33,7 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int, device: str
     store = FactStore.build(model, examples, work)
     pad = model.processor.tokenizer.pad_token_id
     negatives = sampling_of_negatives(model, store.facts, model.action.rows // SHARE)
-    heads = (model.abduction, model.action.b_noise, model.action.threshold, model.action.shift)
+    heads = (model.abduction, model.action.b_noise, model.action.threshold)
     numbers = tuple(number_parameters(model))
 
     def epoch(trained: TrainedForCausalLM, parts: tuple, kept: bool) -> Callable[[], None]:
