@@ -40,7 +40,7 @@ FAITHFUL_LINK = {
 """Per family. At the Gaussian's the tail falls as the softmax's does, log P_k ~ loc_k - C for a slope of 1/2, and both P_k and
 the winner of the race S_k have nearly its probabilities (theory 3.5)."""
 
-FAITHFUL_SHARES = (0.4, 0.4)
+FAITHFUL_SHARES = (0.8, 0.1)
 """Of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share. What is left is its own: a fifth,
 and more of shorter rows. Nothing in a backbone says how much people differ: a constant."""
 
