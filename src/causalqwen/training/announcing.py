@@ -43,9 +43,9 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
 
         mean over the rows' positions of -log P + 10 times that over plain text of -log(1 - P_NUM) + λ sum_i (W_NUM,i sd_i)^2,
 
-    P = P_NUM where a number comes and 1 - P_NUM elsewhere, sd_i of loc_U,i over plain text, λ = 1e-3. Over plain text the threshold
-    counts as 8 nats lower: other text lies nearer to the rows than this one does. It is a regression of one event on the
-    features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
+    P = P_NUM where a number comes and 1 - P_NUM elsewhere, sd_i of loc_U,i over plain text, λ = 1e-3. Over plain text the
+    threshold counts as 8 nats lower: other text lies nearer to the rows than this one does. It is a regression of one event on
+    the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
     is_number = np.asarray(store.facts.targets) == model.config.num_token_id
