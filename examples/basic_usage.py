@@ -1,4 +1,4 @@
-"""From a pretrained model to numbers with intervals: graft, calibrate, train, predict, write (two minutes on two cores).
+"""From a pretrained model to numbers with intervals: graft, train, predict, write (two minutes on two cores).
 
 python examples/basic_usage.py [--backbone smollm2-135m] [--output runs/basic_usage]
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
-from causalqwen.data.texts import CALIBRATION_YEARS, speeches
-from causalqwen.training import TrainSettings, ValueStage, calibrate, train
+from causalqwen.training import TrainSettings, ValueStage, train
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--backbone", default="smollm2-135m", help="any decoder of transformers: a folder or a hub name")
@@ -22,9 +21,6 @@ given = parser.parse_args()
 
 # Graft. The backbone keeps every logit; <NUM>, who speaks and the value of a number are new.
 model = CausalQwenForCausalLM.from_backbone(given.backbone)
-
-# Calibrate, so that <NUM> is decided where a number stands and nowhere else.
-calibrate(model, speeches(CALIBRATION_YEARS[-1:]))
 
 # Rows: a prompt, and the number that follows. The number inside the prompt is read.
 chance = random.Random(0)

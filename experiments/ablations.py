@@ -1,6 +1,6 @@
 """What does each part contribute? One part left out or exchanged at a time, at equal budget. (40 minutes)
 
-    python experiments/ablations.py --model DIR    # a calibrated graft of the default backbone
+    python experiments/ablations.py --model DIR    # a graft of the default backbone
 
 The backbone stands still; abduction, noise, threshold, value branch and value head are trained by equally many updates on
 kept features: of sentences with boiling points, and of made-up questions whose context holds the answer. Medians over seeds
@@ -128,7 +128,7 @@ def parameters(model: CausalQwenForCausalLM) -> list[dict[str, Any]]:
     action = model.action
     numbers = [model.value_branch, action.value_head, getattr(model, "separate_head", None)]
     fast = [p for part in numbers if part is not None for p in part.parameters()] + [action.num_row, action.num_bias]
-    slow = [*model.abduction.parameters(), action.b_noise, action.threshold, *action.shift.parameters()]
+    slow = [*model.abduction.parameters(), action.b_noise, action.threshold]
     unique = {id(p): (p, rate) for group, rate in ((fast, 1e-3), (slow, 1e-5)) for p in group if id(p) in open_}
     return [{"params": [p], "lr": rate} for p, rate in unique.values()]
 
@@ -179,9 +179,7 @@ def measure(folder: Path, given: Path, name: str, rows: dict[str, list[dict]], s
         settings.get("value_transform", "affine"),
         {k: settings[k] for k in settings if k != "value_transform"},
     )
-    if (
-        "vocabulary_family" in settings
-    ):  # it has start values of its own, and is not calibrated; the features are the same
+    if "vocabulary_family" in settings:  # it has start values of its own; the features are the same
         model = CausalQwenForCausalLM.from_backbone("smollm2-135m", **settings, number_context="value")
     elif settings:
         model = CausalQwenForCausalLM.from_pretrained(given, **settings)

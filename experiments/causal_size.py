@@ -13,8 +13,8 @@ import torch
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.core import Chain
-from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
-from causalqwen.training.calibration import text_chunks
+from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speeches
+from causalqwen.training import text_chunks
 
 SIZES = (16, 64, 128, 256, 576)
 FITTED, MEASURED = 6144, 2048
@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plain = CausalQwenForCausalLM.from_backbone("smollm2-135m", dtype=torch.float32)
     tokenizer = plain.processor.tokenizer
-    text = tokenizer.decode(tokenizer(speeches(CALIBRATION_YEARS))["input_ids"][:FITTED])
+    text = tokenizer.decode(tokenizer(speeches(FITTED_YEARS))["input_ids"][:FITTED])
     chunks = text_chunks(plain, speeches(HELD_OUT_YEARS))[::2][: MEASURED // 512]
     z = torch.cat([plain.features(ids[None]).last_hidden_state[0, :-1] for ids in chunks])
     targets = torch.cat([ids[1:] for ids in chunks])

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import collate, encode_rows, read_rows
 from causalqwen.data.rows import Row, check_row
-from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speech_paragraphs
+from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speech_paragraphs
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.training import score_tokens, stream_facts
@@ -232,7 +232,7 @@ def main() -> None:
     rows = read_rows(given.rows)
     test, others = rows[: given.count], rows[given.count :]
     texts = [row.fields["text"] for row in others]
-    texts += [text for year in CALIBRATION_YEARS for text in speech_paragraphs(year)]
+    texts += [text for year in FITTED_YEARS for text in speech_paragraphs(year)]
     variants: dict[str, Change] = {
         "float32": lambda _: None,
         "bfloat16": halved_precision,

@@ -1,6 +1,6 @@
 """What does a domain's abduction network learn within a limit, and does the limit hold on other text? (10 minutes)
 
-.venv/bin/python experiments/domains.py --model DIR    # a calibrated graft of the default backbone
+.venv/bin/python experiments/domains.py --model DIR    # a graft of the default backbone
 
 Boiling points as sentences; the abduction network of their domain is trained on 400 of them, everything else stands still.
 Accuracy of words, normalised one-vs-rest NLL and divergence on 100 other sentences and on a speech, per limit.

@@ -17,9 +17,8 @@ import torch
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data.encoding import Example
-from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
-from causalqwen.training import HeadStage, TrainSettings, score_tokens, stream_facts, train
-from causalqwen.training.calibration import text_chunks
+from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speeches
+from causalqwen.training import HeadStage, TrainSettings, score_tokens, stream_facts, text_chunks, train
 
 STARTS = [("ordinary", 1e-3), ("architecture", 1e-3), ("faithful", 1e-4)]
 COLUMNS = {
@@ -77,7 +76,7 @@ def main() -> None:
         model = CausalQwenForCausalLM.from_backbone(
             "smollm2-135m", dtype=torch.float32, start=start, token_thresholds=0.01, number_context="value"
         )
-        rows, held_out = examples(model, CALIBRATION_YEARS, 1536), examples(model, HELD_OUT_YEARS, 384)
+        rows, held_out = examples(model, FITTED_YEARS, 1536), examples(model, HELD_OUT_YEARS, 384)
         first = model.action.token_thresholds.detach().clone()
         epochs = -(-200 * 2 // len(rows))
         stage = HeadStage(epochs=epochs, batch_size=2, learning_rate=rate, negatives=4096)

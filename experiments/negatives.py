@@ -1,6 +1,6 @@
 """Sampled negatives: bias, variance, and what they do to training (about ten minutes per seed on two cores).
 
-The heads of a calibrated SmolLM2 on features of three speeches, with all wrong tokens or with a sample of them; L_cls of all
+The heads of SmolLM2 on features of three speeches, with all wrong tokens or with a sample of them; L_cls of all
 tokens on two speeches that were not seen.
 
     .venv/bin/python experiments/negatives.py --seed 0
@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.core import Chain
-from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speeches
+from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.kernels import Negatives, inclusion_probabilities, sample_negatives
-from causalqwen.training import calibrate, text_chunks
+from causalqwen.training import text_chunks
 from causalqwen.training.negatives import token_importance
 
 BATCH, UPDATES, RATE, HELD_OUT = 128, 150, 1e-4, 4096
@@ -39,7 +39,7 @@ def loss(model: CausalQwenForCausalLM, z: Tensor, targets: Tensor, negatives: Ne
 
 def trained(model: CausalQwenForCausalLM) -> list[torch.nn.Parameter]:
     action = model.action
-    return [*model.abduction.parameters(), action.b_noise, action.threshold, *action.shift.parameters()]
+    return [*model.abduction.parameters(), action.b_noise, action.threshold]
 
 
 @torch.no_grad()
@@ -59,11 +59,10 @@ def main() -> None:
     seed = parser.parse_args().seed
     torch.manual_seed(seed)
     start = CausalQwenForCausalLM.from_backbone("smollm2-135m")
-    calibrate(start, speeches(CALIBRATION_YEARS))
     start.requires_grad_(False)
     for parameter in trained(start):
         parameter.requires_grad_(True)
-    z, targets = positions(start, speeches(CALIBRATION_YEARS))
+    z, targets = positions(start, speeches(FITTED_YEARS))
     test_z, test_targets = (t[:HELD_OUT] for t in positions(start, speeches(HELD_OUT_YEARS)))
     importance = token_importance(start, z[torch.randperm(len(z))[:512]])
     generator = torch.Generator().manual_seed(seed)

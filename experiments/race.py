@@ -1,6 +1,6 @@
 """How near is the race of the scores to the softmax? (theory 3.5; a minute for 20 positions, seven for 200, on one core)
 
-At held-out positions of a calibrated model, with everything of U' integrated out: the probability that token k wins,
+At held-out positions, with everything of U' integrated out: the probability that token k wins,
 
     P(k) = integral of f_k(m) prod_{j != k} F_j(m) dm,   S_k ~ N(loc_k, own_k^2),
 
@@ -9,7 +9,7 @@ normalised P_k. By default own_k is the model's own; `--sigma`, `--beta` and `--
 log-partition of loc/T) try another link. Then the decisions of a preset are drawn at some of the positions and counted: their
 chi-square against the softmax and against the integral, tokens of fewer than five expected draws together.
 
-    .venv/bin/python experiments/race.py --model DIR --positions 20      (that `causalqwen calibrate` has seen)
+    .venv/bin/python experiments/race.py --model DIR --positions 20
     .venv/bin/python experiments/race.py --model DIR --positions 200 --counted 20 --draws 100000    (hours, minutes on a GPU)
 """
 

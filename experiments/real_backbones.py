@@ -1,6 +1,6 @@
 """Does everything work on a real Qwen as it is stored, and what does it give beside the default? (an hour on two cores)
 
-Every command once, each in a process of its own: graft, calibrate, train stage 1 on 800 sentences with boiling points,
+Every command once, each in a process of its own: graft, train stage 1 on 800 sentences with boiling points,
 evaluate on 400 others, predict, generate under each preset, infer an individual from a speech, a world beside the one that was.
 The same sentences for every backbone, defaults throughout. Figures go to OUTPUT/figures.json as they come.
 
@@ -50,10 +50,8 @@ def run(backbone: str, data: Path, output: Path) -> dict[str, Any]:
 
     model, trained, who = output / "model", output / "trained", output / "who.safetensors"
     rows = {name: data / f"{name}.jsonl" for name in SIZES}
-    graft = do("graft", "graft", "--backbone", backbone, "--output", model, "--no-calibrate")
+    graft = do("graft", "graft", "--backbone", backbone, "--output", model)
     found["graft"] = {name: graft[name] for name in ("tokens", "identical_logits", "agreement", "parameters")}
-    told = do("calibrate", "calibrate", "--model", model)
-    found["calibrate"] = {name: told[name] for name in ("tokens", "sum_median", "sum_within", "nll_gap")}
     do("train", "train", "--model", model, "--train", rows["train"], "--eval", rows["validation"], "--output", trained)
     scored = ("--data", rows["test"], "--train", rows["train"], "--validation", rows["validation"])
     metrics = do("evaluate", "evaluate", "--model", trained, *scored, "--output", output / "scores")["metrics"]

@@ -1,6 +1,6 @@
 """What keeps a backbone's language while numbers, or language itself, are trained? (about 25 minutes per seed)
 
-All recipes start at the same calibrated model whose stage 1 is trained, make as many updates on the same sentences with
+All recipes start at the same model whose stage 1 is trained, make as many updates on the same sentences with
 boiling points and the same chunks of speeches, and are scored on sentences and on a speech that none has seen. The losses
 that did not earn a place in the library are written out here.
 
@@ -27,9 +27,9 @@ from causalqwen.core import Chain
 from causalqwen.data import collate, encode_rows, read_rows
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
-from causalqwen.data.texts import CALIBRATION_YEARS, speeches
+from causalqwen.data.texts import FITTED_YEARS, speeches
 from causalqwen.evaluation.language import score_language
-from causalqwen.training import CalibrationSettings, TrainSettings, calibrate, score_tokens, train
+from causalqwen.training import TrainSettings, score_tokens, train
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import stream_facts
 from causalqwen.training.settings import ValueStage
@@ -95,7 +95,7 @@ def fit(model: CausalQwenForCausalLM, recipe: Recipe, rows: list, text: Text, se
     model.requires_grad_(False)
     parts: list[Any] = [model.value_branch, model.action.value_head, model.action.num_row, model.action.num_bias]
     if recipe.trained == "heads":
-        parts += [model.abduction, model.action.b_noise, model.action.threshold, model.action.shift]
+        parts += [model.abduction, model.action.b_noise, model.action.threshold]
     else:
         names = ["q_proj", "k_proj", "v_proj", "o_proj"]
         inject_adapter_in_model(LoraConfig(r=8, lora_alpha=16, target_modules=names), model.backbone)
@@ -152,7 +152,6 @@ def prepare(folder: Path, seed: int) -> tuple[Path, list, list]:
     start = folder / f"start-{seed}"
     if not (start / "config.json").exists():
         shutil.rmtree(start, ignore_errors=True)
-        calibrate(model, speeches(CALIBRATION_YEARS), CalibrationSettings(seed=seed))
         stage = TrainSettings(seed=seed, values=ValueStage(epochs=20), evaluations=4)
         train(model, examples["train"], examples["validation"], start, stage)
     return start, examples["train"], examples["test"]
@@ -166,13 +165,13 @@ def main() -> None:
     arguments = parser.parse_args()
     start, rows, test_rows = prepare(arguments.output, arguments.seed)
     held_out = speeches((2016,))
-    text = Text(CausalQwenForCausalLM.from_pretrained(start).eval(), speeches(CALIBRATION_YEARS), TOKENS, 2 * UPDATES)
+    text = Text(CausalQwenForCausalLM.from_pretrained(start).eval(), speeches(FITTED_YEARS), TOKENS, 2 * UPDATES)
     base = None
     chosen = RECIPES if arguments.only is None else [RECIPES[i] for i in sorted({0, *arguments.only})]
     for recipe in chosen:
         model = CausalQwenForCausalLM.from_pretrained(start).eval()
         fit(model, recipe, rows, text, arguments.seed)
-        language = score_language(model, held_out, solve=False)
+        language = score_language(model, held_out)
         numbers = score_tokens(model, (facts for _, facts in stream_facts(model, test_rows)))["metrics"]
         base = base or language
         made = {

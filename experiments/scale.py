@@ -256,9 +256,15 @@ def main() -> None:
         ["", "forward", "rounds", "backward"],
         [
             ["softmax cross-entropy", "12 (maximum, sum, the target's score)", "2", amount(back, "B")],
-            ["one-vs-rest", "4 (the rank's part of the loss)", "1", amount(back + 4, "B")],
+            ["one-vs-rest, the documents' scale", "4 (the rank's part of the loss)", "1", amount(back + 4, "B")],
+            [
+                "one-vs-rest, the common scale",
+                "12 (maximum, sum, the rank's part of the loss)",
+                "3",
+                amount(back + 4, "B"),
+            ],
             ["a decision", "8 (best score, whose it is)", "1", "-"],
-            ["sum of P_k, thresholds predicted", "4", "1", "-"],
+            ["sum of P_k, the common scale", "12 (maximum, sum, the rank's part)", "3", "-"],
         ],
     )
 

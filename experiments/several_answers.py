@@ -1,10 +1,10 @@
 """Several right answers: all of them right at once, one drawn, or a row for each (about eight minutes on one core).
 
-Questions of a few right words, half of them held out. The heads of a calibrated model learn them from kept features, each way
+Questions of a few right words, half of them held out. The heads of a graft learn them from kept features, each way
 for as many updates on all rows. On the questions held out, after "Answer:": how many of the right first tokens are among as
 many of the largest P_k, their mean P_k, and the sum of all others.
 
-    .venv/bin/python experiments/several_answers.py --model runs/calibrated
+    .venv/bin/python experiments/several_answers.py --model DIR
 """
 
 import argparse
@@ -56,7 +56,7 @@ def shown(model: CausalQwenForCausalLM, kind: str, answers: Sequence[str]) -> tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a calibrated graft")
+    parser.add_argument("--model", required=True, help="a graft")
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--rate", type=float, default=3e-4)

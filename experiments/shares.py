@@ -1,7 +1,7 @@
 """How much of what varies in a token's score, or in a value, is who speaks? By class of token (two minutes on two cores).
 
 Over the held-out speeches, of the token that comes (theory 3.14): the rest is noise, shared and its own. --model gives a
-folder, trained or calibrated; without it, the default backbone as it is grafted.
+folder; without it, the default backbone as it is grafted.
 
     .venv/bin/python experiments/shares.py [--model DIR]
 """

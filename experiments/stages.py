@@ -1,6 +1,6 @@
 """What does training beyond stage 1 give, and what does mixing kinds of rows cost? (40 minutes on one core)
 
-    python experiments/stages.py --model DIR    # a calibrated graft of the default backbone
+    python experiments/stages.py --model DIR    # a graft of the default backbone
     python experiments/stages.py --words        # the documents' whole first stage on words (20 minutes)
 
 Boiling points as sentences, made-up questions whose context holds the answer, made-up statements whose value nothing tells,
@@ -9,7 +9,7 @@ the second stage's adapters and with the backbone's last layers beside it, by th
 seen, and the softmax's nats per word of a speech less the untouched backbone's.
 
 With `--words`, the stage `heads` on a speech, the matrix of the scores kept, an own one, or the backbone's: 32 updates of 4
-paragraphs, from a graft that is calibrated on half a speech. On another speech, against the untouched backbone.
+paragraphs. On another speech, against the untouched backbone.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.rows import check_row
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions, statements
-from causalqwen.data.texts import CALIBRATION_YEARS, HELD_OUT_YEARS, speech_paragraphs, speeches
-from causalqwen.training import TrainSettings, calibrate, score_tokens, stream_facts, train
+from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speech_paragraphs
+from causalqwen.training import TrainSettings, score_tokens, stream_facts, train
 from causalqwen.training.run import learn
 
 SIZES = {"train": 400, "validation": 100, "test": 150}
@@ -49,12 +49,11 @@ def tables() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 def of_words(rate: float) -> None:
     """The stage `heads` on words alone, by what becomes of W_cls."""
-    years = (CALIBRATION_YEARS[0], 16), (HELD_OUT_YEARS[0], 12)
+    years = (FITTED_YEARS[0], 16), (HELD_OUT_YEARS[0], 12)
     train_rows, test_rows = (
         [{"text": text[:300]} for text in speech_paragraphs(year, numbers=False)[:count]] for year, count in years
     )
     start = CausalQwenForCausalLM.from_backbone("smollm2-135m", dtype=torch.float32)
-    calibrate(start, speeches(CALIBRATION_YEARS[-1:])[:8000])
     untouched = None
     names = ("accuracy", "agreement", "softmax NLL", "OvR NLL", "sum", "L_cls")
     print(f"{'score_matrix':14}" + "".join(f"{name:>13}" for name in names), flush=True)
@@ -97,7 +96,7 @@ def main() -> None:
     if given.model is None:
         parser.error("give --model, or --words")
     rows = tables()
-    words = {"train": [{"text": text} for text in speech_paragraphs(CALIBRATION_YEARS[0], numbers=False)[:40]]}
+    words = {"train": [{"text": text} for text in speech_paragraphs(FITTED_YEARS[0], numbers=False)[:40]]}
     speech = [{"text": text} for text in speech_paragraphs(HELD_OUT_YEARS[0], numbers=False)[:20]]
     plans: dict[str, tuple[list[str], dict[str, Any]]] = {f"{name} alone": ([name], {}) for name in rows}
     plans |= {

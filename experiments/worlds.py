@@ -5,7 +5,7 @@ intervention, then texts that hold two numbers of one to nine digits, then some 
 of the prompt is edited, and what the individual would have said is compared with what was said: own noise kept (ours), Gumbel
 noise kept (Oberst and Sontag 2019), a generator replayed, and noise drawn anew, ours and the softmax's own.
 
-    .venv/bin/python experiments/worlds.py --model DIR      (a model that `causalqwen calibrate` has seen)
+    .venv/bin/python experiments/worlds.py --model DIR
 """
 
 import argparse

@@ -69,7 +69,7 @@ def _atoms(model: CausalQwenForCausalLM) -> None:
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], None]]] = {
     "digits": ("llama", {}, _nothing),
     "second": ("qwen2", {}, _nothing),
-    "value": ("qwen2", {"number_context": "value", "anchor_tokens": 30}, _nothing),
+    "value": ("qwen2", {"number_context": "value"}, _nothing),
     "both": ("qwen3", {"number_context": "both", "number_encoding": "fourier"}, _nothing),
     "multiplied": ("llama", {"number_context": "value", "number_embedding": "multiplied"}, _nothing),
     "features": ("llama", {"number_context": "value", "number_embedding": "features"}, _nothing),
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], No
     "minimal": ("llama", {"start": "minimal"}, _nothing),
     "ordinary": ("qwen3", {"start": "ordinary", "token_thresholds": 0.1}, _nothing),
     "architecture": ("mistral", {"start": "architecture", "max_scale": 3.0}, _nothing),
-    "solved": ("qwen2", {"threshold_shift": "solved", "deep_abduction": True, "abduction_hidden_size": 16}, _nothing),
+    "deep": ("qwen2", {"deep_abduction": True, "abduction_hidden_size": 16}, _nothing),
     "small": ("llama", {"causal_size": 12, "value_branch": False}, _nothing),
     "copying": ("llama", {"copy_numbers": True, "copy_size": 8, "value_loss": "crps", "value_branch_members": 2}, _nothing),
     "classes": ("qwen2", {"value_family": "gaussian"}, _two_axes),
@@ -99,8 +99,6 @@ def make(name: str) -> None:
     own = [(name, p) for name, p in model.named_parameters() if not name.startswith("backbone.")]
     for _, parameter in own:
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    if model.action.partition is not None:
-        model.action.partition.anchor_ids.copy_(torch.randperm(400, generator=generator)[: model.config.anchor_tokens])
     model.save_pretrained(PINS / name)
     for file in (PINS / name / shared for shared in SHARED):
         if file.exists():

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # PEFT asks it
 
 TEXTS = ["It costs 1,272.5 dollars and 7 cents.", "From -3 to 99.9, all 5 of them."]
-PARTS = ["abduction.loc_net", "abduction.scale_net", "action.value_head", "action.shift", "backbone.lm_head"]
+PARTS = ["abduction.loc_net", "abduction.scale_net", "action.value_head", "backbone.lm_head"]
 
 
 def outputs(model, *, grad: bool, skip_logits: bool = False):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from causalqwen import NumberPrediction
 from causalqwen.data import EncodedRows, encode_rows
-from causalqwen.data.texts import speech_paragraphs, speeches
+from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.heard import _told
 from causalqwen.evaluation.page import number_row
 from causalqwen.evaluation.predict import predict_file, predict_rows
@@ -20,7 +20,7 @@ from causalqwen.modeling import prediction as predicting
 from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well, told
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
-from causalqwen.training import TrainSettings, ValueStage, calibrate
+from causalqwen.training import TrainSettings, ValueStage
 from causalqwen.training.choice import hold_out, rows_together
 from causalqwen.training.run import learn
 from causalqwen.training.trainer import TrainedForCausalLM
@@ -39,14 +39,8 @@ def prompts(count, start=0, **fields):
     ]
 
 
-def calibrated_graft(tokenizer):
-    model = graft_tiny("llama", tokenizer)
-    calibrate(model, speeches((1985,))[:4000])
-    return model
-
-
-def learned(tokenizer, folder, rows, settings=FEW, calibrated=False, **graft):
-    model, said = calibrated_graft(tokenizer) if calibrated else graft_tiny("llama", tokenizer, **graft), []
+def learned(tokenizer, folder, rows, settings=FEW, **graft):
+    model, said = graft_tiny("llama", tokenizer, **graft), []
     metrics = learn(model, encode_rows(rows, model.processor), [], folder, settings, say=said.append)
     return model.eval(), metrics, said
 
@@ -55,8 +49,8 @@ def learned(tokenizer, folder, rows, settings=FEW, calibrated=False, **graft):
 
 
 def test_a_single_update_is_enough_to_announce_numbers_and_no_others(tiny_tokenizer, tmp_path):
-    model, _, _ = learned(tiny_tokenizer, tmp_path / "run", prompts(60), calibrated=True)
-    before = calibrated_graft(tiny_tokenizer).eval()
+    model, _, _ = learned(tiny_tokenizer, tmp_path / "run", prompts(60))
+    before = graft_tiny("llama", tiny_tokenizer).eval()
     text = model.processor("\n".join(speech_paragraphs(1962, numbers=False)[:3]), return_tensors="pt")
     asked = [row["prompt"] for row in prompts(20, 70)]
     sure = {}
@@ -69,9 +63,9 @@ def test_a_single_update_is_enough_to_announce_numbers_and_no_others(tiny_tokeni
 
 def test_the_row_of_a_number_is_the_minimum_and_later_updates_leave_it(tiny_tokenizer, tmp_path):
     rows = prompts(60)
-    model, _, _ = learned(tiny_tokenizer, tmp_path / "one", rows, calibrated=True)
+    model, _, _ = learned(tiny_tokenizer, tmp_path / "one", rows)
     longer = TrainSettings(values=ValueStage(epochs=9, batch_size=8), value_transform="affine")
-    other, _, _ = learned(tiny_tokenizer, tmp_path / "nine", rows, longer, calibrated=True)
+    other, _, _ = learned(tiny_tokenizer, tmp_path / "nine", rows, longer)
     assert torch.equal(model.action.num_row, other.action.num_row) and bool(model.action.num_row.any())
     assert torch.equal(model.action.num_bias, other.action.num_bias)
 
@@ -190,9 +184,9 @@ def test_scores_are_one_sentence():
         "held_coverage": 0.75,
         "announced": 0.25,
     }
-    text = in_words(metrics, calibrated=False)
-    assert "held 75% of 4 values; <NUM> is announced at 1 of them, too few" in text and "causalqwen calibrate" in text
-    assert "missing" not in in_words(metrics | {"announced": 1.0})
+    text = in_words(metrics)
+    assert "held 75% of 4 values; <NUM> is announced at 1 of them, too few" in text
+    assert "too few" not in in_words(metrics | {"announced": 1.0})
 
 
 def test_rows_with_values_are_scored_while_they_are_predicted(tiny_tokenizer, tmp_path):

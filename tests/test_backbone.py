@@ -14,11 +14,12 @@ from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
-from causalqwen.data.texts import speech_paragraphs, speeches
+from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation import compare_with_backbone
-from causalqwen.evaluation.quick import ASKED, CALIBRATED_ON, quick_demo
+from causalqwen.evaluation.language import score_language
+from causalqwen.evaluation.quick import ASKED, quick_demo
 from causalqwen.modeling.backbones import byte_level, default_backbone_path
-from causalqwen.training import TrainSettings, ValueStage, calibrate, train
+from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.run import learn
 
 pytestmark = pytest.mark.backbone
@@ -63,11 +64,16 @@ def test_two_thousand_tokens_of_text_are_untouched_before_and_after_stage_one(sm
         assert compared["agreement"] == 1.0
 
 
+def test_probabilities_sum_to_about_one_and_cost_no_likelihood(smollm2):
+    found = score_language(smollm2, "\n".join(speech_paragraphs(2016, numbers=False)[:10]))
+    assert 0.7 < found["sum_quantiles"][0] < found["sum_quantiles"][-1] < 1.3
+    assert found["sum_within"] > 0.85 and abs(found["nll_gap"]) < 0.003
+
+
 def test_sixty_rows_and_few_updates_are_enough_to_announce_a_number(smollm2, tmp_path):
     """Of used cars, 40 updates: numbers are expected behind prompts of their kind, and nowhere in other text."""
     model = copy.deepcopy(smollm2, {id(smollm2.backbone): smollm2.backbone})
     model.processor = smollm2.processor
-    calibrate(model, speeches((1985,))[:CALIBRATED_ON])
     makes = ("Fiat Panda", "Skoda Octavia", "Ford Focus", "BMW 320d", "Renault Clio", "Audi A4")
 
     def cars(start, count):

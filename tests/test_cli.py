@@ -57,7 +57,6 @@ def test_help_answers_without_heavy_imports():
     for arguments in (
         [],
         ["graft"],
-        ["calibrate"],
         ["train"],
         ["predict"],
         ["generate"],
@@ -93,14 +92,11 @@ def test_no_help_loses_a_word_to_markup():
 
 def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     out = tmp_path / "grafted"
-    result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--calibrate", "--json").stdout)
+    result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--json").stdout)
     assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
-    assert 0.5 < result["calibration"]["sum_median"] < 2
     assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
     assert "exists already" in run("graft", "--backbone", place / "backbone", "--output", out, code=1).stderr
     other = ("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents")
-    plain = json.loads(run("graft", *other[1:5][:2], "--output", tmp_path / "plain", "--no-calibrate", "--json").stdout)
-    assert plain["calibration"] is None
     assert "expected NAME=VALUE" in run(*other, "--set", "gate_alpha", code=1).stderr
     text = run(*other, "--set", "gate_alpha=0.5", "--set", "vocabulary_family=gaussian").stdout
     written = json.loads((tmp_path / "other" / "config.json").read_text())
@@ -116,22 +112,16 @@ def test_train_leaves_a_model_and_its_metrics(trained):
     assert json.loads((trained / "config.json").read_text())["fitted"]["values"]["value_transform"]["kind"] == "affine"
 
 
-def test_calibrate_in_place_or_beside_and_evaluate_the_language(place, tmp_path):
+def test_the_language_is_evaluated(place, tmp_path):
     (tmp_path / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
-    out = tmp_path / "calibrated"
-    made = run("calibrate", "--model", place / "model", "--text", tmp_path / "text.txt", "--output", out, "--json")
-    assert json.loads(made.stdout)["sum_within"] > 0.5
-    before = (out / "config.json").read_text()
-    run("calibrate", "--model", out, "--text", tmp_path / "text.txt", "--threshold", "solved")
-    assert '"threshold_shift": "solved"' in (out / "config.json").read_text() != before
-    assert not list(tmp_path.rglob("*.part*"))
+    model = place / "model"
     result = run(
-        "evaluate", "--model", out, "--language", tmp_path / "text.txt", "--output", tmp_path / "scores", "--texts", 2
+        "evaluate", "--model", model, "--language", tmp_path / "text.txt", "--output", tmp_path / "scores", "--texts", 2
     )
     metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())["language"]
     assert metrics["agreement"] == 1.0 and "100.00%" in result.stdout
     assert "<svg" in (tmp_path / "scores" / "report.html").read_text()
-    wrong = run("evaluate", "--model", out, "--output", tmp_path / "other", code=1)
+    wrong = run("evaluate", "--model", model, "--output", tmp_path / "other", code=1)
     assert "give --data or --language" in wrong.stderr
 
 

@@ -175,7 +175,6 @@ def test_no_command_writes_over_what_is_there_or_a_file_of_another_kind(trained,
         ("synthesize", "--output", rows),
         ("fit", rows, "--target", "value", "--output", tmp_path),
         ("graft", "--backbone", trained, "--output", tmp_path),
-        ("calibrate", *model, "--output", tmp_path),
         ("train", *model, "--train", rows, "--output", trained, "--resume"),
         ("evaluate", *model, "--data", rows, "--output", said),
     ):

@@ -22,7 +22,7 @@ from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.kernels import inclusion_probabilities, sample_negatives
 from causalqwen.modeling.loading import load_model
 from causalqwen.sklearn import NumberRegressor
-from causalqwen.training import BackboneStage, HeadStage, LoraStage, TrainSettings, ValueStage, calibrate, train
+from causalqwen.training import BackboneStage, HeadStage, LoraStage, TrainSettings, ValueStage, train
 from conftest import graft_tiny, make_backbone
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -145,12 +145,6 @@ def test_what_is_trained_there_answers_alike_here(tiny_tokenizer, tmp_path, stag
     assert evaluate(model, examples[28:], tmp_path / "work")["metrics"]["crps"] == pytest.approx(metrics["crps"])
     laws = [load_model(tmp_path / "made", device).predict_number("The old one is")[0] for device in ("cuda", "cpu")]
     assert laws[0].median == pytest.approx(laws[1].median, rel=1e-3)
-
-
-def test_calibration_there(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer).cuda()
-    found = calibrate(model, "We look back on what was done and forward to what is not, and we say so. " * 12)
-    assert 0.5 < found["sum_median"] < 2
 
 
 def test_a_table_is_fitted_there_and_asked_here(tiny_tokenizer, tmp_path):

@@ -16,7 +16,6 @@ import torch
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, pipeline
-from typer.testing import CliRunner
 
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import EncodedRows, RowError, encode_rows
@@ -24,7 +23,6 @@ from causalqwen.evaluation import predict_file, predict_rows
 from causalqwen.modeling import card
 from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.training import LoraStage, TrainSettings, ValueStage, train
-from causalqwen_cli.app import app
 from conftest import graft_tiny
 from test_generation import eager
 
@@ -227,20 +225,6 @@ def test_scores_that_the_hub_would_not_take_are_named_before_anything_is_written
     with pytest.raises(ValueError, match=r"hle\.yaml holds no scores as the hub takes them .*task_id"):
         CausalQwenForCausalLM.from_pretrained(tmp_path / "m").save_pretrained(tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_calibrating_in_place_keeps_what_lies_beside(trained, tmp_path):
-    _, folder = trained
-    CausalQwenForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "m")
-    (tmp_path / "m/.eval_results").mkdir()
-    (tmp_path / "m/.eval_results/hle.yaml").write_text("[]\n")
-    (tmp_path / "words.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
-    command = ["calibrate", "--model", str(tmp_path / "m"), "--text", str(tmp_path / "words.txt")]
-    assert "are those of the start" in (tmp_path / "m/README.md").read_text(encoding="utf-8")
-    assert CliRunner().invoke(app, command).exit_code == 0
-    text = (tmp_path / "m/README.md").read_text(encoding="utf-8")
-    assert "were fitted by `causalqwen calibrate`" in text and "40 rows with 40 numbers were learned" in text
-    assert (tmp_path / "m/.eval_results/hle.yaml").read_text() == "[]\n" and not list((tmp_path / "m").glob("*.part-*"))
 
 
 def test_stages_that_were_trained_are_told(tiny_tokenizer, tmp_path):

@@ -90,12 +90,16 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
                     taken.append((T * size[0]) ** law.alpha)
             left = law.add(*spread["token"]) if spread["token"] else torch.zeros_like(scale)
             loc_S, scale_S = action.score_loc(loc, head), action.score_scale_of(left, head)
-            excess = loc_S.float() - action.thresholds(z, z, head)
             is_common, races = model.config.score_scale == "common", plan.own == "token"
+            first_S, threshold = action.score_loc(first, head).float(), action.threshold
+            if is_common:
+                words = first_S[..., : action.rows].masked_fill(~action.rest_mask, -torch.inf) / max(T, 1e-6)
+                threshold = max(T, 1e-6) * (action.threshold + words.logsumexp(-1, keepdim=True))
+            excess = loc_S.float() - threshold
             if is_common and (races or (taken and plan.noise != "off")):
                 a, noise = law.alpha, action.noise.expand_as(scale)
                 whole = action.score_scale_of(scale if plan.noise == "off" else law.add(scale, noise), head)
-                below = (action.thresholds(z, z, head) - action.score_loc(first, head).float()).clamp(min=0)
+                below = (threshold - first_S).clamp(min=0)
                 of_rows = (sum(taken) + 0 * scale) @ (head.rows_of_all()[0].abs() ** a).T
                 power = T**a * whole**a + T ** (a - 1) * action.score_slope * below - of_rows
                 scale_S = power.clamp(min=1e-6**a) ** (1 / a)

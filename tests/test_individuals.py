@@ -304,7 +304,7 @@ def test_an_abducted_individual_survives_a_file(speaker, tmp_path):
 OBSERVED = Observation(" people of the land who had not been seen at all, and then more.", "They say that the")
 
 
-@pytest.mark.parametrize("settings", [{}, {"threshold_shift": "solved"}, {"score_slope": 0.0}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"token_thresholds": 0.2}, {"score_slope": 0.0}], ids=str)
 def test_the_world_that_was_gives_the_observed_text_back(tiny_tokenizer, family, settings):
     model = graft_tiny(family, tiny_tokenizer, **settings)
     model.generation_config.eos_token_id = None

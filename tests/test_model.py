@@ -436,9 +436,8 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
             {"number_embedding": "multiply"},
             "number_embedding: input should be 'added', 'multiplied' or 'features', got 'multiply'",
         ),
-        ({"threshold_shift": "solvd"}, "threshold_shift: input should be 'predicted' or 'solved', got 'solvd'"),
+        ({"score_scale": "comon"}, "score_scale: input should be 'common' or 'documents', got 'comon'"),
         ({"num_token_id": 3}, "num_token_id: the tokens that nothing uses are found"),
-        ({"threshold_shift": "solved", "initial_threshold": 1.0}, "needs threshold_shift='predicted'"),
         ({"domains": {"x": {"layers": "a"}}}, "a domain's layers is a whole number, got 'a'"),
         ({"domains": {"x": {"layers": -1}}}, "a domain's layers is a whole number, got -1"),
         ({"value_digits": 0}, "value_digits: input should be greater than or equal to 1, got 0"),
@@ -601,9 +600,7 @@ def test_what_follows_from_the_vocabulary_is_that_of_its_rows(block, tiny_tokeni
     words = model.vocabulary()
     torch.testing.assert_close(words.largest, weight[used].abs().amax(0))
     torch.testing.assert_close(words.norms[used], torch.linalg.vector_norm(weight[used], 2, dim=1))
-    torch.testing.assert_close(words.center, weight[used].mean(0))
-    torch.testing.assert_close(words.distances[: len(used)][used], (weight[used] - weight[used].mean(0)).norm(dim=1))
-    assert not words.norms[~used].any() and not words.distances[: len(used)][~used].any()
+    assert not words.norms[~used].any()
 
 
 def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):

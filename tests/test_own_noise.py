@@ -217,6 +217,56 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
         assert torch.equal(row, kept) and row.requires_grad
 
 
+# ---- the threshold ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("kind", "fields"), [("qwen2", {}), ("llama", {}), ("qwen2", {"token_thresholds": 0.5})])
+def test_the_threshold_is_a_constant_and_the_log_partition(tiny_tokenizer, kind, fields, temperature, dtype):
+    """T (C + log sum_k exp(loc_k / T)) in float64, nothing drawn, over the tokens that may come but `<NUM>`."""
+    model = uneven(graft_tiny(kind, tiny_tokenizer, **fields)).to(dtype)
+    model.action.threshold.data.fill_(-0.7)
+    z, action = law_of(model, -9), model.action
+    weight, plan = model.get_output_embeddings().weight, CausalDecoding.preset("persona", temperature=temperature)
+    with torch.no_grad():
+        model.action.num_bias += 30.0  # its score has no part in it
+        chain, ranked = chains(model, 9, plan)
+        loc = Chain(model, z).loc_U.double() @ weight.double().T
+        if action.token_thresholds is not None:
+            loc -= action.token_thresholds.double()
+        loc = loc.masked_fill(~action.rest_mask, -torch.inf)
+        wanted = temperature * (-0.7 + (loc / temperature).logsumexp(-1))
+        found = chain.threshold.flatten()
+        assert found.dtype == torch.float32 and ranked.ranked() is not None
+        near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0, "atol": 0.05}
+        torch.testing.assert_close(found.double(), wanted, **near)
+        torch.testing.assert_close(ranked.threshold.flatten(), found, **near)
+        if temperature == 1:
+            whole = Chain(model, z)
+            torch.testing.assert_close(whole.threshold.flatten(), found, **near)
+            assert whole.loc_S is not None
+            torch.testing.assert_close(Chain(model, z).threshold, whole.threshold, **near)
+
+
+def test_the_threshold_slopes_along_its_constant_alone(tiny_tokenizer):
+    model = uneven(graft_tiny("llama", tiny_tokenizer))
+    threshold = Chain(model, law_of(model, -5).requires_grad_()).threshold
+    parameters = dict(model.named_parameters())
+    slopes = torch.autograd.grad(threshold.sum(), list(parameters.values()), allow_unused=True)
+    assert {name: slope.item() for name, slope in zip(parameters, slopes, strict=True) if slope is not None} == {
+        "action.threshold": 5.0
+    }
+
+
+def test_the_documents_threshold_is_the_same_everywhere(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, start="documents")
+    model.action.threshold.data.fill_(3.0)
+    for temperature in (0.5, 1.0):
+        plan = CausalDecoding.preset("causal", temperature=temperature)
+        assert torch.equal(chains(model, 4, plan)[0].threshold, torch.full((4, 1, 1), 3.0))
+
+
 # ---- the decision is the softmax's -----------------------------------------------------------------------------------
 
 
@@ -267,7 +317,7 @@ def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, tempe
 
 
 def positions_of(size, rows, seed, spread, T=1.0):
-    """Scores as calibrated models have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2."""
+    """Scores as grafts have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2."""
     generator = torch.Generator().manual_seed(seed)
     loc = spread * torch.randn(rows, size, generator=generator)
     below = (T * ((loc / T).logsumexp(-1, keepdim=True) - 0.6) - loc).clamp(min=0)

@@ -11,21 +11,22 @@ import torch
 from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.core import Chain
 from causalqwen.parts import PARTS
+from causalqwen.parts.common_scale import CommonScale
 from conftest import graft_tiny
 from test_docs import ROOT
 
 
-class HighThreshold:
-    """As a newcomer would write it: the constant C alone, three higher."""
+class HighThreshold(CommonScale):
+    """As a newcomer would write it: the default, its threshold three higher."""
 
     def threshold(self, chain: Chain) -> torch.Tensor:
-        return chain.action.threshold + 3 + torch.zeros_like(chain.scale_U[..., :1])
+        return super().threshold(chain) + 3
 
 
 def test_a_new_variant_is_a_class_and_a_row(tiny_tokenizer, tmp_path, monkeypatch):
     """The recipe of CONTRIBUTING.md: nothing else is touched, and every road through the chain takes it."""
-    monkeypatch.setitem(PARTS["threshold_shift"], "high", HighThreshold())
-    model, plain = (graft_tiny("llama", tiny_tokenizer, **named) for named in ({"threshold_shift": "high"}, {}))
+    monkeypatch.setitem(PARTS["score_scale"], "high", HighThreshold())
+    model, plain = (graft_tiny("llama", tiny_tokenizer, **named) for named in ({"score_scale": "high"}, {}))
     inputs = model.processor("It is 5 and so on", return_tensors="pt")
     labels = inputs["input_ids"]
     ours, theirs = (one(**inputs, labels=labels, output_ovr=True) for one in (model, plain))

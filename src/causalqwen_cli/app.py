@@ -1,4 +1,4 @@
-"""`causalqwen`: graft, calibrate, train, fit, predict, generate, abduct, voices, counterfactual, population, survey,
+"""`causalqwen`: graft, train, fit, predict, generate, abduct, voices, counterfactual, population, survey,
 evaluate, benchmark, serve, explore, demo, doctor."""
 
 from causalqwen_cli import asking, making, scoring, serving, speaking, tables

@@ -27,7 +27,7 @@ from causalqwen.data.people import read_questions
 from causalqwen.decoding import Voices
 from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.loading import check_files, load_model
-from causalqwen.training import CalibrationSettings, FactStore, TrainSettings, calibrate
+from causalqwen.training import FactStore, TrainSettings
 from causalqwen.training.run import learn
 
 from . import Bounds, Tally, is_clear
@@ -266,8 +266,7 @@ class Kinds:
 
 
 def fit_everything(model: CausalQwenForCausalLM) -> None:
-    """Settings of every kind, as a model that was calibrated and trained has them."""
-    calibrate(model, TEXT, CalibrationSettings(anchors=20))
+    """Settings of every kind, as a model that was trained has them."""
     model.config.value_transform = {"kind": "quantile", "knots": [[-1.0, 0.0], [0.0, 1.0], [1.0, 5.0]]}
     model.config.value_range, model.config.interval_levels = [0.0, 5.0], [step / 100 for step in range(101)]
 

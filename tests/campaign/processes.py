@@ -76,8 +76,6 @@ COMMANDS = {
     "graft": Command("graft --backbone backbone --output out", _MODEL),
     "train": Command(_TRAIN, _MODEL, "--resume"),
     "train, two ranks": Command(_TRAIN, _MODEL, "--resume", ranks=2),
-    "calibrate": Command("calibrate --model model --text text.txt --output out", _MODEL),
-    "calibrate, in place": Command("calibrate --model out --text text.txt", _MODEL),
     "predict": Command(
         "predict --model model --input rows.jsonl --batch-size 8 --output out/rows.jsonl", _rows, "--resume"
     ),
@@ -276,8 +274,6 @@ def run(bounds: Bounds, names: tuple[str, ...] = tuple(COMMANDS)) -> Tally:
 
 def _stand(name: str, folder: Path) -> None:
     (folder / "tmp").mkdir()
-    if name == "calibrate, in place":
-        shutil.copytree(folder / "model", folder / "out")
 
 
 def _through(name: str, whole: Path, folder: Path) -> Known:

@@ -131,7 +131,7 @@ def _facts(metrics: dict[str, Any]) -> list[str]:
         f"the decision is the backbone's on {after['agreement']:.2%}.",
         f"<NUM> is announced with precision {metrics['num_precision']:.3f} and recall {metrics['num_recall']:.3f}.",
         f"All one-vs-rest probabilities of a position sum to {metrics['ovr_sum_median']:.2f} at the median of the held-out "
-        "sentences (a calibrated model's sum to 1 on ordinary text).",
+        "sentences.",
     ]
 
 

@@ -2,9 +2,9 @@
 
     loc_S = loc W^T + b,   scale_S = scale (one per position) or |W| scale,   L = -log P_y - sum_{k != y} log(1 - P_k)
 
-OvR has no normaliser, so a block of the vocabulary gives its part of the loss and of every gradient on its own: one pass
-over blocks computes both, its derivatives written out. `impl="reference"` is the slow obvious form that the others are
-tested against.
+Given its thresholds OvR has no normaliser, so a block of the vocabulary gives its part of the loss and of every gradient on
+its own: one pass over blocks computes both, its derivatives written out. `impl="reference"` is the slow obvious form that the
+others are tested against.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""A weighted sample of the wrong tokens: OvR has no normaliser, so a part of the sum stands for the whole of it.
+"""A weighted sample of the wrong tokens: given its thresholds OvR has no normaliser, so a part of the sum stands for all.
 
 Token k is taken with probability pi_k and counts 1/pi_k times (Horvitz and Thompson 1952): the loss and every gradient
 are those of the whole vocabulary in expectation. pi_k = min(1, c q_k), so the tokens that matter are taken always, and the

@@ -24,8 +24,8 @@ FORMAT = 3
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
 STARTS: dict[str, dict[str, Any]] = {
-    # Every decision is the backbone's. Noise, scale and threshold are read off the backbone when it is grafted:
-    # see `modeling.grafting.faithful_start`.
+    # Every decision is the backbone's. Noise and scale are read off its matrix when it is grafted, see
+    # `modeling.grafting.faithful_start`; the threshold follows from the scores (theory 3.5).
     # A short direction of numbers: at length 1 the word after a number loses 1.0 to 2.6 nats (experiments 1).
     # Gaussian scores cost no likelihood against a large vocabulary, Cauchy ones nats (experiments 3).
     # A number's digits stay in the context, where the backbone reads them as it always did (experiments 12, 13).

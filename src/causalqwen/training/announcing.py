@@ -6,6 +6,7 @@ from torch import Tensor
 
 from causalqwen.core import Chain
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.anchor import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
@@ -42,9 +43,9 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
 
         mean over the rows' positions of -log P + 10 times that over plain text of -log(1 - P_NUM) + λ sum_i (W_NUM,i sd_i)^2,
 
-    P = P_NUM where a number comes and 1 - P_NUM elsewhere, sd_i of z_i over plain text, λ = 1e-3. Over plain text the threshold
-    counts as 8 nats lower: other text lies nearer to the rows than this one does. It is a regression of one event on the
-    features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
+    P = P_NUM where a number comes and 1 - P_NUM elsewhere, sd_i of loc_U,i over plain text, λ = 1e-3. Over plain text the
+    threshold counts as 8 nats lower: other text lies nearer to the rows than this one does. It is a regression of one event on
+    the features z, by L-BFGS. Of many positions, 4,096 with a number and as many without stand for all.
     """
     row, bias = model.action.num_row, model.action.num_bias
     is_number = np.asarray(store.facts.targets) == model.config.num_token_id
@@ -63,6 +64,7 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     threshold[len(z) - len(parts[1]) :] -= _MARGIN  # other text is nearer to the rows than this text is
     words, comes = model.vocabulary(), torch.arange(len(z), device=z.device) < len(taken[0])
     with torch.no_grad():  # always from the same start: a run that is taken up comes to the same
+        spread = upcast(Chain(model, z[len(z) - len(parts[1]) :], words=words).loc_U).std(0)
         row.copy_(words.weight.float().mean(0)) if model.config.num_token_appended else row.zero_()
         bias.zero_()
     for one in (row, bias):
@@ -70,7 +72,6 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     was_training = model.training
     model.eval()
     weight = torch.from_numpy(np.concatenate(weights)).to(z)
-    spread = z[len(z) - len(parts[1]) :].float().std(0)
     optimizer = torch.optim.LBFGS([row, bias], max_iter=_STEPS, history_size=20, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:

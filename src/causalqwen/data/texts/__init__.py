@@ -5,7 +5,7 @@ from pathlib import Path
 
 from causalqwen.numbers import find_numbers
 
-CALIBRATION_YEARS, HELD_OUT_YEARS = (1962, 1985, 2002), (2012, 2016)
+FITTED_YEARS, HELD_OUT_YEARS = (1962, 1985, 2002), (2012, 2016)
 """Which addresses are fitted to, and which are only measured on."""
 
 
@@ -21,9 +21,9 @@ def speeches(years: tuple[int, ...]) -> str:
 
 
 def read_text(path: str | Path | None) -> str:
-    """A text file in UTF-8; None for the speeches to calibrate on. The error names what cannot be read."""
+    """A text file in UTF-8; None for the speeches that are fitted to. The error names what cannot be read."""
     if path is None:
-        return speeches(CALIBRATION_YEARS)
+        return speeches(FITTED_YEARS)
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
