@@ -29,7 +29,7 @@ _UNITS = (
 _HAN_UNITS = r"公里|千米|厘米|毫米|米|公斤|千克|毫克|克|吨|升|度|岁|秒|分钟|小时|天|年|人|个"
 LEAD = re.compile(rf"(负|零下|(?i:minus|negative)[ ]|[+–-])?\(?({BEFORE_SIGNED})?[+–-]?\(?")
 """What may stand in a number before its first digit: a sign, and money."""
-AFTER = re.compile(rf"[ ]?(%|‰|°[CF]?|℃|℉|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
+AFTER = re.compile(rf"[ ]?(?![\s\d,.;:|)\]-])(%|‰|°[CF]?|℃|℉|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
 """A unit behind a number; after a space, "in", "A" and "d" are words."""
 BEFORE = re.compile(rf"(百分之|{MONEY_BEFORE})[ ]?\Z", re.ASCII)
 """A unit before a number."""
@@ -88,6 +88,8 @@ _AND_HALF = (
 )
 _PLAIN = "A-Za-zÀ-ɏͰ-ԯ"
 _HAN = f"第几数零〇负十百千万亿电手传热{_HAN_DIGITS}"
+BEGIN = rf"{_LETTER}{_HAN}\d+.,:(–¼½¾⅐-⅞⁰¹²³⁴-⁹`#@-"
+"""Characters with which a row may begin."""
 _HEX = "[0-9A-Fa-f]"
 _IPV6 = (  # with a zone, a port, or a length
     rf"(?<![\w:.])(?=[0-9A-Fa-f:]{{0,39}}(?:::|[A-Fa-f]))(?:{_HEX}{{0,4}}:){{2,7}}(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HEX}{{1,4}})?"
@@ -104,14 +106,14 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     """
     point, marks = re.escape(rules.decimal), [re.escape(mark) for mark in rules.groups or ""]
     signed = (  # stands where no number or word ends just before it; a dash, where no bullet and no range can stand
-        rf"(?=[+–负零-])(?:(?:(?<![\w)\]}}.%°'\"’”])|{AFTER_MONEY})[+-]|(?<![\d胜平正背担肩])负|零下"
+        rf"(?=[+–负零-])(?:(?:(?<![\w)\]}}.%°'\"’”¼½¾⅐-⅞])|{AFTER_MONEY})[+-]|(?<![\d胜平正背担肩])负|零下"
         rf"|(?:(?<=\S )(?<![\d%)] )|(?<=[(\[=:<>≈~|$€£¥,;\t])"
         rf"|(?m:^)(?=–(?:{BEFORE_SIGNED})?\S+(?:{AFTER.pattern}|[ ](?i:{'|'.join(MAGNITUDES)})s?)?(?m:$)))–)"
     )
     money = rf"(?-i:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""  # in capitals, among English words too
-    sign = rf"(?:{signed}{money})?"
+    sign = rf"(?:{signed}{money}|)"
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
-    grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
+    grouped = rf"[1-9]\d{{0,2}}(?=[{rules.groups}])(?:{groups})(?!\d)" if marks else r"(?!)"
     ungrouped = rf"{sign}(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
     digits = rf"(?>(?:{grouped}|\d+)(?:{point}(?:\d+|(?=[eE][+–-]\d)))?)"  # 1.e-05, as NumPy writes it
     in_spaces = rf"[1-9]\d{{0,2}}(?:[ ]\d{{3}}){{1,5}}(?!\d)(?:{point}\d+)?"
@@ -133,7 +135,8 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     fraction = f"{sign}{mixed}"
     ends = rf"(?:{OF_MONEY}|\W|\Z)"
     amount = rf"(?:(?:{AFTER_MONEY})[+–-]?|{signed}(?:{BEFORE_SIGNED}))"
-    to = r"(?:[–—~至到-]|[ ][–—-][ ]|\.\.|(?<!\b19\d\d)(?<!\b20\d\d)[ ](?:to|and|or)[ ])"
+    to = r"(?:[–—~至到-]|[ ][–—-][ ]|\.\.)"
+    to_word = rf"(?:{to}|(?<!\b19\d\d)(?<!\b20\d\d)[ ](?:to|and|or)[ ])"
     myriads = rf"[ ]?(?!十){_U}+(?:零?{digits}{_U}+)*{_REST}"
     sized = rf"{digits}(?:[ -](?i:{magnitude})|{OF_MONEY})"
     cell, end_of_cell = r"(?:(?<![^\n\t|;$€£¥])|(?<=[|;] ))", r"(?=[ ]?(?:[\n\t|;]|\Z))"
@@ -222,6 +225,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", rf"{amount}{mixed}{OF_MONEY}"),  # £2½m
         ("fraction", fraction),
     ]
+    fractions, of_digits[-3:] = of_digits[-3:], []
     joined = [
         ("time", rf"{sign}\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
         ("", rf"{sign}\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
@@ -253,9 +257,9 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("time", rf"{sign}\d{{1,2}}(?:\.\d\d)?[ ]?[AaPp]\.?[Mm]\b"),  # 12.30 pm
         (  # 2-3 million, 10~20万, €10–20K, €10K–20K, 10K-20K USD: what one end says counts for both
             "",
-            rf"{sign}{digits}{to}{money}{digits}(?:(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}))(?!\w)|{myriads})"
-            rf"|{amount}{digits}(?:{to}{money}|{OF_MONEY}{to}){digits}{OF_MONEY}"
-            rf"|{digits}[KkMmBbTt]?{to}{digits}[ ]?{IN_MONEY}",
+            rf"{sign}{digits}{to_word}{money}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}))(?!\w)"
+            rf"|{sign}{digits}{to}{digits}{myriads}|{amount}{digits}(?:{to_word}{money}|{OF_MONEY}{to_word}){digits}{OF_MONEY}"
+            rf"|{digits}[KkMmBbTt]?{to_word}{digits}[ ]?{IN_MONEY}",
         ),
         ("scientific", rf"{sign}(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
         ("", rf"{sign}{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
@@ -300,12 +304,19 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("code", r"```[\s\S]*?```|`[^`\n]+`"),
         ("", r"[#@]\w+"),  # #123
     ]
-    digit = r"[\d+.,:(–负零¼½¾⅐-⅞⁰¹²³⁴-⁹-]"
+    digit = rf"[\d+:(–负零¼½¾⅐-⅞⁰¹²³⁴-⁹{point}-]"
+    # Most of a file of numbers: decimals between spaces or commas that nothing else can be.
+    plain = (
+        rf"(?<![^\s,;|\[])-?(?:0|[1-9]\d{{0,8}}){point}\d+"
+        rf"(?=[ ]-?\d+{point}\d|,[ ]?(?:-?\d+{point}\d|[\"\[{{])|[\n\r\t;|\]}}]|\Z)"
+    )
     return [
+        (r"[\d-]", [("number", plain)]),
         (f"[{_LETTER}]", of_letters),
         ("[`#@]", others),
         (f"[{_HAN}]", of_han),
         (digit, of_digits),
+        (rf"{sign}(?>\d*)(?>[ \u00a0\u202f-]?\d*)[/¼½¾⅐-⅞⁰¹²³⁴-⁹]", fractions),
         (rf"{sign}\d*[.,:：/-]\d", joined),
         (r"[\d+(]", phones),
         (rf"{sign}{digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|[–—~至到-]|\.\.|[ ][–—-][ ])", followed),

@@ -19,8 +19,8 @@ MAGNITUDES = ["trillion", "billion", "crore", "million", "lakh", "lac", "thousan
 SHORT = "bn|bln|mn|mln|trn|[Mm]io|[Mm]rd|mld"
 """Magnitudes that need no money beside them."""
 UNREAD = (
-    r"(?i:grand|mil(?:l|le|a|hões|ioni|iardi|lones)?|[a-z]*illi(?:on|ard)(?:en|s)?|(?:ten|hundred|thousand|[mbt]r?illion)ths?"
-    r"|tausend|tsd|mia|tys)|тыс|млн|млрд|[만억천조]"
+    r"(?:(?i:grand|mil(?:l|le|a|hões|ioni|iardi|lones)?|[a-z]*illi(?:on|ard)(?:en|s)?|(?:ten|hundred|thousand|[mbt]r?illion)ths?"
+    r"|tausend|tsd|mia|tys)|тыс|млн|млрд|[만억천조])"
 )
 """Magnitudes of other languages, and those that are something else as well: a mil, a grand piano."""
 _ENGLISH = (
