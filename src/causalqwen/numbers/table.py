@@ -221,7 +221,10 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("date", r"\b(?:19|20)\d\d-0[1-9](?![\w-])"),
         ("words", rf"[\d.]{{1,20}}{_MANY}"),  # 30多万
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
-        ("", rf"{fraction}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})"),
+        (
+            "",
+            rf"{fraction}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})",
+        ),
         ("", rf"{amount}{mixed}{OF_MONEY}"),  # £2½m
         ("fraction", fraction),
     ]
@@ -319,6 +322,9 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         (rf"{sign}(?>\d*)(?>[ \u00a0\u202f-]?\d*)[/¼½¾⅐-⅞⁰¹²³⁴-⁹]", fractions),
         (rf"{sign}\d*[.,:：/-]\d", joined),
         (r"[\d+(]", phones),
-        (rf"{sign}{digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|[–—~至到-]|\.\.|[ ][–—-][ ])", followed),
+        (
+            rf"{sign}{digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|[–—~至到-]|\.\.|[ ][–—-][ ])",
+            followed,
+        ),
         (digit, numbers),
     ]
