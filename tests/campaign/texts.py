@@ -246,24 +246,23 @@ def run(bounds: Bounds, by_name: dict[str, CausalQwenProcessor]) -> Tally:
             tally.find("known values", text)
         batch = drawn(chance, BATCH, long=number % _EVERY == 49)
         started = time.process_time()
-        if not _all_come_back(by_name[name], batch, tally, name):
-            for text in batch:
-                _comes_back(by_name[name], text, tally, name, number)
+        for text in _not_come_back(by_name[name], batch, tally, name):
+            _comes_back(by_name[name], text, tally, name, number)
         if (seconds := time.process_time() - started) > _SLOW:
             tally.find(name, f"draw {number}: {sum(map(len, batch)):,} characters took {seconds:.0f} s")
     return tally
 
 
-def _all_come_back(processor: CausalQwenProcessor, texts: list[str], tally: Tally, name: str) -> bool:
+def _not_come_back(processor: CausalQwenProcessor, texts: list[str], tally: Tally, name: str) -> list[str]:
+    """The texts that have to be asked about one by one; all of them where something was raised."""
     try:
         encoded = processor(texts)
         back = processor.batch_decode(encoded)
-        whole = back == texts and all(_told_alike(processor, encoded, row) for row in range(len(texts)))
+        wrong = [text for row, text in enumerate(texts) if back[row] != text or not _told_alike(processor, encoded, row)]
     except Exception:  # which text it was is asked next
-        return False
-    if whole:
-        tally.tried[name] += len(texts)
-    return whole
+        return texts
+    tally.tried[name] += len(texts) - len(wrong)
+    return wrong
 
 
 def _told_alike(processor: CausalQwenProcessor, encoded, row: int) -> bool:

@@ -29,7 +29,8 @@ _HAN = r"[美欧日港韩加澳台]元|人民币|英镑|卢布|[元円원]"
 
 MONEY = rf"{SIGNS}|\b(?:{CODES}|{OTHER_CODES})\b|{_HAN}"
 MONEY_BEHIND = rf"{MONEY}|{_BEHIND}"
-IN_MONEY = rf"[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})|[ ](?:[A-Z]\w+[ ])?(?:dollar|euro|pound|franc|rupee|peso|buck|yuan|yen|won|rand)s?\b)"
+_WORDS = "(?:dollar|euro|pound|franc|rupee|peso|buck|yuan|yen|won|rand)s?"
+IN_MONEY = rf"[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})|[ ](?:[A-Z]\w+[ ])?{_WORDS}\b)"
 """A magnitude that money behind it tells: 85K USD, 85K dollars."""
 MONEY_BEFORE = rf"{MONEY}|\b(?:{ABBREVIATIONS}|R)"
 

@@ -152,8 +152,8 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", rf"(?i:(?<![\w-])(?:{_TEN}[- ](?:{'|'.join(ORDINALS)})\b|(?>{_SMALL})(?:[ ](?>{_SMALL}))+))"),  # 6:30
         (  # point five, one point twenty five
             "",
-            rf"(?i:(?<![\w-])(?:(?>{_HUNDREDS}|zero)[ ]point(?:[ ](?:zero|oh|{_UNIT})\b){{0,20}}(?=[ ](?:{'|'.join(TEENS + TENS)})\b)"
-            rf"|point)(?:[ -](?:zero\b|oh\b|(?>{_SMALL})))+)",
+            rf"(?i:(?<![\w-])(?:(?>{_HUNDREDS}|zero)[ ]point(?:[ ](?:zero|oh|{_UNIT})\b){{0,20}}"
+            rf"(?=[ ](?:{'|'.join(TEENS + TENS)})\b)|point)(?:[ -](?:zero\b|oh\b|(?>{_SMALL})))+)",
         ),
         (
             "english",
@@ -323,7 +323,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         (rf"{sign}\d*[.,:：/-]\d", joined),
         (r"[\d+(]", phones),
         (
-            rf"{sign}{digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|[–—~至到-]|\.\.|[ ][–—-][ ])",
+            rf"{sign}{digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|{to})",
             followed,
         ),
         (digit, numbers),
