@@ -108,7 +108,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     signed = (  # stands where no number or word ends just before it; a dash, where no bullet and no range can stand
         rf"(?=[+–负零-])(?:(?:(?<![\w)\]}}.%°'\"’”¼½¾⅐-⅞])|{AFTER_MONEY})[+-]|(?<![\d胜平正背担肩])负|零下"
         rf"|(?:(?<=\S )(?<![\d%)] )|(?<=[(\[=:<>≈~|$€£¥,;\t])"
-        rf"|(?m:^)(?=–(?:{BEFORE_SIGNED})?\S+(?:{AFTER.pattern}|[ ](?i:{'|'.join(MAGNITUDES)})s?)?(?m:$)))–)"
+        rf"|(?m:^)(?=–(?:[^\s\d]{{1,4}}[ ])?\S+(?:{AFTER.pattern}|[ ](?i:{'|'.join(MAGNITUDES)})s?)?(?m:$)))–)"
     )
     money = rf"(?-i:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""  # in capitals, among English words too
     sign = rf"(?:{signed}{money}|)"
