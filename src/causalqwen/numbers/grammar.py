@@ -66,7 +66,7 @@ class _Scanner:
                     pattern = f"(?P<form{len(self.forms) - 1}>{pattern})"
                 if name in kept:
                     patterns.append(pattern)
-            groups.append(f"(?={begin})(?:{'|'.join(patterns)})")
+            groups.append(f"{begin}(?:{'|'.join(patterns)})")
         self.scan = re.compile(rf"(?=[{BEGIN}])(?:{'|'.join(groups)})", re.ASCII).finditer
         hints = "".join(signs for kind, signs in _HINTS.items() if kind in self.kinds)
         self.may_hold = re.compile("" if "english" in self.kinds else f"[0-9０-９{hints}]").search

@@ -42,7 +42,7 @@ BEFORE_SIGNED = (
 
 AFTER_MONEY = "|".join(
     f"(?<={before}{gap})"
-    for gap in ("", " ")
+    for gap in ("", " ", "[+–-]", " [+–-]")
     for before in (SIGNS, rf"(?:{CODES}|{OTHER_CODES})", r"\bR", *(one.replace(".", r"\.") for one in _BEFORE))
 )
 """Where an amount begins behind what marks it as money."""

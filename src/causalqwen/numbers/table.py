@@ -114,7 +114,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     sign = rf"(?:{signed}{money}|)"
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
     grouped = rf"[1-9]\d{{0,2}}(?=[{rules.groups}])(?:{groups})(?!\d)" if marks else r"(?!)"
-    ungrouped = rf"{sign}(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
+    ungrouped = rf"(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
     digits = rf"(?>(?:{grouped}|\d+)(?:{point}(?:\d+|(?=[eE][+–-]\d)))?)"  # 1.e-05, as NumPy writes it
     in_spaces = rf"[1-9]\d{{0,2}}(?:[ ]\d{{3}}){{1,5}}(?!\d)(?:{point}\d+)?"
     apart = rf"{in_spaces}|{grouped}(?:{point}\d+)?"
@@ -132,9 +132,8 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         r"(?:(?<![\d/.,])(?:\d+(?:[ \u00a0\u202f]|-(?=[1-9]/)))?\d+/[1-9]\d*(?![\d/]|\.\d)"
         "|(?:\\d+[ \u00a0\u202f-]?)?(?:[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]+/[₀-₉]+))"
     )
-    fraction = f"{sign}{mixed}"
     ends = rf"(?:{OF_MONEY}|\W|\Z)"
-    amount = rf"(?:(?:{AFTER_MONEY})[+–-]?|{signed}(?:{BEFORE_SIGNED}))"
+    amount = f"(?:{AFTER_MONEY})"
     to = r"(?:[–—~至到-]|[ ][–—-][ ]|\.\.)"
     to_word = rf"(?:{to}|(?<!\b19\d\d)(?<!\b20\d\d)[ ](?:to|and|or)[ ])"
     myriads = rf"[ ]?(?!十){_U}+(?:零?{digits}{_U}+)*{_REST}"
@@ -223,18 +222,18 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
         (
             "",
-            rf"{fraction}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})",
+            rf"{mixed}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})",
         ),
         ("", rf"{amount}{mixed}{OF_MONEY}"),  # £2½m
-        ("fraction", fraction),
+        ("fraction", mixed),
     ]
     fractions, of_digits[-3:] = of_digits[-3:], []
     joined = [
-        ("time", rf"{sign}\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
-        ("", rf"{sign}\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
-        ("", rf"{sign}(?<![\d.,])(?:{foreign})"),
-        ("version", rf"{sign}{no_version}\d+(?:\.\d+){{2,}}(?!,\d)[\w-]*"),  # 1.2.3-rc1
-        ("", rf"{sign}\d+(?:-\d+){{2,}}"),  # 64-17-5, 1-800-555-0199
+        ("time", rf"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
+        ("", rf"\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
+        ("", rf"(?<![\d.,])(?:{foreign})"),
+        ("version", rf"{no_version}\d+(?:\.\d+){{2,}}(?!,\d)[\w-]*"),  # 1.2.3-rc1
+        ("", rf"\d+(?:-\d+){{2,}}"),  # 64-17-5, 1-800-555-0199
     ]
     phones = [
         # +86 138-0013-8000, but no amount: +10000000, +3.14159265, +1.5 -2.0
@@ -257,37 +256,37 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)"),  # (1r,2s) and (2+) in names of compounds
     ]
     followed = [
-        ("time", rf"{sign}\d{{1,2}}(?:\.\d\d)?[ ]?[AaPp]\.?[Mm]\b"),  # 12.30 pm
+        ("time", rf"\d{{1,2}}(?:\.\d\d)?[ ]?[AaPp]\.?[Mm]\b"),  # 12.30 pm
         (  # 2-3 million, 10~20万, €10–20K, €10K–20K, 10K-20K USD: what one end says counts for both
             "",
-            rf"{sign}{digits}{to_word}{money}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}))(?!\w)"
-            rf"|{sign}{digits}{to}{digits}{myriads}|{amount}{digits}(?:{to_word}{money}|{OF_MONEY}{to_word}){digits}{OF_MONEY}"
+            rf"{digits}{to_word}{money}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}))(?!\w)"
+            rf"|{digits}{to}{digits}{myriads}|{amount}{digits}(?:{to_word}{money}|{OF_MONEY}{to_word}){digits}{OF_MONEY}"
             rf"|{digits}[KkMmBbTt]?{to_word}{digits}[ ]?{IN_MONEY}",
         ),
-        ("scientific", rf"{sign}(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
-        ("", rf"{sign}{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
-        ("english", rf"{sign}{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
+        ("scientific", rf"(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
+        ("", rf"{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
+        ("english", rf"{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
         (
             "",
-            rf"{sign}{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)",
+            rf"{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)",
         ),  # 2 hundred thousand, 1.5 lakh crore
         (
             "scaled",
-            rf"{sign}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}",
+            rf"{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}",
         ),
-        ("", rf"{sign}{digits}[ -]?{UNREAD}(?!\w)|{amount}{digits}[ ][KkMmBbTtL](?!\w|-[A-Za-z])"),  # $5 m long
+        ("", rf"{digits}[ -]?{UNREAD}(?!\w)|{amount}{digits}[ ][KkMmBbTtL](?!\w|-[A-Za-z])"),  # $5 m long
         ("", rf"{digits}{_AND_HALF}"),
-        ("chinese", rf"{sign}{digits}{myriads}"),  # 3.5万, 2亿, 3万5千, 1万5000
+        ("chinese", rf"{digits}{myriads}"),  # 3.5万, 2亿, 3万5千, 1万5000
     ]
     numbers = [
         ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
         # 3D, 1st, 4x4
-        ("", rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
+        ("", rf"0x[0-9A-Fa-f]+|\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
         ("", ungrouped),
-        ("", rf"{sign}(?={odd_price})(?:{AFTER_MONEY}|(?={odd_price}[ ]?(?:{MONEY_BEHIND}))){odd_price}"),
+        ("", rf"(?={odd_price})(?:{AFTER_MONEY}|(?={odd_price}[ ]?(?:{MONEY_BEHIND}))){odd_price}"),
         (
             "number",  # 10 000, and 1 500 beside money
-            rf"{sign}(?<![\d.,])(?=[1-9]\d{{0,2}}[ ]\d{{3}})(?:(?=\d+(?:[ ]\d{{3}}){{0,4}}[ ]0\d\d(?!\d))|{AFTER_MONEY}"
+            rf"(?<![\d.,])(?=[1-9]\d{{0,2}}[ ]\d{{3}})(?:(?=\d+(?:[ ]\d{{3}}){{0,4}}[ ]0\d\d(?!\d))|{AFTER_MONEY}"
             rf"|(?<=\d[ ]\d{{3}}[–-])|(?={in_spaces}(?:[–-]{in_spaces}|[ ]?(?:{MONEY_BEHIND})))){in_spaces}",
         ),
         (
@@ -299,9 +298,9 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
             "scaled",
             rf"(?=\()(?:{cell}\((?:{BEFORE_SIGNED}){sized}\){end_of_cell}|(?:{AFTER_MONEY})\({sized}\))",
         ),
-        ("", rf"{sign}(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
-        ("lakh", rf"{sign}[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
-        ("number", rf"{sign}(?:{digits}|(?={point}\d)(?:(?<![\w)\]}}.,])|{AFTER_MONEY}){point}\d+)(?:[eE][+–-]?\d+)?"),
+        ("", rf"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
+        ("lakh", rf"[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
+        ("number", rf"(?:{digits}|(?={point}\d)(?:(?<![\w)\]}}.,])|{AFTER_MONEY}){point}\d+)(?:[eE][+–-]?\d+)?"),
     ]
     others = [
         ("code", r"```[\s\S]*?```|`[^`\n]+`"),
@@ -314,17 +313,17 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         rf"(?=[ ]-?\d+{point}\d|,[ ]?(?:-?\d+{point}\d|[\"\[{{])|[\n\r\t;|\]}}]|\Z)"
     )
     return [
-        (r"[\d-]", [("number", plain)]),
-        (f"[{_LETTER}]", of_letters),
-        ("[`#@]", others),
-        (f"[{_HAN}]", of_han),
-        (digit, of_digits),
-        (rf"{sign}(?>\d*)(?>[ \u00a0\u202f-]?\d*)[/¼½¾⅐-⅞⁰¹²³⁴-⁹]", fractions),
-        (rf"{sign}\d*[.,:：/-]\d", joined),
-        (r"[\d+(]", phones),
+        (r"(?=[\d-])", [("number", plain)]),
+        (f"(?=[{_LETTER}])", of_letters),
+        ("(?=[`#@])", others),
+        (f"(?=[{_HAN}])", of_han),
+        (f"(?={digit})", of_digits),
+        (rf"{sign}(?=(?>\d*)(?>[ \u00a0\u202f-]?\d*)[/¼½¾⅐-⅞⁰¹²³⁴-⁹])", fractions),
+        (rf"{sign}(?=\d*[.,:：/-]\d)", joined),
+        (r"(?=[\d+(])", phones),
         (
-            rf"{sign}{digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|{to})",
+            rf"{sign}(?={digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|{to}))",
             followed,
         ),
-        (digit, numbers),
+        (rf"(?={digit}){sign}", numbers),
     ]
