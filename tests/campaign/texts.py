@@ -126,7 +126,8 @@ _FORMS = (
     "|ISBN δδδ δ δδ δδδδδδ δ|δδδδ δδδδ δδδδ δδδδ|DEδδ δδδδ δδδδ δδδδ|κ°δδ′δδ″|κ'δ\"|νE–δ|ν × 10 ^ δ|ν \\times 10^{δ}"
     "|ν×10-δδ|$x^δ$|$ν$|$$ν$$|1δδδs|‑ν|–ν|κ –κ|κ–κ|κ.δδδ,δδ|κ,δδδ.δδ|No.κ,δδδ|κ δδδ δδδ|2024-0δ|minus five"
     "|two point seven|forty five hundred thirty|half a million|two and a half million|twenty fifth|three quarters"
-    "|nineteen eighty-four|ten minus five"
+    "|nineteen eighty-four|ten minus five|€κ–κK|κ-κ million|($νm)|κ Mrd|ν mil|κ-½|κ½ million|€κ δδδ,δδ|Rδδδδ|κ pm|κ.e-0δ"
+    "|–$ν|κ,–κ|98δδδ δδδδδ|point five|one point twenty|κ grand|(κ.δδ)|νK dollars"
 )
 
 
@@ -258,7 +259,9 @@ def _not_come_back(processor: CausalQwenProcessor, texts: list[str], tally: Tall
     try:
         encoded = processor(texts)
         back = processor.batch_decode(encoded)
-        wrong = [text for row, text in enumerate(texts) if back[row] != text or not _told_alike(processor, encoded, row)]
+        wrong = [
+            text for row, text in enumerate(texts) if back[row] != text or not _told_alike(processor, encoded, row)
+        ]
     except Exception:  # which text it was is asked next
         return texts
     tally.tried[name] += len(texts) - len(wrong)

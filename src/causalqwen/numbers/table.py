@@ -135,6 +135,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     ends = rf"(?:{OF_MONEY}|\W|\Z)"
     amount = f"(?:{AFTER_MONEY})"
     to = r"(?:[–—~至到-]|[ ][–—-][ ]|\.\.)"
+    letters = r"[ ]?(?:[KkMmBbTtL]|MM|mm|tn|[Cc]r)(?!\w|-[A-Za-z])"  # that need money beside them
     to_word = rf"(?:{to}|(?<!\b19\d\d)(?<!\b20\d\d)[ ](?:to|and|or)[ ])"
     myriads = rf"[ ]?(?!十){_U}+(?:零?{digits}{_U}+)*{_REST}"
     sized = rf"{digits}(?:[ -](?i:{magnitude})|{OF_MONEY})"
@@ -229,11 +230,11 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     fractions, of_digits[-3:] = of_digits[-3:], []
     joined = [
-        ("time", rf"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
-        ("", rf"\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
+        ("time", r"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
+        ("", r"\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
         ("", rf"(?<![\d.,])(?:{foreign})"),
         ("version", rf"{no_version}\d+(?:\.\d+){{2,}}(?!,\d)[\w-]*"),  # 1.2.3-rc1
-        ("", rf"\d+(?:-\d+){{2,}}"),  # 64-17-5, 1-800-555-0199
+        ("", r"\d+(?:-\d+){2,}"),  # 64-17-5, 1-800-555-0199
     ]
     phones = [
         # +86 138-0013-8000, but no amount: +10000000, +3.14159265, +1.5 -2.0
@@ -256,12 +257,13 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)"),  # (1r,2s) and (2+) in names of compounds
     ]
     followed = [
-        ("time", rf"\d{{1,2}}(?:\.\d\d)?[ ]?[AaPp]\.?[Mm]\b"),  # 12.30 pm
+        ("time", rf"(?:\d{{1,2}}(?:\.\d\d)?{to_word})?\d{{1,2}}(?:\.\d\d)?[ ]?[AaPp]\.?[Mm]\b"),  # 12.30 pm, 3-5 pm
         (  # 2-3 million, 10~20万, €10–20K, €10K–20K, 10K-20K USD: what one end says counts for both
             "",
             rf"{digits}{to_word}{money}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}))(?!\w)"
-            rf"|{digits}{to}{digits}{myriads}|{amount}{digits}(?:{to_word}{money}|{OF_MONEY}{to_word}){digits}{OF_MONEY}"
-            rf"|{digits}[KkMmBbTt]?{to_word}{digits}[ ]?{IN_MONEY}",
+            rf"|{digits}{to}{digits}{myriads}|{amount}{digits}{to_word}{money}{digits}(?:{letters}|{OF_MONEY})"
+            rf"|{amount}{digits}{letters}(?:(?:{to_word}|[,/][ ]?(?:(?:and|or)[ ])?){digits}{letters})+"
+            rf"|{digits}(?:[ ]?[KkMmBbTt])?{to_word}{digits}[ ]?{IN_MONEY}",
         ),
         ("scientific", rf"(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
         ("", rf"{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
@@ -274,7 +276,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
             "scaled",
             rf"{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}",
         ),
-        ("", rf"{digits}[ -]?{UNREAD}(?!\w)|{amount}{digits}[ ][KkMmBbTtL](?!\w|-[A-Za-z])"),  # $5 m long
+        ("", rf"{digits}[ -]?{UNREAD}(?!\w)|{amount}{digits}{letters}"),  # $5 m long
         ("", rf"{digits}{_AND_HALF}"),
         ("chinese", rf"{digits}{myriads}"),  # 3.5万, 2亿, 3万5千, 1万5000
     ]
@@ -298,7 +300,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
             "scaled",
             rf"(?=\()(?:{cell}\((?:{BEFORE_SIGNED}){sized}\){end_of_cell}|(?:{AFTER_MONEY})\({sized}\))",
         ),
-        ("", rf"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
+        ("", r"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
         ("lakh", rf"[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
         ("number", rf"(?:{digits}|(?={point}\d)(?:(?<![\w)\]}}.,])|{AFTER_MONEY}){point}\d+)(?:[eE][+–-]?\d+)?"),
     ]
