@@ -98,8 +98,9 @@ _IPV6 = (  # with a zone, a port, or a length
 
 
 def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Groups (how its rows begin, rows), and rows (name, pattern): the name is of `PROTECTED`, of `KINDS`, "words" (guards of
-    Chinese numerals), or "" for always. The first row that matches counts; how they begin only spares trying them all.
+    """Groups (how its rows begin, with their sign; rows), and rows (name, pattern): the name is of `PROTECTED`, of `KINDS`,
+    "words" (guards of Chinese numerals), or "" for always. The first row that matches counts; how they begin only spares
+    trying them all.
 
     Only the rows of `KINDS` that are on are numbers; what the others match stays text, whole. Every row takes linear time on
     any text: repetition is bounded, or unambiguous.
@@ -221,6 +222,8 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("date", r"\b(?:19|20)\d\d-0[1-9](?![\w-])"),
         ("words", rf"[\d.]{{1,20}}{_MANY}"),  # 30多万
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
+    ]
+    fractions = [
         (
             "",
             rf"{mixed}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})",
@@ -228,7 +231,6 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", rf"{amount}{mixed}{OF_MONEY}"),  # £2½m
         ("fraction", mixed),
     ]
-    fractions, of_digits[-3:] = of_digits[-3:], []
     joined = [
         ("time", r"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
         ("", r"\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
@@ -268,10 +270,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("scientific", rf"(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
         ("", rf"{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
         ("english", rf"{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
-        (
-            "",
-            rf"{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)",
-        ),  # 2 hundred thousand, 1.5 lakh crore
+        ("", rf"{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)"),  # 2 hundred thousand, 1.5 lakh crore
         (
             "scaled",
             rf"{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}",
@@ -285,7 +284,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         # 3D, 1st, 4x4
         ("", rf"0x[0-9A-Fa-f]+|\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
         ("", ungrouped),
-        ("", rf"(?={odd_price})(?:{AFTER_MONEY}|(?={odd_price}[ ]?(?:{MONEY_BEHIND}))){odd_price}"),
+        ("", rf"(?={odd_price})(?:{amount}|(?={odd_price}[ ]?(?:{MONEY_BEHIND}))){odd_price}"),
         (
             "number",  # 10 000, and 1 500 beside money
             rf"(?<![\d.,])(?=[1-9]\d{{0,2}}[ ]\d{{3}})(?:(?=\d+(?:[ ]\d{{3}}){{0,4}}[ ]0\d\d(?!\d))|{AFTER_MONEY}"
@@ -294,11 +293,11 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         (
             "number",  # (1,234), ($45.10) and 45.10- alone in a line or cell are negative, and $(45.10); (0.12) is not
             rf"{cell}(?:\((?:(?:{BEFORE_SIGNED}){digits}|{apart})\)|{priced}-){end_of_cell}"
-            rf"|(?=\()(?:{AFTER_MONEY})\({digits}\)",
+            rf"|(?=\(){amount}\({digits}\)",
         ),
-        (  # ($1.2m)
-            "scaled",
-            rf"(?=\()(?:{cell}\((?:{BEFORE_SIGNED}){sized}\){end_of_cell}|(?:{AFTER_MONEY})\({sized}\))",
+        (
+            "scaled",  # ($1.2m)
+            rf"(?=\()(?:{cell}\((?:{BEFORE_SIGNED}){sized}\){end_of_cell}|{amount}\({sized}\))",
         ),
         ("", r"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
         ("lakh", rf"[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),

@@ -29,18 +29,9 @@ _ENGLISH = (
     | {"a": 1, "an": 1, "zero": 0, "oh": 0}
 )
 _SCALE_OF = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5}
-_SCALE_OF |= {"crore": 10**7, "dozen": 12, "k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "mln": 10**6, "b": 10**9}
-_SCALE_OF |= {
-    "bn": 10**9,
-    "bln": 10**9,
-    "mrd": 10**9,
-    "mld": 10**9,
-    "mio": 10**6,
-    "t": 10**12,
-    "tn": 10**12,
-    "trn": 10**12,
-}
-_SCALE_OF |= {"cr": 10**7, "l": 10**5, "lac": 10**5}
+_SCALE_OF |= {"crore": 10**7, "cr": 10**7, "dozen": 12, "k": 10**3, "l": 10**5, "lac": 10**5}
+_SCALE_OF |= dict.fromkeys(("m", "mm", "mn", "mln", "mio"), 10**6) | dict.fromkeys(("t", "tn", "trn"), 10**12)
+_SCALE_OF |= dict.fromkeys(("b", "bn", "bln", "mrd", "mld"), 10**9)
 _PART_OF = dict(zip(PARTS, (2, 3, 4, 4, 5, 6, 7, 8, 9, 10), strict=True))
 _PART_OF_SCALE = re.compile(rf"\b({'|'.join(PARTS)})s?(?: of)?(?: an?)?(?= (?:{'|'.join(SCALES)}))")
 
