@@ -314,8 +314,8 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         rf"(?=[ ]-?\d+{point}\d|,[ ]?(?:-?\d+{point}\d|[\"\[{{])|[\n\r\t;|\]}}]|\Z)"
     )
     return [
-        (r"(?=[\d-])", [("number", plain)]),
         (f"(?=[{_LETTER}])", of_letters),
+        (r"(?=[\d-])", [("number", plain)]),
         ("(?=[`#@])", others),
         (f"(?=[{_HAN}])", of_han),
         (f"(?={digit})", of_digits),
