@@ -380,6 +380,12 @@ def test_marks_are_found_where_columns_tell_and_told():
     }
     assert decimals_of({"a": ["1,288", "950"]}, ",") == {"a": ","} and decimals_of({"a": ["1,5", "2"]}, ".") == {}
     assert decimals_of({"a": ["1,288", "950"], "b": ["1,5", "2"]}, {"b": ","}, ["a"]) == {"b": ","}
+    for cells in (["34.000"], ["34.000", "12"], [None, "-1.234.567", "34.000"], ["0", "1.000"]):
+        assert decimals_of({"a": cells}, ",") == {"a": ","} and decimals_of({"a": cells}, ".") == {}
+        assert decimals_of({"a": cells, "b": ["1,5"]}) == {"a": ",", "b": ","}
+    assert decimals_of({"a": ["34", "12"], "b": ["12.5"]}, ",") == {}
+    reader = TableReader.fit({"a": ["34.000", "1.500", "2.000"]}, "y", decimal=",")
+    assert reader.checked({"a": ["34.000", "12"]})["a"] == [34000.0, 12.0]
     (line,) = told_of_decimals({"a": ["1,288", "950"]}, {"a": "."})
     assert (
         line

@@ -126,7 +126,8 @@ _FORMS = (
     "|ISBN δδδ δ δδ δδδδδδ δ|δδδδ δδδδ δδδδ δδδδ|DEδδ δδδδ δδδδ δδδδ|κ°δδ′δδ″|κ'δ\"|νE–δ|ν × 10 ^ δ|ν \\times 10^{δ}"
     "|ν×10-δδ|$x^δ$|$ν$|$$ν$$|1δδδs|‑ν|–ν|κ –κ|κ–κ|κ.δδδ,δδ|κ,δδδ.δδ|No.κ,δδδ|κ δδδ δδδ|2024-0δ|minus five"
     "|two point seven|forty five hundred thirty|half a million|two and a half million|twenty fifth|three quarters"
-    "|nineteen eighty-four|ten minus five"
+    "|nineteen eighty-four|ten minus five|€κ–κK|κ-κ million|($νm)|κ Mrd|ν mil|κ-½|κ½ million|€κ δδδ,δδ|Rδδδδ|κ pm|κ.e-0δ"
+    "|–$ν|κ,–κ|98δδδ δδδδδ|point five|one point twenty|κ grand|(κ.δδ)|νK dollars"
 )
 
 
@@ -246,24 +247,25 @@ def run(bounds: Bounds, by_name: dict[str, CausalQwenProcessor]) -> Tally:
             tally.find("known values", text)
         batch = drawn(chance, BATCH, long=number % _EVERY == 49)
         started = time.process_time()
-        if not _all_come_back(by_name[name], batch, tally, name):
-            for text in batch:
-                _comes_back(by_name[name], text, tally, name, number)
+        for text in _not_come_back(by_name[name], batch, tally, name):
+            _comes_back(by_name[name], text, tally, name, number)
         if (seconds := time.process_time() - started) > _SLOW:
             tally.find(name, f"draw {number}: {sum(map(len, batch)):,} characters took {seconds:.0f} s")
     return tally
 
 
-def _all_come_back(processor: CausalQwenProcessor, texts: list[str], tally: Tally, name: str) -> bool:
+def _not_come_back(processor: CausalQwenProcessor, texts: list[str], tally: Tally, name: str) -> list[str]:
+    """The texts that have to be asked about one by one; all of them where something was raised."""
     try:
         encoded = processor(texts)
         back = processor.batch_decode(encoded)
-        whole = back == texts and all(_told_alike(processor, encoded, row) for row in range(len(texts)))
+        wrong = [
+            text for row, text in enumerate(texts) if back[row] != text or not _told_alike(processor, encoded, row)
+        ]
     except Exception:  # which text it was is asked next
-        return False
-    if whole:
-        tally.tried[name] += len(texts)
-    return whole
+        return texts
+    tally.tried[name] += len(texts) - len(wrong)
+    return wrong
 
 
 def _told_alike(processor: CausalQwenProcessor, encoded, row: int) -> bool:

@@ -398,7 +398,7 @@ def decimals_of(
 
     All cells have one unit, or none. Where all are numbers under one of the marks "." and "," alone, that is it. Where both
     are possible (1,288), it is the one that all other columns tell, if they tell one, or ".". Strings that are numbers as they
-    stand (12.5) are left: plain takes these too.
+    stand (12.5) are left: plain takes these too, and a decimal comma those that it reads otherwise (34.000).
 
     decimal: "auto"; the mark of all columns; or marks by column, beside which the others are found. text: columns that stay
     texts. ValueError for another mark.
@@ -413,11 +413,14 @@ def decimals_of(
         if name in text or name in marks or not there or not all(isinstance(cell, str) for cell in there):
             continue
         under = {mark: values for mark in ".," if (values := _amounts(there, mark))}
-        if under and (plain or any(map(_is_amount, there))):
+        if under:
             read[name] = under
-    told = {mark for under in read.values() if len(under) == 1 for mark in under}
+    standing = {name for name in read if not plain and not any(map(_is_amount, table[name]))}
+    told = {mark for name, under in read.items() if len(under) == 1 and name not in standing for mark in under}
     usual = decimal if decimal in (".", ",") else told.pop() if len(told) == 1 else "."
     for name, under in read.items():
+        if name in standing and not (usual == "," in under and any(cell and "." in cell for cell in table[name])):
+            continue
         if usual in under or decimal not in (".", ","):
             marks[name] = str(usual) if usual in under else next(iter(under))
     return marks

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from causalqwen.numbers.money import MONEY_BEFORE, MONEY_BEHIND, SIGNS
 from causalqwen.numbers.rules import KINDS, NumberRules
-from causalqwen.numbers.table import AFTER, BEFORE, LEAD, table
+from causalqwen.numbers.table import AFTER, BEFORE, BEGIN, LEAD, table
 from causalqwen.numbers.words import chinese_value, english_value, fraction_value, scaled_value
 
 # Full-width signs, minus signs and hyphens, fraction slashes, and the traditional forms of Chinese numerals: a character for a
@@ -26,6 +26,7 @@ _HINTS = {"chinese": "点點十百千万亿萬億", "fraction": "¼½¾⅐-⅞�
 _IS_MONEY = re.compile(rf"{MONEY_BEFORE}|{MONEY_BEHIND}")
 _BETWEEN = {"-", "–", " – ", "—", "~", "..", " to ", "至", "到"}
 _UNIT = re.compile(r"[ ]?(?:[^\W\d_]+(?:/[^\W\d_]+)?|[$¢-¥₠-⃏‰℃℉])")
+_NO_UNIT = " 0123456789,;:|()[]{}\n\t-\"'"
 _MINUS = re.compile("[-–(负下]|(?i:minus|neg)")
 _OF_DIGITS = re.compile(r"\d[^A-Za-z]*(?<! )")
 _RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
@@ -65,14 +66,14 @@ class _Scanner:
                     pattern = f"(?P<form{len(self.forms) - 1}>{pattern})"
                 if name in kept:
                     patterns.append(pattern)
-            groups.append(f"(?={begin})(?:{'|'.join(patterns)})")
-        self.scan = re.compile("|".join(groups), re.ASCII).finditer
+            groups.append(f"{begin}(?:{'|'.join(patterns)})")
+        self.scan = re.compile(rf"(?=[{BEGIN}])(?:{'|'.join(groups)})", re.ASCII).finditer
         hints = "".join(signs for kind, signs in _HINTS.items() if kind in self.kinds)
         self.may_hold = re.compile("" if "english" in self.kinds else f"[0-9０-９{hints}]").search
 
     def value_of(self, form: str, written: str) -> float:
         """Marks between thousands leave the digits, but not the words behind them, and the decimal mark becomes a point."""
-        lead = "" if written[0].isdigit() else LEAD.match(written).group()
+        lead = _lead(written)[0]
         is_negative = written[-1] == "-" or bool(lead and _MINUS.search(lead))
         try:
             value = self._size_of(form, written[len(lead) :].rstrip("-)"))
@@ -141,7 +142,7 @@ def find_numbers(text: str, rules: NumberRules | None = None) -> list[NumberSpan
         if not math.isfinite(value):
             shown = written if len(written) <= 24 else written[:21] + "..."
             raise ValueError(f"the number {shown} at characters {start}-{end} is too large for float64")
-        sign = "" if written[0].isdigit() else LEAD.match(written)[1] or ""
+        sign = _lead(written)[1]
         if spans and sign and sign[0] in "-–mMnN" and _second_of_two(alike, spans[-1].end, start, end, sign):
             start, value = start + len(sign), -value
         unit = unit_of(*beside(alike, start, end))
@@ -174,15 +175,25 @@ def beside(text: str, start: int, end: int) -> tuple[str, str]:
     if after and after.group()[0] != " ":
         return "", after.group()
     before = money_inside(text[start:end])
-    if not before and (found := BEFORE.search(text, max(0, start - 5), start)):
+    may_be_unit = not before and text[max(0, start - 2) : start].strip(_NO_UNIT)
+    if may_be_unit and (found := BEFORE.search(text, max(0, start - 5), start)):
         before = found.group()
     return (before, "") if before or not after else ("", after.group())  # $5 C is no temperature
 
 
 def money_inside(number: str) -> str:
     """The $ of -$1,200; "" for none."""
-    number = number.strip(" ")
-    return "" if number[:1].isdigit() else LEAD.match(readable(number))[2] or ""
+    return _lead(readable(number.strip(" ")))[2]
+
+
+def _lead(written: str) -> tuple[str, str, str]:
+    """What stands before a number's first digit: all of it, the sign, and money."""
+    if written[:1].isdigit():
+        return "", "", ""
+    if written[1:2].isdigit() and written[0] in "+-–":
+        return written[0], written[0], ""
+    found = LEAD.match(written)
+    return found.group(), found[1] or "", found[2] or ""
 
 
 def unit_of(before: str, after: str) -> str:

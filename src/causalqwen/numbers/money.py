@@ -1,5 +1,7 @@
 """How money is marked: signs, codes and abbreviations before or behind an amount."""
 
+from causalqwen.numbers.words import SHORT
+
 SIGNS = r"[$\u00a2-\u00a5\u058f\u060b\u09f2\u09f3\u0e3f\u17db\u20a0-\u20cf\ufdfc]"
 """Currency signs of Unicode."""
 
@@ -21,23 +23,26 @@ _BEFORE = [
 ABBREVIATIONS = "|".join(_BEFORE).replace(".", r"\.")
 """What stands before an amount. R, the rand, alone is a letter more often than not."""
 _BEHIND = r"(?:kr\.?|Kč|zł|Ft|лв|руб\.?|грн|lei|Rs\.?)(?![A-Za-z])"
-OF_MONEY = r"(?:MM|mm|[KkMmBbTt]|bn|mn|mln|tn|[Cc]r|L)(?!\w|-[A-Za-z])"
-"""Magnitudes of an amount: $85K, £2.5m."""
+OF_MONEY = rf"(?:[KkMmBbTtL]|[ ]?(?:MM|mm|tn|[Cc]r|{SHORT}))(?!\w|-[A-Za-z])"
+"""Magnitudes of an amount: $85K, £2.5m; a letter after a space may be a size or a metre."""
 _HAN = r"[美欧日港韩加澳台]元|人民币|英镑|卢布|[元円원]"
 
 MONEY = rf"{SIGNS}|\b(?:{CODES}|{OTHER_CODES})\b|{_HAN}"
 MONEY_BEHIND = rf"{MONEY}|{_BEHIND}"
+_WORDS = "(?:dollar|euro|pound|franc|rupee|peso|buck|yuan|yen|won|rand)s?"
+IN_MONEY = rf"[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})|[ ](?:[A-Z]\w+[ ])?{_WORDS}\b)"
+"""A magnitude that money behind it tells: 85K USD, 85K dollars."""
 MONEY_BEFORE = rf"{MONEY}|\b(?:{ABBREVIATIONS}|R)"
 
 BEFORE_SIGNED = (
     rf"(?:[A-Z]{{1,3}})?{SIGNS}[ ]?|(?:{CODES}|{ABBREVIATIONS})[ ]?"
-    rf"|(?:{OTHER_CODES}|R)(?:[ ]|(?=\d{{3}}|\d{{1,3}}[,.']\d\d))"
+    rf"|(?:{OTHER_CODES})(?:[ ]|(?=\d{{3}}|\d{{1,3}}[,.']\d\d))|R(?:[ ]|(?=\d{{1,3}}[,.']\d\d))"
 )
 """Of -$1,200: money between the sign of a number and its digits."""
 
 AFTER_MONEY = "|".join(
     f"(?<={before}{gap})"
-    for gap in ("", " ")
+    for gap in ("", " ", "[+–-]", " [+–-]")
     for before in (SIGNS, rf"(?:{CODES}|{OTHER_CODES})", r"\bR", *(one.replace(".", r"\.") for one in _BEFORE))
 )
 """Where an amount begins behind what marks it as money."""

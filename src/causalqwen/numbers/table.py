@@ -7,13 +7,14 @@ from causalqwen.numbers.money import (
     AFTER_MONEY,
     BEFORE_SIGNED,
     CODES,
+    IN_MONEY,
     MONEY_BEFORE,
     MONEY_BEHIND,
     OF_MONEY,
     OTHER_CODES,
 )
 from causalqwen.numbers.rules import NumberRules
-from causalqwen.numbers.words import MAGNITUDES, ORDINALS, PARTS, SCALES, TEENS, TENS, UNITS
+from causalqwen.numbers.words import MAGNITUDES, ORDINALS, PARTS, SCALES, SHORT, TEENS, TENS, UNITS, UNREAD
 
 # A letter that makes a neighbouring digit part of an identifier. Han, kana and hangul do not: 价格是99.9元 holds a number.
 _LETTER = r"A-Za-z_\u00b5\u00c0-\u024f\u0370-\u052f"
@@ -28,7 +29,7 @@ _UNITS = (
 _HAN_UNITS = r"公里|千米|厘米|毫米|米|公斤|千克|毫克|克|吨|升|度|岁|秒|分钟|小时|天|年|人|个"
 LEAD = re.compile(rf"(负|零下|(?i:minus|negative)[ ]|[+–-])?\(?({BEFORE_SIGNED})?[+–-]?\(?")
 """What may stand in a number before its first digit: a sign, and money."""
-AFTER = re.compile(rf"[ ]?(%|‰|°[CF]?|℃|℉|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
+AFTER = re.compile(rf"[ ]?(?![\s\d,.;:|)\]-])(%|‰|°[CF]?|℃|℉|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
 """A unit behind a number; after a space, "in", "A" and "d" are words."""
 BEFORE = re.compile(rf"(百分之|{MONEY_BEFORE})[ ]?\Z", re.ASCII)
 """A unit before a number."""
@@ -79,6 +80,7 @@ _HUNDREDS = rf"(?:(?:a|{_SMALL})[ ]hundred\b(?:[ ](?:and[ ])?{_SMALL})?|{_SMALL}
 _SCALE = rf"[ -](?:{'|'.join(SCALES)})\b"
 _PART = rf"(?:{'|'.join(PARTS)})s?\b"
 _AND_A_HALF = rf"[ ]and[ ](?:an?|{_UNIT})[ -]{_PART}"
+_SMALL_PART = r"(?:hundred|thousand|[mbt]r?illion|\w{3,5}teen|eleven|twelf|\w{3,5}tie)ths?\b"
 _ONE = rf"one\b(?![ -](?:hundred|point|{_PART}|{'|'.join(SCALES)})|{_AND_A_HALF})"  # a pronoun, more often than not
 
 _AND_HALF = (
@@ -86,6 +88,8 @@ _AND_HALF = (
 )
 _PLAIN = "A-Za-zÀ-ɏͰ-ԯ"
 _HAN = f"第几数零〇负十百千万亿电手传热{_HAN_DIGITS}"
+BEGIN = rf"{_LETTER}{_HAN}\d+.,:(–¼½¾⅐-⅞⁰¹²³⁴-⁹`#@-"
+"""Characters with which a row may begin."""
 _HEX = "[0-9A-Fa-f]"
 _IPV6 = (  # with a zone, a port, or a length
     rf"(?<![\w:.])(?=[0-9A-Fa-f:]{{0,39}}(?:::|[A-Fa-f]))(?:{_HEX}{{0,4}}:){{2,7}}(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HEX}{{1,4}})?"
@@ -94,33 +98,49 @@ _IPV6 = (  # with a zone, a port, or a length
 
 
 def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Groups (how its rows begin, rows), and rows (name, pattern): the name is of `PROTECTED`, of `KINDS`, "words" (guards of
-    Chinese numerals), or "" for always. The first row that matches counts; how they begin only spares trying them all.
+    """Groups (how its rows begin, with their sign; rows), and rows (name, pattern): the name is of `PROTECTED`, of `KINDS`,
+    "words" (guards of Chinese numerals), or "" for always. The first row that matches counts; how they begin only spares
+    trying them all.
 
     Only the rows of `KINDS` that are on are numbers; what the others match stays text, whole. Every row takes linear time on
     any text: repetition is bounded, or unambiguous.
     """
     point, marks = re.escape(rules.decimal), [re.escape(mark) for mark in rules.groups or ""]
     signed = (  # stands where no number or word ends just before it; a dash, where no bullet and no range can stand
-        rf"(?=[+–负零-])(?:(?:(?<![\w)\]}}.%°'\"’”])|{AFTER_MONEY})[+-]|(?<![\d胜平正背担肩])负|零下"
-        rf"|(?:(?<=\S )(?<![\d%)] )|(?<=[(\[=:<>≈~|$€£¥])|(?m:^)(?=–[\d.,]+(?:{AFTER.pattern})?(?m:$)))–)"
+        rf"(?=[+–负零-])(?:(?:(?<![\w)\]}}.%°'\"’”¼½¾⅐-⅞])|{AFTER_MONEY})[+-]|(?<![\d胜平正背担肩])负|零下"
+        rf"|(?:(?<=\S )(?<![\d%)] )|(?<=[(\[=:<>≈~|$€£¥,;\t])"
+        rf"|(?m:^)(?=–(?:[^\s\d]{{1,4}}[ ])?\S+(?:{AFTER.pattern}|[ ](?i:{'|'.join(MAGNITUDES)})s?)?(?m:$)))–)"
     )
     money = rf"(?-i:{BEFORE_SIGNED})?" if "currency" in rules.kinds else ""  # in capitals, among English words too
-    sign = rf"(?:{signed}{money})?"
+    sign = rf"(?:{signed}{money}|)"
     groups = "|".join(rf"(?:{mark}\d{{3}})+" for mark in marks)
-    grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?!\d)" if marks else r"(?!)"
-    ungrouped = rf"{sign}(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
-    digits = rf"(?>(?:{grouped}|\d+)(?:{point}\d+)?)"
+    grouped = rf"[1-9]\d{{0,2}}(?=[{rules.groups}])(?:{groups})(?!\d)" if marks else r"(?!)"
+    ungrouped = rf"(?<![\d.,])(?:0\d*|\d{{4,}})(?:{groups})(?!\d)" if marks else r"(?!)"  # 0,001 and 1000,000
+    digits = rf"(?>(?:{grouped}|\d+)(?:{point}(?:\d+|(?=[eE][+–-]\d)))?)"  # 1.e-05, as NumPy writes it
     in_spaces = rf"[1-9]\d{{0,2}}(?:[ ]\d{{3}}){{1,5}}(?!\d)(?:{point}\d+)?"
-    priced = rf"(?:{in_spaces}|{grouped}(?:{point}\d+)?|\d+{point}\d\d)"
+    apart = rf"{in_spaces}|{grouped}(?:{point}\d+)?"
+    priced = rf"(?:{apart}|\d+{point}\d\d)"
+    other, spaces = "," if rules.decimal == "." else "[.]", "[ '’\u00a0\u202f\u2009]"
+    odd_price = rf"(?:[1-9]\d{{0,2}}(?:{spaces}\d{{3}})+{other}\d{{1,2}}|\d+{other}\d\d)(?!\d|[.,]\d)"  # 1 500,00
     no_version = rf"(?!{grouped}(?![\d.]))" if r"\." in marks else ""  # 1.272.000
-    foreign = rf"[1-9]\d{{0,2}}(?:{point}\d{{3}})+{',' if rules.decimal == '.' else '[.]'}\d+(?!\d|[.,]\d)"  # 1.272,50
+    foreign = rf"[1-9]\d{{0,2}}(?:{point}\d{{3}})+{other}\d+(?!\d|[.,]\d)"  # 1.272,50
     foreign += rf"|(?:{no_version}\d+|(?<![\w)]))(?:\.\d+)+(?:[eE][+–-]?\d+)?" if rules.decimal == "," else ""
     magnitude = "|".join(  # 3.5 million, 5 crore 20 lakh
         rf"{word}s?(?:[ ]{digits}[ ](?:{'|'.join(MAGNITUDES[place + 1 :])})s?)?"
         for place, word in enumerate(MAGNITUDES)
     )
+    mixed = (
+        r"(?:(?<![\d/.,])(?:\d+(?:[ \u00a0\u202f]|-(?=[1-9]/)))?\d+/[1-9]\d*(?![\d/]|\.\d)"
+        "|(?:\\d+[ \u00a0\u202f-]?)?(?:[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]+/[₀-₉]+))"
+    )
     ends = rf"(?:{OF_MONEY}|\W|\Z)"
+    amount = f"(?:{AFTER_MONEY})"
+    to = r"(?:[–—~至到-]|[ ][–—-][ ]|\.\.)"
+    letters = r"[ ]?(?:[KkMmBbTtL]|MM|mm|tn|[Cc]r)(?!\w|-[A-Za-z])"  # that need money beside them
+    to_word = rf"(?:{to}|(?<!\b19\d\d)(?<!\b20\d\d)[ ](?:to|and|or)[ ])"
+    myriads = rf"[ ]?(?!十){_U}+(?:零?{digits}{_U}+)*{_REST}"
+    sized = rf"{digits}(?:[ -](?i:{magnitude})|{OF_MONEY})"
+    cell, end_of_cell = r"(?:(?<![^\n\t|;$€£¥])|(?<=[|;] ))", r"(?=[ ]?(?:[\n\t|;]|\Z))"
     english = (
         rf"(?:(?:{_HUNDREDS}|a|{digits}){_SCALE}{_AND_A_HALF}"
         rf"|(?:{_HUNDREDS}|{digits}){_AND_A_HALF}(?:{_SCALE})?"
@@ -131,7 +151,15 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
     minus = r"(?:(?=[mn])(?<!\d )(?<!or )(?<!\b[a-z] )(?:minus|negative)[ ])"
     in_words = [
         ("", rf"(?i:(?<![\w-])(?:{_TEN}[- ](?:{'|'.join(ORDINALS)})\b|(?>{_SMALL})(?:[ ](?>{_SMALL}))+))"),  # 6:30
-        ("english", rf"(?i:(?<![\w-])(?!{_ONE})(?:{minus}{digits}(?:{_SCALE})?|{minus}?(?>{english}))(?!-?\w))"),
+        (  # point five, one point twenty five
+            "",
+            rf"(?i:(?<![\w-])(?:(?>{_HUNDREDS}|zero)[ ]point(?:[ ](?:zero|oh|{_UNIT})\b){{0,20}}"
+            rf"(?=[ ](?:{'|'.join(TEENS + TENS)})\b)|point)(?:[ -](?:zero\b|oh\b|(?>{_SMALL})))+)",
+        ),
+        (
+            "english",
+            rf"(?i:(?<![\w-])(?!{_ONE})(?:{minus}{digits}(?:{_SCALE})?|{minus}?(?>{english}))(?!-?\w|[ -]{_SMALL_PART}))",
+        ),
     ]
     name = (
         r"\b\d+['′]?(?:,\d+['′]?){0,63}[a-zA-Z]?-(?=[(\[{]{0,63}[A-Za-z]|[(\[{]\S{0,63}[A-Za-z])"
@@ -157,7 +185,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         (
             "",
             rf"\b(?=[A-Za-z]{{1,3}}\.?[+–-]?[\d{point}])(?:(?:{CODES}|{ABBREVIATIONS})(?=[+–-]?(?:{digits}|{point}\d+){ends})"
-            rf"|(?:{OTHER_CODES})(?=[+–-]?{priced}{ends})|(?:R|CHF)(?=[+–-]?(?:{priced}|\d{{3,}}){ends}))",
+            rf"|(?:{OTHER_CODES}|R)(?=[+–-]?(?:{priced}|{odd_price}){ends})|CHF(?=[+–-]?\d{{3,}}{ends}))",
         ),
         ("", rf"(?<!\d)[{_LETTER}]\w*(?:[-.]\d\w*)+(?:,\d{{3}}\b)*"),  # COVID-19, GPT-4, fig.3
         ("", rf"[{_LETTER}]\w*(?:(?<=\d)(?:,\d{{3}})+(?:\.\d+)?\b)?"),  # words, and identifiers: x1, fp16, H2O
@@ -194,18 +222,21 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("date", r"\b(?:19|20)\d\d-0[1-9](?![\w-])"),
         ("words", rf"[\d.]{{1,20}}{_MANY}"),  # 30多万
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
+    ]
+    fractions = [
         (
-            "fraction",
-            rf"{sign}(?:(?<![\d/.,])(?:\d+(?:[ \u00a0\u202f]|-(?=[1-9]/)))?\d+/[1-9]\d*(?![\d/]|\.\d)"
-            "|(?:\\d+[ \u00a0\u202f]?)?(?:[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]+/[₀-₉]+))",
+            "",
+            rf"{mixed}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})",
         ),
+        ("", rf"{amount}{mixed}{OF_MONEY}"),  # £2½m
+        ("fraction", mixed),
     ]
     joined = [
-        ("time", rf"{sign}\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
-        ("", rf"{sign}\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
-        ("", rf"{sign}(?<![\d.,])(?:{foreign})"),
-        ("version", rf"{sign}{no_version}\d+(?:\.\d+){{2,}}(?!,\d)[\w-]*"),  # 1.2.3-rc1
-        ("", rf"{sign}\d+(?:-\d+){{2,}}"),  # 64-17-5, 1-800-555-0199
+        ("time", r"\d+(?:[:：]\d+)+(?:\.\d+)?(?:[ ]?[AaPp]\.?[Mm]\b)?"),  # 12:30, 3:16, 12:30:45.5
+        ("", r"\d+(?:/\d+)+(?:\.\d+)?"),  # 1/5/2024, 1/2, 1/2.5
+        ("", rf"(?<![\d.,])(?:{foreign})"),
+        ("version", rf"{no_version}\d+(?:\.\d+){{2,}}(?!,\d)[\w-]*"),  # 1.2.3-rc1
+        ("", r"\d+(?:-\d+){2,}"),  # 64-17-5, 1-800-555-0199
     ]
     phones = [
         # +86 138-0013-8000, but no amount: +10000000, +3.14159265, +1.5 -2.0
@@ -220,56 +251,80 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         # 13800138000, but no amount: 15000000000, $18926408486, 18926408486.48, 18926408486 kg
         ("phone", rf"(?<![\w.,+$€£¥₹-])1[3-9]\d{{9}}(?<!00000)(?!\w|[.,]\d|{AFTER.pattern})"),
         ("phone", r"\b\d{3}[ ]\d{4}[ ]\d{4}\b"),  # 138 0013 8000
+        # 98765 43210, 1300 655 506, but no row of numbers
+        (
+            "phone",
+            r"(?<![\w.,+$€£¥₹-])(?<!\d )(?:[6-9]\d{4}(?<!00)[ -]\d{5}(?<!00)|1[389]00[ ]\d{3}[ ]\d{3})(?![ ]?\d|[.,]\d|\w)",
+        ),
         ("", r"\(\d*[rsezRSEZ](?:,\d*[rsezRSEZ])*\)|\(\d[+-]\)"),  # (1r,2s) and (2+) in names of compounds
     ]
     followed = [
-        ("scientific", rf"{sign}(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
-        ("", rf"{sign}{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
-        ("english", rf"{sign}{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
-        (
+        ("time", rf"(?:\d{{1,2}}(?:\.\d\d)?{to_word})?\d{{1,2}}(?:\.\d\d)?[ ]?[AaPp]\.?[Mm]\b"),  # 12.30 pm, 3-5 pm
+        (  # 2-3 million, 10~20万, €10–20K, €10K–20K, 10K-20K USD: what one end says counts for both
             "",
-            rf"{sign}{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)",
-        ),  # 2 hundred thousand, 1.5 lakh crore
+            rf"{digits}{to_word}{money}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}))(?!\w)"
+            rf"|{digits}{to}{digits}{myriads}|{amount}{digits}{to_word}{money}{digits}(?:{letters}|{OF_MONEY})"
+            rf"|{amount}{digits}{letters}(?:(?:{to_word}|[,/][ ]?(?:(?:and|or)[ ])?){digits}{letters})+"
+            rf"|{digits}(?:[ ]?[KkMmBbTt])?{to_word}{digits}[ ]?{IN_MONEY}",
+        ),
+        ("scientific", rf"(?:{digits}[ ]?{_TIMES}[ ]?|(?<![\w.,]))10{_POWER}"),  # 6.02×10^23, 10⁻⁹
+        ("", rf"{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
+        ("english", rf"{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
+        ("", rf"{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)"),  # 2 hundred thousand, 1.5 lakh crore
         (
             "scaled",
-            rf"{sign}{digits}(?:[ -](?i:{magnitude})|[ ]?(?:bn|mn|mln|mrd)|[ ]?[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})))(?!\w)"
-            rf"|(?=[+–-]?{digits}[ ]?{OF_MONEY})(?:(?:{AFTER_MONEY})[+–-]?){digits}[ ]?{OF_MONEY}"
-            rf"|{signed}(?:{BEFORE_SIGNED}){digits}[ ]?{OF_MONEY}",
+            rf"{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}",
         ),
+        ("", rf"{digits}[ -]?{UNREAD}(?!\w)|{amount}{digits}{letters}"),  # $5 m long
         ("", rf"{digits}{_AND_HALF}"),
-        ("chinese", rf"{sign}{digits}[ ]?(?!十){_U}+(?:零?{digits}{_U}+)*{_REST}"),  # 3.5万, 2亿, 3万5千, 1万5000
+        ("chinese", rf"{digits}{myriads}"),  # 3.5万, 2亿, 3万5千, 1万5000
     ]
     numbers = [
         ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
         # 3D, 1st, 4x4
-        ("", rf"0x[0-9A-Fa-f]+|{sign}\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
+        ("", rf"0x[0-9A-Fa-f]+|\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
         ("", ungrouped),
+        ("", rf"(?={odd_price})(?:{amount}|(?={odd_price}[ ]?(?:{MONEY_BEHIND}))){odd_price}"),
         (
             "number",  # 10 000, and 1 500 beside money
-            rf"{sign}(?<![\d.,])(?=[1-9]\d{{0,2}}[ ]\d{{3}})(?:(?=\d+(?:[ ]\d{{3}}){{0,4}}[ ]0\d\d(?!\d))|{AFTER_MONEY}"
-            rf"|(?={in_spaces}[ ]?(?:{MONEY_BEHIND}))){in_spaces}",
+            rf"(?<![\d.,])(?=[1-9]\d{{0,2}}[ ]\d{{3}})(?:(?=\d+(?:[ ]\d{{3}}){{0,4}}[ ]0\d\d(?!\d))|{AFTER_MONEY}"
+            rf"|(?<=\d[ ]\d{{3}}[–-])|(?={in_spaces}(?:[–-]{in_spaces}|[ ]?(?:{MONEY_BEHIND})))){in_spaces}",
         ),
         (
-            "number",  # (45.10) and 45.10- alone in a line or cell are negative, and $(45.10)
-            rf"(?:(?<![^\n\t|;$€£¥])|(?<=[|;] ))(?:\((?:{BEFORE_SIGNED})?{priced}\)|{priced}-)(?=[ ]?(?:[\n\t|;]|\Z))"
-            rf"|(?=\()(?:{AFTER_MONEY})\({digits}\)",
+            "number",  # (1,234), ($45.10) and 45.10- alone in a line or cell are negative, and $(45.10); (0.12) is not
+            rf"{cell}(?:\((?:(?:{BEFORE_SIGNED}){digits}|{apart})\)|{priced}-){end_of_cell}"
+            rf"|(?=\(){amount}\({digits}\)",
         ),
-        ("", rf"{sign}(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
-        ("lakh", rf"{sign}[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
-        ("number", rf"{sign}(?:{digits}|(?={point}\d)(?:(?<![\w)\]}}.,])|{AFTER_MONEY}){point}\d+)(?:[eE][+–-]?\d+)?"),
+        (
+            "scaled",  # ($1.2m)
+            rf"(?=\()(?:{cell}\((?:{BEFORE_SIGNED}){sized}\){end_of_cell}|{amount}\({sized}\))",
+        ),
+        ("", r"(?<![\d.,])0\d+(?![.\d])"),  # 007, 00501
+        ("lakh", rf"[1-9]\d?(?:,\d\d){{1,9}},\d{{3}}(?!\d)(?:{point}\d+)?" if "," in marks else r"(?!)"),
+        ("number", rf"(?:{digits}|(?={point}\d)(?:(?<![\w)\]}}.,])|{AFTER_MONEY}){point}\d+)(?:[eE][+–-]?\d+)?"),
     ]
     others = [
         ("code", r"```[\s\S]*?```|`[^`\n]+`"),
         ("", r"[#@]\w+"),  # #123
     ]
-    digit = r"[\d+.,:(–负零¼½¾⅐-⅞⁰¹²³⁴-⁹-]"
+    digit = rf"[\d+:(–负零¼½¾⅐-⅞⁰¹²³⁴-⁹{point}-]"
+    # Most of a file of numbers: decimals between spaces or commas that nothing else can be.
+    plain = (
+        rf"(?<![^\s,;|\[])-?(?:0|[1-9]\d{{0,8}}){point}\d+"
+        rf"(?=[ ]-?\d+{point}\d|,[ ]?(?:-?\d+{point}\d|[\"\[{{])|[\n\r\t;|\]}}]|\Z)"
+    )
     return [
-        (f"[{_LETTER}]", of_letters),
-        ("[`#@]", others),
-        (f"[{_HAN}]", of_han),
-        (digit, of_digits),
-        (rf"{sign}\d*[.,:：/-]\d", joined),
-        (r"[\d+(]", phones),
-        (rf"{sign}{digits}[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹]", followed),
-        (digit, numbers),
+        (f"(?=[{_LETTER}])", of_letters),
+        (r"(?=[\d-])", [("number", plain)]),
+        ("(?=[`#@])", others),
+        (f"(?=[{_HAN}])", of_han),
+        (f"(?={digit})", of_digits),
+        (rf"{sign}(?=(?>\d*)(?>[ \u00a0\u202f-]?\d*)[/¼½¾⅐-⅞⁰¹²³⁴-⁹])", fractions),
+        (rf"{sign}(?=\d*[.,:：/-]\d)", joined),
+        (r"(?=[\d+(])", phones),
+        (
+            rf"{sign}(?={digits}(?:[ -]?[a-zA-Z×·⋅*^\\十百千万亿个年天小分岁倍公斤米度⁺⁻⁰¹²³⁴-⁹만억천조тм]|{to}))",
+            followed,
+        ),
+        (rf"(?={digit}){sign}", numbers),
     ]

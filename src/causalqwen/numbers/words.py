@@ -14,16 +14,24 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 SCALES = ["thousand", "million", "billion", "trillion", "lakh", "crore", "dozen"]
 PARTS = ["half", "third", "quarter", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
-MAGNITUDES = ["trillion", "billion", "crore", "million", "lakh", "thousand", "hundred", "dozen"]
+MAGNITUDES = ["trillion", "billion", "crore", "million", "lakh", "lac", "thousand", "hundred", "dozen"]
 """From the greatest on: 5 crore 20 lakh."""
+SHORT = "bn|bln|mn|mln|trn|[Mm]io|[Mm]rd|mld"
+"""Magnitudes that need no money beside them."""
+UNREAD = (
+    r"(?:(?i:grand|mil(?:l|le|a|hões|ioni|iardi|lones)?|[a-z]*illi(?:on|ard)(?:en|s)?|(?:ten|hundred|thousand|[mbt]r?illion)ths?"
+    r"|tausend|tsd|mia|tys)|тыс|млн|млрд|[만억천조])"
+)
+"""Magnitudes of other languages, and those that are something else as well: a mil, a grand piano."""
 _ENGLISH = (
     {word: 1 + place for place, word in enumerate(UNITS + TEENS)}
     | {word: 20 + 10 * place for place, word in enumerate(TENS)}
     | {"a": 1, "an": 1, "zero": 0, "oh": 0}
 )
 _SCALE_OF = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5}
-_SCALE_OF |= {"crore": 10**7, "dozen": 12, "k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "mln": 10**6, "b": 10**9}
-_SCALE_OF |= {"bn": 10**9, "mrd": 10**9, "t": 10**12, "tn": 10**12, "cr": 10**7, "l": 10**5}
+_SCALE_OF |= {"crore": 10**7, "cr": 10**7, "dozen": 12, "k": 10**3, "l": 10**5, "lac": 10**5}
+_SCALE_OF |= dict.fromkeys(("m", "mm", "mn", "mln", "mio"), 10**6) | dict.fromkeys(("t", "tn", "trn"), 10**12)
+_SCALE_OF |= dict.fromkeys(("b", "bn", "bln", "mrd", "mld"), 10**9)
 _PART_OF = dict(zip(PARTS, (2, 3, 4, 4, 5, 6, 7, 8, 9, 10), strict=True))
 _PART_OF_SCALE = re.compile(rf"\b({'|'.join(PARTS)})s?(?: of)?(?: an?)?(?= (?:{'|'.join(SCALES)}))")
 
