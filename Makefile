@@ -96,10 +96,11 @@ check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(INSTALL_ALL)
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
 
-lint: $(READY)  ## style and types
+lint: $(READY)  ## style, types and who imports whom
 	@$(BIN)/ruff check src tests experiments examples docs/site
 	@$(BIN)/ruff format --check src tests experiments examples docs/site
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo >$(VENV)/imports.log || { cat $(VENV)/imports.log >&2; exit 1; }
 
 format: $(READY)  ## rewrite to the house style
 	@$(BIN)/ruff check --fix src tests experiments examples docs/site

@@ -36,6 +36,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--snapshots-update", action="store_true", help="write tests/snapshots anew")
+
+
 FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
 FREE_ROWS = {"qwen2": 8, "qwen3": 1, "llama": 0, "mistral": 0}
 TIED = {"qwen2": True, "qwen3": False, "llama": True, "mistral": False}

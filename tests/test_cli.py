@@ -125,19 +125,6 @@ def test_the_language_is_evaluated(place, tmp_path):
     assert "give --data or --language" in wrong.stderr
 
 
-def test_predict_writes_every_row_back(place, trained, tmp_path):
-    rows = [{"prompt": "The long one is", "value": 91, "id": 7}, {"text": "The short one is 52 in all."}]
-    out = tmp_path / "out" / "predictions.jsonl"
-    result = run(
-        "predict", "--model", trained, "--input", write(tmp_path / "in.jsonl", rows), "--output", out, "--json"
-    )
-    told = json.loads(result.stdout)
-    assert (told["output"], told["rows"], told["scored"]["values"]) == (str(out), 2, 2)
-    one, two = (json.loads(line) for line in out.read_text().splitlines())
-    assert one["id"] == 7 and {"median", "intervals", "num_prob", "crps", "log_prob"} <= one.keys()
-    assert two["numbers"][0]["value"] == 52
-
-
 def test_generate_streams_text_or_prints_json(trained, tmp_path):
     arguments = ("generate", "--model", trained, "--prompt", "The long one is", "--max-new-tokens", 6)
     text = run(*arguments, "--preset", "causal", "--seed", 3).stdout

@@ -1,9 +1,4 @@
-"""The parts of a graft: one table chooses and checks them, and a new one is one class and one row.
-
-And the rooms of the house: imports run in one direction.
-"""
-
-import ast
+"""The parts of a graft: one table chooses and checks them, and a new one is one class and one row."""
 
 import pytest
 import torch
@@ -13,7 +8,6 @@ from causalqwen.core import Chain
 from causalqwen.parts import PARTS
 from causalqwen.parts.common_scale import CommonScale
 from conftest import graft_tiny
-from test_docs import ROOT
 
 
 class HighThreshold(CommonScale):
@@ -96,47 +90,3 @@ def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, sc
         torch.testing.assert_close(
             whole.rest_loss(targets), whole.rest.loss(whole.words_of(targets)), rtol=1e-4, atol=1e-4
         )
-
-
-HOUSE = (
-    *(
-        "checking",
-        "extras",
-        "files",
-        "distributions",
-        "losses",
-        "kernels",
-        "numbers",
-        "decoding",
-        "individuals",
-        "core",
-    ),
-    *("parts", "modeling", "data", "training", "sklearn", "evaluation", "serving"),
-)
-
-
-def imported(tree):
-    """The modules that a file imports, but for those that types alone need."""
-    of_types = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    skipped = {id(node) for block in of_types for node in ast.walk(block)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and id(node) not in skipped:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
-def test_imports_run_in_one_direction():
-    for file in sorted((ROOT / "src").rglob("*.py")):
-        package, *path = file.relative_to(ROOT / "src").with_suffix("").parts
-        for module in imported(ast.parse(file.read_text(encoding="utf-8"))):
-            root, *rooms = module.split(".")
-            told = f"{file} imports {module}"
-            if package == "causalqwen" and root.startswith("causalqwen"):
-                assert root == "causalqwen", told
-                if path[0] in HOUSE and rooms[0] in HOUSE:
-                    assert HOUSE.index(rooms[0]) <= HOUSE.index(path[0]), told
-            if package == "causalqwen_vllm" or path[0] == "serving":
-                assert not module.startswith("causalqwen.evaluation"), told

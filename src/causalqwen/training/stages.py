@@ -179,8 +179,8 @@ def _train_values(run: Run) -> None:
     if stage.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
-    if model.action.scales.common:
-        # Else a threshold says nothing of other tokens' scores, and `<NUM>`'s row is learned in passing.
+    if model.action.scales.common and not model.config.value_columns:
+        # Else a threshold says nothing of others, or plain text lacks a table's columns: `<NUM>`'s row is learned in passing.
         if run.watched:
             announce(model, train_store)
         for fitted in (model.action.num_row, model.action.num_bias):
