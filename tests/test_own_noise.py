@@ -125,8 +125,9 @@ def test_the_race_knows_observed_noise(tiny_tokenizer, kind):
         tokens[0] = number
         at = torch.from_numpy(np.sort(chance.integers(0, places, count)))
         normals, nothing = torch.from_numpy(chance.normal(0, (0.5, 3.0)[case % 2], count)), torch.zeros(places).double()
-        noise = ObservedNoise(case, at, tokens, normals, places - 2, nothing, nothing, nothing)
-        plan = CausalDecoding("sequence", own="token", seed=case, temperature=(1.0, 0.5)[case % 2])
+        T = (1.0, 0.5)[case % 2]
+        noise = ObservedNoise(case, T, at, tokens, normals, places - 2, nothing, nothing, nothing)
+        plan = CausalDecoding("sequence", own="token", seed=case, temperature=T)
         with torch.no_grad():
             one, other = chains(model, places, plan, noise)
             found, every = Race(one).scores(), model.action.scales.raced(other).flatten(0, -2)

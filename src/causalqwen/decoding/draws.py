@@ -70,8 +70,7 @@ class BoundDecoding:
                 of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
                 voice = of_prompts.repeat_interleave(copies, dim=0)
         observed = None
-        if not isinstance(plan.own, str):
-            noises = [plan.own] if isinstance(plan.own, ObservedNoise) else list(plan.own)
+        if noises := plan.noises:
             if len(noises) not in (1, prompts):
                 raise ValueError(f"{len(noises)} noises for {prompts} prompts; give one, or one per prompt")
             observed = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
