@@ -55,7 +55,8 @@ class CausalDecoding:
             design's score scale has no own noise.
         temperature: T >= 0, by which scores are divided: it multiplies all noise of the scores. 1 is the distribution of the
             model; 0 decides as the backbone does. Values vary no more than at 1.
-        top_k, top_p, min_p: leave out tokens before the race, as transformers' samplers do, where own noise is drawn.
+        top_k, top_p, min_p: leave out tokens before the race, where own noise is drawn: those that transformers' samplers
+            leave out of the backbone's logits, whatever is drawn beside (theory 3.9).
         decision: "ovr", the rule above; "loc" argmax_k loc_S (overview 3.2), or "softmax": loc_S are logits and every
             sampler of transformers applies (overview 3.3), with nothing drawn for individual or noise.
         seed: one int, or one per row. Returned sequence j of a row uses seed + j. None takes one from torch's

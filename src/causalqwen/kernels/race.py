@@ -42,18 +42,14 @@ class Race:
         self.family, self.words, self.number = action.law, words, action.num_token_id
         self.columns = action.rows + action.number.columns
         loc = chain.loc.detach().flatten(0, -2)
-        self.loc = words.at_once(loc).detach()
+        in_race = action.scales.in_race(chain).detach().flatten(0, -2) if draws.restricts else None
+        self.loc = words.at_once(loc).detach() if in_race is None else in_race[:, : action.rows].clone()
         if len(words.no_words):
             self.loc.index_fill_(-1, words.no_words, -torch.inf)
         with torch.autocast("cpu", enabled=False):  # bounds are no better than what they follow from
             of_number = None if self.number is None else action.num_loc(loc, words).detach().to(loc.dtype)
-            if draws.restricts:
-                whole = action.number.put(action, self.loc, lambda: of_number)
-                whole = draws.restrict(whole)
-                self.loc = whole[:, : action.rows].clone()
-                if len(words.no_words):
-                    self.loc.index_fill_(-1, words.no_words, -torch.inf)
-                of_number = None if self.number is None else whole[:, self.number]
+            if in_race is not None and self.number is not None:
+                of_number = in_race[:, self.number]
             self.number_loc = None if of_number is None else upcast(of_number).numpy()
             self.seeds, self.positions = (column.numpy() for column in draws.counters())
             self.given = draws.exceptions()

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-_LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
-
 _OF_PLANS = ("temperature", "top_k", "top_p", "min_p")
 _SAMPLING_ARGUMENTS = {
     "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "p_less": None,
@@ -507,11 +505,8 @@ def _start_values(
     def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
         before, bound.every_score = bound.every_score, True
-        chain = Chain(model, log.follows, bound.at(log.positions[:, -1:]))
-        scores = chain.ranked()[:, -1].float()
+        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
         bound.every_score = before
-        if bound.plan.restricts:  # tokens that were left out come after all others, the likeliest first
-            scores = torch.where(scores == -torch.inf, chain.loc_S[:, -1].float() - _LEFT_OUT, scores)
         others_of_row: Any = LogitsProcessorList(others)  # typed for a tensor of another class
         return others_of_row(input_ids, scores)
 
@@ -520,7 +515,7 @@ def _start_values(
     others = [processor for processor in logits_processor if not isinstance(processor, ForceTokens)]
     writer = WriteDigits(model.config.num_token_id, log, tokens_of) if model.config.context.writes else None
     ends = functools.cache(lambda: model.processor.ends)  # a text without numbers needs no processor
-    again = None if bound is None or (bound.every_score and not bound.plan.restricts) else all_scores
+    again = None if bound is None or bound.every_score else all_scores
     keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, ended, again)
     for processor in forced:
         processor.log, processor.writer, processor.keeper = log, writer, keeper
