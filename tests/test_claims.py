@@ -581,7 +581,7 @@ def _softmax(model: CausalQwenForCausalLM, z: torch.Tensor, temperature: float =
 
 
 def test_a_race_leaves_out_the_tokens_that_a_softmax_sampler_leaves_out(tiny_tokenizer):
-    """Overview 6, thresholds: top_k, top_p and min_p before the race, of the scores at hand over the temperature."""
+    """Overview 6, thresholds: top_k, top_p and min_p before the race, of the backbone's scores over the temperature."""
     model = graft_tiny("llama", tiny_tokenizer, initial_scale=1e-6, initial_noise=1e-6)  # nothing drawn moves a score
     torch.manual_seed(0)
     z = torch.randn(1, 1, 32)

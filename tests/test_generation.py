@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -549,10 +550,9 @@ def test_sampling_arguments_beside_a_causal_plan_raise(talker, argument, preset)
     name = next(iter(argument))
     with pytest.raises(ValueError, match=f"{name} belong to transformers' samplers"):
         talker.generate(**inputs, causal_decoding=plan, max_new_tokens=2, **argument)
-    if name != "typical_p":
-        config = GenerationConfig(max_new_tokens=2, **argument)
-        with pytest.raises(ValueError, match=name):
-            talker.generate(**inputs, generation_config=config, causal_decoding=plan)
+    config = GenerationConfig(max_new_tokens=2, **argument)
+    with pytest.raises(ValueError, match=name):
+        talker.generate(**inputs, generation_config=config, causal_decoding=plan)
 
 
 @pytest.mark.parametrize("argument", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
@@ -568,9 +568,32 @@ def test_what_a_sampler_is_given_is_the_plans_own(talker, argument):
     of_plan, given = CausalDecoding(own="token", seed=3, **argument), CausalDecoding(own="token", seed=3)
     made = talker.generate(**inputs, causal_decoding=given, max_new_tokens=12, **argument)
     assert torch.equal(talker.generate(**inputs, causal_decoding=of_plan, max_new_tokens=12).sequences, made.sequences)
+    config = GenerationConfig(max_new_tokens=12, **argument)
+    by_config = talker.generate(**inputs, causal_decoding=given, generation_config=config)
+    assert torch.equal(by_config.sequences, made.sequences)
+    config.update(temperature=0.1, top_k=3, top_p=0.2)
+    unasked = dict.fromkeys(("temperature", "top_k", "top_p")) | argument
+    by_name = talker.generate(**inputs, causal_decoding=given, generation_config=config, **unasked)
+    assert torch.equal(by_name.sequences, made.sequences)
     if "temperature" not in argument or "top_p" in argument:  # nothing but the likeliest is left
         greedy = talker.generate(**inputs, causal_decoding="standard", max_new_tokens=12)
         assert torch.equal(made.sequences, greedy.sequences)
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+def test_a_plan_that_draws_nothing_says_what_a_temperature_is_for(talker, by_config):
+    asked = {"generation_config": GenerationConfig(temperature=0.5)} if by_config else {"temperature": 0.5}
+    with pytest.raises(ValueError, match="temperature belong .* preset 'sample'.* takes temperature, .* 'softmax' all"):
+        talker.generate(**encode(talker, PROMPTS[:1]), causal_decoding="standard", **asked)
+
+
+@pytest.mark.parametrize("argument", [{"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
+def test_the_documents_scale_has_no_race_to_leave_tokens_out_of(tiny_tokenizer, argument):
+    model = graft_tiny("llama", tiny_tokenizer, start="documents")
+    inputs, plan = encode(model, PROMPTS[:1]), CausalDecoding.preset("sample", **argument)
+    for ask in (lambda: model.generate(**inputs, causal_decoding=plan), lambda: model(**inputs, causal_decoding=plan)):
+        with pytest.raises(ValueError, match="top_k, top_p or min_p in a plan needs score_scale='common'.*'softmax'"):
+            ask()
 
 
 def test_an_argument_stands_over_the_configurations_own(talker):
@@ -582,10 +605,15 @@ def test_an_argument_stands_over_the_configurations_own(talker):
 
 
 def test_a_models_own_sampling_defaults_do_not_stand_in_the_way(talker):
-    talker.generation_config.update(do_sample=True, temperature=0.7, top_p=0.8)
-    plan = CausalDecoding.preset("standard")
-    one, other = (talker.generate(**encode(talker, PROMPTS), max_new_tokens=6, causal_decoding=plan) for _ in range(2))
-    assert torch.equal(one.sequences, other.sequences)
+    """Nor a copy of them with another length."""
+    inputs, plans = encode(talker, PROMPTS), [CausalDecoding(own=own, seed=1) for own in ("marginal", "token")]
+    wanted = [talker.generate(**inputs, max_new_tokens=6, causal_decoding=plan).sequences for plan in plans]
+    talker.generation_config.update(do_sample=True, temperature=0.7, top_k=20, top_p=0.8)
+    config = deepcopy(talker.generation_config)
+    config.max_new_tokens = 6
+    for plan, expected in zip(plans, wanted, strict=True):
+        for length in ({"max_new_tokens": 6}, {"generation_config": config}):
+            assert torch.equal(talker.generate(**inputs, causal_decoding=plan, **length).sequences, expected)
 
 
 @pytest.mark.parametrize(

@@ -585,5 +585,10 @@ def test_errors_name_what_is_wrong(speaker):
         speaker.counterfactual_samples(OBSERVED, Intervention(), temperature=0.0)
     with pytest.raises(ValueError, match="one individual said"):
         CausalDecoding(own=speaker.abduct_noise(OBSERVED))
+    kept, nobody = speaker.abduct_noise(OBSERVED, temperature=0.7), Individual.nobody(speaker.config.causal_size)
+    for temperature in ({}, {"temperature": 0.8}):
+        with pytest.raises(ValueError, match=r"explains a text at temperature 0.7, .* give temperature=0.7"):
+            CausalDecoding(individual=nobody, own=kept, **temperature)
+    assert CausalDecoding(individual=nobody, own=[kept], temperature=0.7).noises == [kept]
     with pytest.raises(ValueError, match="known exactly"):
         Individual.from_seed(0, 5).draw(1)

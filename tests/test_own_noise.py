@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from causalqwen import CausalDecoding, Individual, Intervention, Observation
 from causalqwen.core import Chain
@@ -113,6 +114,50 @@ def test_the_race_is_won_by_the_best_of_all_scores(tiny_tokenizer, preset, setti
             torch.testing.assert_close(found[some], every[some], rtol=near, atol=10 * near)
 
 
+@pytest.mark.parametrize("preset", ["sample", "persona", "standard"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_p": 0.9},
+        {"top_p": 0.0},
+        {"min_p": 0.1},
+        {"top_k": 9, "top_p": 0.7, "min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_the_tokens_of_a_race_are_those_of_transformers_samplers(tiny_tokenizer, preset, settings):
+    """Whoever speaks: what is left out is what a sampler leaves out of the logits of the population average."""
+    model = uneven(unlike(graft_tiny("qwen2", tiny_tokenizer)))
+    for T in (0.6, 1.0, 1.7):
+        logits = model.action.score_loc(Chain(model, law_of(model, -12)).loc_U, model.vocabulary()).detach()
+        logits = TemperatureLogitsWarper(T)(None, logits.masked_fill(~model.action.vocabulary_mask, -torch.inf))
+        for name, warper in (("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper), ("min_p", MinPLogitsWarper)):
+            logits = warper(settings[name])(None, logits) if name in settings else logits
+        kept, plan = logits > -torch.inf, CausalDecoding.preset(preset, own="token", seed=1, temperature=T, **settings)
+        with torch.no_grad():
+            one, other = chains(model, 12, plan)
+            assert torch.equal(model.action.scales.raced(one).flatten(0, -2) > -torch.inf, kept)
+            assert kept.gather(-1, Race(other).scores().argmax(-1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("asked", [{}, {"output_scores": True}, {"suppress_tokens": list(range(260, 340))}], ids=str)
+@pytest.mark.parametrize("preset", ["sample", "persona"])
+def test_whoever_has_one_token_left_says_the_backbones(tiny_tokenizer, preset, asked):
+    """By bounds, by all scores, and where processors may take that token away, so that it is the next one."""
+    model = uneven(unlike(graft_tiny("llama", tiny_tokenizer)))
+    with torch.no_grad():
+        model.action.num_bias -= 100.0  # a number's value would be theirs
+    inputs, asked = model.processor("They say that", return_tensors="pt"), asked | {"max_new_tokens": 12}
+    greedy = model.generate(**inputs, do_sample=False, **asked)
+    one, free = (
+        model.generate(**inputs, causal_decoding=CausalDecoding.preset(preset, seed=1, top_k=top_k), **asked).sequences
+        for top_k in (1, None)
+    )
+    assert torch.equal(one, greedy) and not torch.equal(free, greedy)
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_the_race_knows_observed_noise(tiny_tokenizer, kind):
     model = uneven(graft_tiny(kind, tiny_tokenizer))
@@ -123,8 +168,9 @@ def test_the_race_knows_observed_noise(tiny_tokenizer, kind):
         tokens[0] = number
         at = torch.from_numpy(np.sort(chance.integers(0, places, count)))
         normals, nothing = torch.from_numpy(chance.normal(0, (0.5, 3.0)[case % 2], count)), torch.zeros(places).double()
-        noise = ObservedNoise(case, at, tokens, normals, places - 2, nothing, nothing, nothing)
-        plan = CausalDecoding("sequence", own="token", seed=case, temperature=(1.0, 0.5)[case % 2])
+        T = (1.0, 0.5)[case % 2]
+        noise = ObservedNoise(case, T, at, tokens, normals, places - 2, nothing, nothing, nothing)
+        plan = CausalDecoding("sequence", own="token", seed=case, temperature=T)
         with torch.no_grad():
             one, other = chains(model, places, plan, noise)
             found, every = Race(one).scores(), model.action.scales.raced(other).flatten(0, -2)

@@ -561,6 +561,14 @@ def test_what_cannot_work_is_a_400_that_says_why(server, fields, param, why):
     assert why in error["message"]
 
 
+def test_a_nucleus_under_the_documents_scale_is_a_400(tiny_tokenizer):
+    with serving(graft_tiny("llama", tiny_tokenizer, start="documents")) as server:
+        asked = {"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "sample"}}
+        assert server.send(asked)[0] == 200
+        status, text = server.send(asked | {"top_p": 0.5})
+        assert status == 400 and b"needs score_scale='common'" in text
+
+
 def test_what_asks_for_nothing_is_let_through(server):
     neutral = {
         "logprobs": None,

@@ -57,7 +57,8 @@ def generate(
     plan = CausalDecoding.preset(preset, **settings)
     if temperature is not None and not plan.draws and plan.decision != "softmax":
         raise ValueError(
-            f"--temperature does nothing with the preset {preset}, which draws nothing that it could change"
+            f"--temperature does nothing with the preset {preset}, which draws nothing that it could change: use sample, "
+            "persona or softmax"
         )
     if save_individual is not None:
         if seed is None:

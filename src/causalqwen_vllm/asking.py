@@ -201,6 +201,7 @@ def generate(
     for _, params in asked[:1]:  # all have the same individual and class
         wish = Wish.read(params.extra_args[KEY])
         wish.bind(config.causal_size)
+        config.check_plan(wish.plan)
         check_speaker(config, wish.individual)
         value_axes(config, wish.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)

@@ -70,8 +70,7 @@ class BoundDecoding:
                 of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
                 voice = of_prompts.repeat_interleave(copies, dim=0)
         observed = None
-        if not isinstance(plan.own, str):
-            noises = [plan.own] if isinstance(plan.own, ObservedNoise) else list(plan.own)
+        if noises := plan.noises:
             if len(noises) not in (1, prompts):
                 raise ValueError(f"{len(noises)} noises for {prompts} prompts; give one, or one per prompt")
             observed = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
@@ -230,21 +229,20 @@ class Drawn:
         rows, tokens, normals = (torch.cat(parts) for parts in zip(*found, strict=True))
         return rows, tokens, normals
 
-    def restrict(self, scores: Tensor) -> Tensor:
-        """Scores [B, S, V'] with -inf for the tokens that top_k, top_p and min_p leave out at this temperature."""
+    def left_out(self, logits: Tensor) -> Tensor:
+        """Which tokens top_k, top_p and min_p leave out, one after the other, of a softmax of logits [B, S, V'] at T: bool."""
         plan = self.bound.plan
-        if not plan.restricts:
-            return scores
-        order = (upcast(scores) / max(plan.temperature, 1e-6)).log_softmax(-1).sort(dim=-1, descending=True)
-        log_p, out = order.values, torch.zeros_like(order.values, dtype=torch.bool)
-        if plan.top_k is not None:
-            out[..., plan.top_k :] = True
+        p = (upcast(logits) / max(plan.temperature, 1e-6)).softmax(-1)
+        if plan.top_k is not None and plan.top_k < p.shape[-1]:
+            p = p.masked_fill(p < p.topk(plan.top_k).values[..., -1:], 0.0)
         if plan.top_p is not None:
-            out |= log_p.exp().cumsum(-1) - log_p.exp() >= plan.top_p
+            order = (p / p.sum(-1, keepdim=True)).sort(-1, descending=True)
+            out = order.values.cumsum(-1) - order.values >= plan.top_p
+            out[..., 0] = False
+            p = p.scatter(-1, order.indices, order.values.masked_fill(out, 0.0))
         if plan.min_p is not None:
-            out |= log_p.exp() < plan.min_p * log_p[..., :1].exp()
-        out[..., 0] = False
-        return scores.masked_fill(torch.zeros_like(out).scatter(-1, order.indices, out), -torch.inf)
+            p = p.masked_fill(p < plan.min_p * p.amax(-1, keepdim=True), 0.0)
+        return p == 0
 
     def move(self, loc: Tensor, scale: Tensor, noise: Tensor, law: StableFamily, most: float = math.inf) -> Tensor:
         """loc_U + T c + T n [B, S, C], from loc and scale of U and noise |b_noise| [C]. most: the highest temperature that

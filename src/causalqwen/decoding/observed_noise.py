@@ -17,13 +17,14 @@ class ObservedNumber:
 
 @dataclass(frozen=True, eq=False)
 class ObservedNoise:
-    """Own noise under which n tokens after a prompt are the ones that are decided, at the temperature that it was found at.
+    """Own noise under which n tokens after a prompt are the ones that are decided.
 
     It is the noise that `seed` draws, but for a few tokens of each position: the one that was observed, and those that would
     have beaten it.
 
     Args:
         seed: of the own noise.
+        temperature: that it was found at: no other decides the same.
         places, tokens: int64 [m], positions (0 is that of the first token after the prompt) and tokens of the exceptions.
         normals: float64 [m], Q(e3) of these.
         length: n.
@@ -35,6 +36,7 @@ class ObservedNoise:
     """
 
     seed: int
+    temperature: float
     places: Tensor
     tokens: Tensor
     normals: Tensor

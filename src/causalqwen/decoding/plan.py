@@ -51,10 +51,12 @@ class CausalDecoding:
         noise: the noise that all tokens share: "marginal", "token", "sequence", or "off" (no noise at all).
         own: the noise of each token's own score: "marginal", so that argmax_k P_k decides; "token" (drawn anew), so that the
             highest score does; or an `ObservedNoise` (or one per row): the noise under which an observed text came about, token
-            by token behind the prompt, and fresh noise after its end. The original design's score scale has no own noise.
+            by token behind the prompt, and fresh noise after its end, at the temperature that it was found at. The original
+            design's score scale has no own noise.
         temperature: T >= 0, by which scores are divided: it multiplies all noise of the scores. 1 is the distribution of the
             model; 0 decides as the backbone does. Values vary no more than at 1.
-        top_k, top_p, min_p: leave out tokens before the race, as transformers' samplers do, where own noise is drawn.
+        top_k, top_p, min_p: leave out tokens before the race, where own noise is drawn: those that transformers' samplers
+            leave out of the backbone's logits, whatever is drawn beside (theory 3.9).
         decision: "ovr", the rule above; "loc" argmax_k loc_S (overview 3.2), or "softmax": loc_S are logits and every
             sampler of transformers applies (overview 3.3), with nothing drawn for individual or noise.
         seed: one int, or one per row. Returned sequence j of a row uses seed + j. None takes one from torch's
@@ -76,7 +78,7 @@ class CausalDecoding:
         if self.noise not in NOISE_MODES:
             raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
         _check_source("own", self.own, OWN_MODES, ObservedNoise)
-        if not isinstance(self.own, str) and (not self.individuals or self.noise != "marginal"):
+        if self.noises and (not self.individuals or self.noise != "marginal"):
             raise ValueError(
                 "an observed noise explains what one individual said, with the shared noise integrated out: give the "
                 "individual too (`Individual.nobody`, say), and leave noise 'marginal'"
@@ -85,6 +87,12 @@ class CausalDecoding:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")
         if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
             raise ValueError(f"the temperature must be a finite number from 0 on, got {self.temperature!r}")
+        for noise in self.noises:
+            if noise.temperature != self.temperature:
+                raise ValueError(
+                    f"the observed noise explains a text at temperature {noise.temperature}, and another one at "
+                    f"{self.temperature}: give temperature={noise.temperature}"
+                )
         if self.top_k is not None and (
             isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1
         ):
@@ -131,6 +139,13 @@ class CausalDecoding:
         if isinstance(self.individual, str):
             return ()
         return (self.individual,) if isinstance(self.individual, Individual) else self.individual
+
+    @property
+    def noises(self) -> Sequence[ObservedNoise]:
+        """Those that are given."""
+        if isinstance(self.own, str):
+            return ()
+        return (self.own,) if isinstance(self.own, ObservedNoise) else self.own
 
     @property
     def individual_mode(self) -> str:

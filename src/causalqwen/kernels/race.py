@@ -31,15 +31,13 @@ class Race:
         draws: Any = chain.draws  # a plan's: nothing else runs a race
         T, whole = draws.temperature, chain.integrated
         self.family, self.words = chain.action.law, chain.words
-        self.loc = chain.action.scales.racing(chain).detach().flatten(0, -2)
+        self.loc = chain.action.scales.in_race(chain).detach().flatten(0, -2)
         self.seeds, self.positions = (column.numpy() for column in draws.counters())
         self.given = draws.exceptions()
         self.drawn = None if chain.drawn is None else chain.drawn.flatten(0, -2)
         self.power = whole.loc_S.flatten(0, -2).to(torch.float32, copy=True)
         least, threshold = (T * whole.scale_S.flatten()).square(), upcast(chain.threshold).flatten()
-        for power, of_all, edge in zip(
-            self.power, least, threshold, strict=True
-        ):  # row by row: they stay in a core's cache
+        for power, of_all, edge in zip(self.power, least, threshold, strict=True):  # each stays in a core's cache
             power.neg_().add_(edge).clamp_(0, FAR).mul_(T * chain.action.score_slope).add_(of_all)
 
     def scores(self) -> Tensor:

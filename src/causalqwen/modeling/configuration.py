@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import CONFIG_MAPPING
 
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
+from causalqwen.decoding import CausalDecoding
 from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
@@ -362,6 +363,13 @@ class CausalQwenConfig(PreTrainedConfig):
     def require(self, what: str) -> None:
         """ValueError where `what` is asked for and the settings of `parts.limits.NEEDS` are others."""
         check_needs(what, vars(self))
+
+    def check_plan(self, plan: CausalDecoding) -> None:
+        """ValueError for a plan that asks for what the settings are not there for."""
+        if plan.noises:
+            self.require("a text under observed noise")
+        if plan.restricts:
+            self.require("top_k, top_p or min_p in a plan")
 
     @property
     def num_token_appended(self) -> bool:

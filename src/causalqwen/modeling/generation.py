@@ -44,13 +44,12 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-_LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
-
 _OF_PLANS = ("temperature", "top_k", "top_p", "min_p")
-_SAMPLING_ARGUMENTS = (
-    "do_sample", *_OF_PLANS, "top_h", "p_less", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "num_beams", "penalty_alpha", "guidance_scale",
-)  # fmt: skip
+_SAMPLING_ARGUMENTS = {
+    "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "p_less": None,
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1, "penalty_alpha": None, "guidance_scale": None,
+}  # fmt: skip
+"""And what transformers takes for them where nobody asks for anything."""
 
 
 class CausalGenerationMixin(GenerationMixin):
@@ -90,7 +89,8 @@ class CausalGenerationMixin(GenerationMixin):
             inputs: input_ids int64 [B, L] (or `input_ids=`), padded on the left.
             numeric_values: float64 [B, L] (keyword), values of the numbers in the prompts.
             causal_decoding: a `CausalDecoding`, its seed (one per row) included; or the name of a preset. `temperature`,
-                `top_k`, `top_p` and `min_p` given beside it are the plan's own.
+                `top_k`, `top_p` and `min_p` given beside it are the plan's own; by a `generation_config` too, where they are
+                neither transformers' defaults nor those of the model's own.
             tokenizer: with `stop_strings`; a `CausalQwenProcessor` is what fits. A stop string is matched on text, a
                 number is one token: no stop string ends inside one, unless its digits stand in the context.
 
@@ -136,9 +136,6 @@ class CausalGenerationMixin(GenerationMixin):
             causal_decoding = CausalDecoding.preset(causal_decoding)
         if not isinstance(causal_decoding, CausalDecoding):
             raise ValueError(f"causal_decoding: expected a CausalDecoding or a preset's name, got {causal_decoding!r}")
-        if causal_decoding.draws:
-            given = {name: kwargs.pop(name) for name in _OF_PLANS if kwargs.get(name) is not None}
-            causal_decoding = replace(causal_decoding, **given)
         settings: dict[str, Any] = {"return_dict_in_generate": True}
         if causal_decoding.decision == "softmax":
             if generation_config is None and kwargs.get("do_sample") is None:
@@ -148,10 +145,13 @@ class CausalGenerationMixin(GenerationMixin):
             elif causal_decoding.temperature != 1.0:
                 settings["temperature"] = causal_decoding.temperature
         else:
-            _refuse_sampling(generation_config, kwargs)
+            causal_decoding = _with_sampling(
+                causal_decoding, _asked_of_samplers(kwargs, generation_config, self.generation_config)
+            )
             # Sampling, for several sequences per prompt; `_get_logits_processor` and `_sample` take the chance out of it.
             settings |= {"do_sample": True, "num_beams": 1}
             kwargs["causal_decoding"] = causal_decoding
+            self.config.check_plan(causal_decoding)
         if generation_config is None:
             kwargs |= settings
         else:
@@ -295,8 +295,6 @@ class CausalGenerationMixin(GenerationMixin):
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
             )
-            if bound.observed is not None:
-                self.config.require("a text under observed noise")
         chooses = any(getattr(processor, "chooses", False) for processor in logits_processor)
         wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
         log, logits_processor = _start_values(
@@ -409,21 +407,30 @@ def _last_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     return (attention_mask.sum(-1) - 1).clamp(min=0)
 
 
-def _refuse_sampling(generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
-    """ValueError for arguments of samplers and beams, which a causal plan replaces."""
-    of_config = ("do_sample", "num_beams") if generation_config is not None else ()
-    given = {name: getattr(generation_config, name) for name in of_config}
-    given |= {name: kwargs[name] for name in _SAMPLING_ARGUMENTS if kwargs.get(name) is not None}
-    wrong = [
-        name
-        for name, value in given.items()
-        if (value not in (False, None) or name == "temperature") and (name, value) != ("num_beams", 1)
-    ]
-    if wrong:
+def _asked_of_samplers(kwargs: dict[str, Any], given: GenerationConfig | None, own: GenerationConfig) -> dict[str, Any]:
+    """Arguments of samplers and beams that are given: by name, which takes a plan's own ones out of kwargs, or by a
+    configuration where it is neither transformers' default nor the model's own."""
+    asked = {}
+    for name, usual in _SAMPLING_ARGUMENTS.items():
+        by_name = name in kwargs
+        value = kwargs[name] if by_name else getattr(given, name, None)
+        if by_name and name in _OF_PLANS:
+            unasked = kwargs.pop(name) is None
+        else:
+            unasked = value in (None, usual) or (not by_name and value == getattr(own, name, None))
+        if not unasked:
+            asked[name] = value
+    return asked
+
+
+def _with_sampling(plan: CausalDecoding, asked: dict[str, Any]) -> CausalDecoding:
+    """The plan with what is asked of samplers, as far as that is its own. ValueError for the rest, which it replaces."""
+    if wrong := [name for name in asked if not plan.draws or name not in _OF_PLANS]:
         raise ValueError(
-            f"{', '.join(wrong)} belong to transformers' samplers and have no meaning under a causal plan: "
-            "use the preset 'softmax' for them"
+            f"{', '.join(wrong)} belong to transformers' samplers and have no meaning under this plan. A plan that draws "
+            f"(the preset 'sample': the model's distribution) takes {', '.join(_OF_PLANS)}, the preset 'softmax' all of them"
         )
+    return replace(plan, **asked)
 
 
 def _values_of(config: CausalQwenConfig, sequences: Tensor, prompt_values: Tensor, log: ValueLog) -> Tensor:
@@ -498,11 +505,8 @@ def _start_values(
     def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
         before, bound.every_score = bound.every_score, True
-        chain = Chain(model, log.follows, bound.at(log.positions[:, -1:]))
-        scores = chain.ranked()[:, -1].float()
+        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
         bound.every_score = before
-        if bound.plan.restricts:  # tokens that were left out come after all others, the likeliest first
-            scores = torch.where(scores == -torch.inf, chain.loc_S[:, -1].float() - _LEFT_OUT, scores)
         others_of_row: Any = LogitsProcessorList(others)  # typed for a tensor of another class
         return others_of_row(input_ids, scores)
 
@@ -511,7 +515,7 @@ def _start_values(
     others = [processor for processor in logits_processor if not isinstance(processor, ForceTokens)]
     writer = WriteDigits(model.config.num_token_id, log, tokens_of) if model.config.context.writes else None
     ends = functools.cache(lambda: model.processor.ends)  # a text without numbers needs no processor
-    again = None if bound is None or (bound.every_score and not bound.plan.restricts) else all_scores
+    again = None if bound is None or bound.every_score else all_scores
     keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, ended, again)
     for processor in forced:
         processor.log, processor.writer, processor.keeper = log, writer, keeper

@@ -41,8 +41,9 @@ FAITHFUL_LINK = {
 the winner of the race S_k have nearly its probabilities (theory 3.5)."""
 
 FAITHFUL_SHARES = (0.8, 0.1)
-"""Of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share. What is left is its own: a fifth,
-and more of shorter rows. Nothing in a backbone says how much people differ: a constant."""
+"""Shares of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share; the rest, a tenth, and more
+of shorter rows, is a token's own. Texts have the same distribution whatever the shares are (theory 3.6). Nothing in a backbone
+says how much people differ: texts of one individual are as alike as a share that leaves every row noise of its own makes them."""
 
 
 def from_backbone(

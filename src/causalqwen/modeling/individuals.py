@@ -441,4 +441,6 @@ def abduct_noise(
         index[place]: ObservedNumber(form.value, form, text.digits_of(first + place))
         for place, form in zip(at, forms, strict=True)
     }
-    return ObservedNoise(seed, places, exceptions, normals, len(tokens), values, value_normals, slack, known)
+    return ObservedNoise(
+        seed, temperature, places, exceptions, normals, len(tokens), values, value_normals, slack, known
+    )

@@ -318,6 +318,7 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         if not isinstance(causal_decoding, CausalDecoding | BoundDecoding | None):
             raise ValueError(f"causal_decoding: expected a CausalDecoding, got {causal_decoding!r}")
         if isinstance(causal_decoding, CausalDecoding):
+            self.config.check_plan(causal_decoding)
             given: Any = input_ids if inputs_embeds is None else inputs_embeds
             causal_decoding = BoundDecoding.bind(
                 causal_decoding, len(given), self.config.causal_size, given.device, every_score=True

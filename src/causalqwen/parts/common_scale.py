@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from causalqwen.modeling.vocabulary import Vocabulary
 
 
+_LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
+
+
 class CommonScale(ScoreScale):
     """One number per position where nothing is drawn, one per token where something is."""
 
@@ -113,22 +116,35 @@ class CommonScale(ScoreScale):
             return Race(chain).scores().view(chain.loc_S.shape)
 
     def raced(self, chain: "Chain") -> Tensor:
-        """S_k = loc_k + own_k Q(e3_k) [..., V'] of all tokens, the slow way."""
-        loc, law = self.racing(chain), chain.action.law
+        """S_k = loc_k + own_k Q(e3_k) [..., V'] of all tokens, the slow way.
+
+        Where every score is wanted, tokens that are left out come after all others, the likeliest first.
+        """
         draws: Any = chain.draws  # a plan's: nothing else runs a race
+        loc, law = self.in_race(chain), chain.action.law
         seeds, positions = draws.counters()
         normals = law.quantile(own_uniforms(seeds, positions, loc.shape[-1])).to(loc.dtype)
         if (given := draws.exceptions()) is not None:
             rows, tokens, values = (column.to(loc.device) for column in given)
             normals[rows, tokens] = values.to(loc.dtype)
-        return loc + self.own(chain) * normals.view(loc.shape)
+        scores = loc + self.own(chain) * normals.view(loc.shape)
+        if draws.restricts and draws.every_score:
+            scores = torch.where(loc == -torch.inf, self._masked(chain, chain.integrated.loc_S) - _LEFT_OUT, scores)
+        return scores
 
-    def racing(self, chain: "Chain") -> Tensor:
-        """loc_S [..., V'] of the race, float32; -inf for tokens that nobody may say or that the plan leaves out."""
+    def in_race(self, chain: "Chain") -> Tensor:
+        """loc_S [..., V'], float32 at least, -inf for tokens that take no part: those that the plan leaves out, too. What the
+        population average would say decides which: loc_S with nothing drawn, the logits of a softmax's samplers."""
         self._both(chain)
         draws: Any = chain.draws
-        loc, used = upcast(chain.loc_S), chain.action.columns_in_use
-        return draws.restrict(loc if used is None else loc.masked_fill(~used, -torch.inf))
+        loc = self._masked(chain, chain.loc_S)
+        if not draws.restricts:
+            return loc
+        return loc.masked_fill(draws.left_out(self._masked(chain, chain.integrated.loc_S)), -torch.inf)
+
+    def _masked(self, chain: "Chain", loc: Tensor) -> Tensor:
+        used = chain.action.columns_in_use
+        return upcast(loc) if used is None else upcast(loc).masked_fill(~used, -torch.inf)
 
     def _both(self, chain: "Chain") -> None:
         """Take loc_S with what is drawn and without it in one product."""

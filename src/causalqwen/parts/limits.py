@@ -32,6 +32,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "beam search": {"copy_numbers": False},
     "drafting from the text": {"copy_numbers": False},
     "a text under observed noise": {"copy_numbers": False, "score_scale": "common", "vocabulary_family": "gaussian"},
+    "top_k, top_p or min_p in a plan": {"score_scale": "common"},
     "a value that is set": {"copy_numbers": False},
     "a text with numbers that somebody said, or that a world holds,": {"copy_numbers": False},
     "a number that a survey asks for": {"copy_numbers": False},
@@ -43,7 +44,10 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 
-WHY = {"the likelihood 'ovr' of words": "use 'softmax'"}
+WHY = {
+    "the likelihood 'ovr' of words": "use 'softmax'",
+    "top_k, top_p or min_p in a plan": "it draws no race that tokens could be left out of; use the preset 'softmax'",
+}
 """What else is worth saying, of some."""
 
 

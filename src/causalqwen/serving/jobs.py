@@ -47,7 +47,7 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
         ),
         "temperature": (
             not plan.draws and preset != "softmax" and temperature not in (None, 0, 1),
-            "it draws nothing that could be multiplied",
+            "it draws nothing that could be multiplied; use sample, persona or softmax",
         ),
         "causal.individual": (
             causal.individual is not None and plan.individual_mode != "sequence",
@@ -71,6 +71,10 @@ def job_of(
 ) -> Job:
     """The rows of a request, prompt by prompt. ApiError 400 for what cannot be served."""
     plan, field = plan_of(asked, settings), "messages" if asked.is_chat else "prompt"
+    try:
+        config.check_plan(plan)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="top_p") from None
     individual = individual_of(asked.causal.individual, settings, "causal.individual")
     try:
         check_speaker(config, individual)
