@@ -43,7 +43,7 @@ the winner of the race S_k have nearly its probabilities (theory 3.5)."""
 FAITHFUL_SHARES = (0.8, 0.1)
 """Shares of scale_S^a of the longest row of W_cls: who speaks, and the noise that all tokens share; the rest, a tenth, and more
 of shorter rows, is a token's own. Texts have the same distribution whatever the shares are (theory 3.6). Nothing in a backbone
-says how much people differ: texts of one individual are as alike as a share that leaves every row noise of its own makes them."""
+says how much people differ: texts of one individual are as alike as they can be while every row keeps noise of its own."""
 
 
 def from_backbone(
