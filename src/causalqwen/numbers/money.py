@@ -34,11 +34,13 @@ IN_MONEY = rf"[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})|[ ](?:[A-Z]\w+[ ])?{_WORDS}\b)
 """A magnitude that money behind it tells: 85K USD, 85K dollars."""
 MONEY_BEFORE = rf"{MONEY}|\b(?:{ABBREVIATIONS}|R)"
 
-BEFORE_SIGNED = (
-    rf"(?:[A-Z]{{1,3}})?{SIGNS}[ ]?|(?:{CODES}|{ABBREVIATIONS})[ ]?"
-    rf"|(?:{OTHER_CODES})(?:[ ]|(?=\d{{3}}|\d{{1,3}}[,.']\d\d))|R(?:[ ]|(?=\d{{1,3}}[,.']\d\d))"
+SIGNED_MONEY = rf"(?:[A-Z]{{1,3}})?{SIGNS}[ ]?|(?:{CODES}|{ABBREVIATIONS})[ ]?|(?:{OTHER_CODES}|R)[ ]?"
+"""Money between the sign of a number and its digits, -$1,200, in what was found."""
+_LONG = r"\d{1,3}[,.']\d\d"
+BEFORE_SIGNED = SIGNED_MONEY.replace(
+    rf"(?:{OTHER_CODES}|R)[ ]?", rf"(?:{OTHER_CODES})(?:[ ]|(?=\d{{3}}|{_LONG}))|R(?:[ ]|(?={_LONG}))"
 )
-"""Of -$1,200: money between the sign of a number and its digits."""
+"""The same where it is looked for: some codes and R mark no short number."""
 
 AFTER_MONEY = "|".join(
     f"(?<={before}{gap})"

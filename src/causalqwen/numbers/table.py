@@ -12,6 +12,7 @@ from causalqwen.numbers.money import (
     MONEY_BEHIND,
     OF_MONEY,
     OTHER_CODES,
+    SIGNED_MONEY,
 )
 from causalqwen.numbers.rules import NumberRules
 from causalqwen.numbers.words import MAGNITUDES, ORDINALS, PARTS, SCALES, SHORT, TEENS, TENS, UNITS, UNREAD
@@ -27,7 +28,7 @@ _UNITS = (
     rf"|{CODES}|{OTHER_CODES})(?![{_LETTER}0-9])|{MONEY_BEHIND})"
 )
 _HAN_UNITS = r"公里|千米|厘米|毫米|米|公斤|千克|毫克|克|吨|升|度|岁|秒|分钟|小时|天|年|人|个"
-LEAD = re.compile(rf"(负|零下|(?i:minus|negative)[ ]|[+–-])?\(?({BEFORE_SIGNED})?[+–-]?\(?")
+LEAD = re.compile(rf"(负|零下|(?i:minus|negative)[ ]|[+–-])?\(?({SIGNED_MONEY})?[+–-]?\(?")
 """What may stand in a number before its first digit: a sign, and money."""
 AFTER = re.compile(rf"[ ]?(?![\s\d,.;:|)\]-])(%|‰|°[CF]?|℃|℉|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
 """A unit behind a number; after a space, "in", "A" and "d" are words."""
