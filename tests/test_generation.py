@@ -718,6 +718,21 @@ def test_drafts_from_the_text_itself_change_no_token_and_no_value(tiny_tokenizer
     torch.testing.assert_close(plain.numeric_values, drafted.numeric_values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("context", ["value", "digits", "both"])
+def test_a_draft_knows_the_value_of_the_number_behind_it(tiny_tokenizer, context):
+    """A value near 40 may follow a month, and one below 32, which would make a date of it, may not."""
+    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
+    with torch.no_grad():
+        model.action.num_bias += 20.0
+    prompt, settings = encode(model, ["In January In January"]), {"max_new_tokens": 6, "return_dict_in_generate": True}
+    plain = model.generate(**prompt, **settings, do_sample=False)
+    drafted = model.generate(**prompt, **settings, do_sample=False, prompt_lookup_num_tokens=3)
+    start = prompt["input_ids"].shape[1]
+    assert plain.sequences[0, start] == model.config.num_token_id and plain.numeric_values[0, start] > 32
+    assert torch.equal(drafted.sequences, plain.sequences)
+    assert not model._forward_hooks
+
+
 def test_drafts_that_cannot_be_checked_are_refused(tiny_llama):
     prompt = encode(tiny_llama, PROMPTS[:1])
     with pytest.raises(ValueError, match="an assistant model cannot read"):

@@ -362,33 +362,51 @@ def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, tempe
 # ---- noise of what was observed --------------------------------------------------------------------------------------
 
 
-def positions_of(size, rows, seed, spread, T=1.0):
-    """Scores as grafts have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2."""
+def positions_of(size, rows, seed, spread, T=1.0, share=0.6):
+    """Scores as grafts have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2; up to `share` of it is drawn of U'."""
     generator = torch.Generator().manual_seed(seed)
     loc = spread * torch.randn(rows, size, generator=generator)
     below = (T * ((loc / T).logsumexp(-1, keepdim=True) - 0.6) - loc).clamp(min=0)
-    own = T**2 * (1 - 0.6 * torch.rand(rows, size, generator=generator)) + T * below / 2
+    own = T**2 * (1 - share * torch.rand(rows, size, generator=generator)) + T * below / 2
     return loc, own.sqrt()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.05])
-@pytest.mark.parametrize(("size", "spread"), [(2, 3.0), (20, 3.0), (1000, 2.0), (1000, 0.05)])
-def test_the_best_score_has_its_density(size, spread, temperature):
-    """Against a fine grid with every token, for likely targets and for the least likely."""
-    loc, own = positions_of(size, 5, size, spread, temperature)
-    order, uniform = loc.argsort(-1, descending=True), torch.linspace(0.01, 0.99, 5, dtype=torch.float64)
-    for rank in (0, 1, size // 2, size - 1):
-        targets = order[:, rank]
-        found = draw_best(loc, own, targets, uniform)
-        for row in range(len(loc)):
-            y = targets[row]
-            reach = torch.maximum(own[row, y], own[row, order[row, 0]])
-            m = loc[row].max() + torch.linspace(-14, 14, 4_001, dtype=torch.float64).unsqueeze(-1) * reach
-            z = (m - loc[row].double()) / own[row].double()
-            log_density = torch.special.log_ndtr(z).sum(-1) - torch.special.log_ndtr(z[:, y]) - z[:, y].square() / 2
-            mass = (log_density - log_density.max()).exp().cumsum(0)
-            wanted = m[torch.searchsorted(mass / mass[-1], uniform[row])]
-            assert abs(found[row] - wanted).item() < 0.03 * own[row, y].item(), (rank, row)
+def best_of(loc, own, y, uniform):
+    """The quantiles at `uniform` of the best score of one position and its spread, by a fine grid with every token."""
+    others = torch.arange(len(loc)) != y
+    loc, own = loc.double(), own.double()
+
+    def log_density(m):
+        of_others = [
+            torch.special.log_ndtr((part[:, None] - loc[others]) / own[others]).sum(-1) for part in m.split(100)
+        ]
+        return torch.cat(of_others) - ((m - loc[y]) / own[y]).square() / 2
+
+    reach = 14 * torch.maximum(own[y], own[loc.argmax()])
+    low, high = torch.minimum(loc.max(), loc[y]) - reach, torch.maximum(loc.max(), loc[y]) + reach
+    for count in (200, 200, 200, 200, 1_000):  # closer every time
+        m = torch.linspace(float(low), float(high), count, dtype=torch.float64)
+        found = log_density(m)
+        at = (found > found.max() - 30).nonzero().flatten()
+        low, high = m[(at[0] - 1).clamp(min=0)], m[(at[-1] + 1).clamp(max=count - 1)]
+    density = (found - found.max()).exp()
+    mass = torch.cumulative_trapezoid(density)
+    mean = (density * m).sum() / density.sum()
+    spread = ((density * (m - mean).square()).sum() / density.sum()).sqrt()
+    return np.interp(uniform, (mass / mass[-1]).numpy(), m[1:].numpy()), spread.item()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("temperature", [8.0, 1.0, 0.02, 0.002])
+@pytest.mark.parametrize(("size", "spread"), [(2, 3.0), (2, 15.0), (20, 3.0), (1000, 2.0), (1000, 0.05), (1000, 0.0)])
+def test_the_best_score_has_its_density(size, spread, temperature, share):
+    """For likely targets and for the least likely, which lead or trail by hundreds of scales, and among equals."""
+    loc, own = positions_of(size, 1, size, spread, temperature, share)
+    order, uniform = loc[0].argsort(descending=True), torch.linspace(0.01, 0.99, 5, dtype=torch.float64)
+    for rank in {0, 1, size // 2, size - 1}:
+        found = draw_best(loc.expand(5, -1), own.expand(5, -1), order[rank].expand(5), uniform)
+        wanted, spread = best_of(loc[0], own[0], order[rank], uniform)
+        assert np.abs(found.numpy() - wanted).max() < 0.03 * spread, rank
 
 
 def test_noise_given_what_was_observed_is_the_noise_where_that_was_observed():
@@ -423,10 +441,13 @@ CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen
 
 
 @pytest.mark.parametrize(("kind", "context"), CONTEXTS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3, 0.05])
-def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature):
+@pytest.mark.parametrize(
+    ("temperature", "dtype"),
+    [(T, torch.float32) for T in (1.0, 0.7, 1.3, 0.05, 0.01)] + [(T, torch.bfloat16) for T in (1.0, 0.1, 0.01)],
+)
+def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature, dtype):
     """Random tokens, and numbers of 1 to 9 digits among them; of somebody known, drawn, or inferred."""
-    model = uneven(graft_tiny(kind, tiny_tokenizer, number_context=context))
+    model = uneven(graft_tiny(kind, tiny_tokenizer, number_context=context)).to(dtype)
     model.config.value_range, model.generation_config.eos_token_id = [0.0, 100.0], None
     chance = np.random.default_rng(int(10 * temperature))
     people = [Individual.nobody(32), Individual.from_seed(3, 32), None]

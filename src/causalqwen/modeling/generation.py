@@ -352,9 +352,18 @@ class CausalGenerationMixin(GenerationMixin):
         prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
         generation_config = copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
-        result = self._theirs._assisted_decoding(
-            input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
-        )
+
+        def note(_: Any, __: Any, outputs: CausalQwenOutput) -> None:
+            log.drafted = outputs.features
+
+        model: Any = self
+        hook = model.register_forward_hook(note)
+        try:
+            result = self._theirs._assisted_decoding(
+                input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
+            )
+        finally:
+            hook.remove()
         if not wants_dict:
             return result.sequences
         return GenerateCausalOutput(

@@ -24,6 +24,7 @@ from causalqwen.decoding.population import KEPT, seed_of
 from causalqwen.distributions import upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
+    ROUNDINGS,
     Evidence,
     ValueEvidence,
     find_posterior,
@@ -422,7 +423,7 @@ def abduct_noise(
     found: list[tuple[Tensor, ...]] = [(nothing, nothing, nothing.double())]
     for part in torch.arange(len(chosen)).split(_EXPLAINED):
         scored = chain(read.features[part], chosen[part])
-        own, loc = model.action.scales.own(scored)[0], scored.scores.masked(upcast(scored.loc_S), -torch.inf)[0]
+        loc, own = (column[0] for column in model.action.scales.of_held(scored))
         rows, others, normals = observed_normals(loc, own, read.targets[part], seed, positions[chosen[part]])
         found.append((chosen[part][rows.cpu()], others.cpu(), normals.cpu()))
     places, exceptions, normals = (torch.cat(column) for column in zip(*found, strict=True))
@@ -433,7 +434,8 @@ def abduct_noise(
         loc_Y, scale_Y = (column[0].double().cpu() for column in of_numbers.value())
         values[numbers] = model.value_transform.forward(text.values[first:][after][numbers])
         value_normals[numbers] = (values[numbers] - loc_Y) / scale_Y
-        slack[numbers] = _SAME_VALUE * (1 + values[numbers].abs() + loc_Y.abs())
+        same = max(_SAME_VALUE, ROUNDINGS * torch.finfo(read.features.dtype).eps)
+        slack[numbers] = same * (1 + values[numbers].abs() + loc_Y.abs())
     at = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     index = (after.cumsum(0) - 1).tolist()
     forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if at else []

@@ -66,13 +66,15 @@ class ValueLog:
     those of the text so far, and `positions` the indices of what was read last, drafts too, among the tokens that are seen.
     `numbers` are those that stand in the text so far, for a model that copies; each is added as it is settled. `beams` rows in
     a row go on from one prompt, and may change places. `readable`: whether a value has an axis before a number stands there;
-    where classes have axes of their own and none is named, it is an error once one does.
+    where classes have axes of their own and none is named, it is an error once one does. `drafted`: the features [B, n, H] of
+    what was read last, up to the end of a draft, while it is decided how far that is right.
     """
 
     numbers: Candidates | None = None
     beams: int = 1
     readable: bool = True
     ids: Tensor | None = None
+    drafted: Tensor | None = None
     follows: Tensor
     positions: Tensor
 
@@ -95,6 +97,15 @@ class ValueLog:
         if isinstance(kept, tuple):
             kept = self._kept[place] = self.compute(*kept)
         return kept
+
+    def next_values(self, place: int) -> Tensor | None:
+        """The values [B] that a token at `place`, which is not chosen yet, has if it is a number; None where none is known."""
+        if place == self.last:
+            return self[place]
+        if self.drafted is None:
+            return None
+        at = self.drafted.shape[1] - 1 - (self.positions.shape[1] - place)
+        return self.compute(self.drafted[:, at : at + 1], self.positions[:, place - 1 : place])
 
     def set(self, place: int, row: int, value: float) -> None:
         """What is predicted for a row at `place` is to be `value`."""
@@ -208,8 +219,8 @@ class KeepNumbers(LogitsProcessor):
             return None if row in due or ids[-1] in self.ended else self.end(row, ids, places.get(row))
 
         def value_of(row: int) -> float | None:
-            is_known = self.log.readable and self.log.last == input_ids.shape[1]
-            return self.log[self.log.last][row].item() if is_known else None
+            values = self.log.next_values(input_ids.shape[1]) if self.log.readable else None
+            return None if values is None else values[row].item()
 
         again = None if self.again is None else partial(self.again, input_ids)
         return keep_numbers(scores, self.num_token_id, self.wanted, places, end_of, value_of, again)

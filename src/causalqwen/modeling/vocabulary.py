@@ -114,7 +114,8 @@ class Vocabulary:
         used = self.action.vocabulary_mask[: self.action.rows].unsqueeze(-1)
         blocks = zip(self._blocks(), self._blocks(used), strict=True)
         with torch.no_grad():  # row blocks: |W| of a whole vocabulary would be as large as the matrix itself
-            return upcast(torch.stack([(w.abs() * u).amax(0) for w, u in blocks]).amax(0))
+            of_used = (w.abs() if bool(u.all()) else w.abs() * u for w, u in blocks)
+            return upcast(torch.stack([w.amax(0) for w in of_used]).amax(0))
 
     @cached_property
     def norms(self) -> Tensor:

@@ -155,3 +155,22 @@ class CommonScale(ScoreScale):
         chain.integrated.loc_S, chain.loc_S = action.number.put(
             action, words.at_once(both), lambda: action.num_loc(both, words)
         )
+
+    def of_held(self, chain: "Chain") -> tuple[Tensor, Tensor]:
+        """(loc_S, own) [B, S, V'] where somebody is held for the text; loc_S is -inf for rows that no token uses.
+
+        Where scale_U is the same at all positions, they move a score by the same everywhere: one row more in one product.
+        """
+        scale, action, words = chain.scale_U[:, :1], chain.action, chain.words
+        if bool((chain.scale_U == scale).all()):
+            moved = chain.draws.move(torch.zeros_like(scale), scale, action.noise, action.law)
+            rows = torch.cat([chain.loc_U, moved.to(chain.loc_U.dtype)], dim=1)
+            products = words.products(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)
+            scores = products[:, :-1] if words.bias is None else products[:, :-1] + words.bias
+            chain.integrated.loc_S = action.number.put(action, scores, lambda: action.num_loc(chain.loc_U, words))
+            of_number = action.num_loc(chain.loc, words)
+            chain.loc_S = action.number.put(action, scores + products[:, -1:], lambda: of_number)
+        else:
+            self._both(chain)
+        used, own = action.columns_in_use, self.own(chain)
+        return chain.loc_S if used is None else chain.loc_S.masked_fill(~used, -torch.inf), own
