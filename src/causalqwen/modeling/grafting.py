@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.checking import check_values, nearest
@@ -14,9 +15,9 @@ from causalqwen.modeling.backbones import align_parameters, check_graftable, fre
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.heads import VALUE_MODULES, make_heads
 from causalqwen.modeling.narrowing import narrow_head
-from causalqwen.modeling.own_scores import own_scores
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.proof import logger, prove
+from causalqwen.modeling.vocabulary import effective_linear
 from causalqwen.parts import PARTS
 from causalqwen.parts.limits import NEEDS
 
@@ -191,6 +192,20 @@ def faithful_start(free: list[int], family: str, weight: torch.Tensor) -> dict[s
         "initial_noise": noise / longest,
         "initial_threshold": threshold,
     }
+
+
+@torch.no_grad()
+def own_scores(model: Any) -> None:
+    """Give a model W_cls [V, H] and b_cls [V] of its own, `score_head`, which start as the backbone's lm_head, b_cls at 0 where
+    that has none; a checkpoint keeps them. The embedding, which the lm_head may be tied to (overview 2.4), and with it every
+    feature, stays when they are trained."""
+    weight, bias = effective_linear(model.backbone.get_output_embeddings())
+    rows, size = weight.shape
+    own = nn.utils.skip_init(nn.Linear, size, rows, dtype=weight.dtype, device=weight.device)  # draws nothing
+    own.weight.copy_(weight)
+    own.bias.copy_(torch.zeros_like(own.bias) if bias is None else bias)
+    model.score_head = own
+    model.config.own_scores = True
 
 
 def renew_values(model: Any, **config: Any) -> None:

@@ -17,11 +17,11 @@ from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.depths import decoder_layers
+from causalqwen.modeling.grafting import own_scores
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
-from causalqwen.modeling.own_scores import own_scores
 from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.crossing import let_cross
+from causalqwen.parts.crossing import Crossing
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.announcing import announce
@@ -34,6 +34,9 @@ from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCa
 
 _LEAST_SPREAD = 1 / 512
 """Of a coordinate of the features, in its own root mean square: less is what rounding makes of it (experiments 8)."""
+
+_DIRECTIONS = 8
+"""In which an individual may turn around from context to context, under a Gaussian law."""
 
 _LEAST_SHARE = 0.05
 """Of the noise's standard deviation, that a start leaves to who speaks."""
@@ -254,6 +257,17 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     for member in (branch.residual, *branch.others):
         member.last.bias[member.last.bias.shape[0] // 2 :] += start.item()
     branch.log_noise.add_(math.log(unit * noise / noise_scale))
+
+
+def let_cross(model: Any) -> Crossing:
+    """The crossing of how a model's value head reads, a branch, which is made where there is none: nobody crosses yet."""
+    reader, config = model.value_reader, model.config
+    if reader.crossing is None:
+        config.value_crossing = _DIRECTIONS if model.action.value_law.alpha == 2 else 1
+        made = Crossing(len(reader.feature_mean), config.causal_size, config.value_crossing)
+        reader.crossing = made.to(reader.feature_mean.device)
+    crossing: Crossing = reader.crossing
+    return crossing
 
 
 @torch.no_grad()
