@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws
 from causalqwen.losses import LossMasks, LossParts, total_loss
-from causalqwen.modeling.abduction import AbductionNetwork
+from causalqwen.modeling.abduction import AbductionNetwork, make_domain
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
@@ -24,7 +24,6 @@ from causalqwen.parts import value_axes
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
-from causalqwen.parts.domain import equip
 from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.plain_reader import PlainReader
@@ -56,7 +55,9 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
         initial_scale=config.initial_scale,
         max_scale=config.max_scale,
     )
-    equip(abduction, config)
+    for name, settings in config.domains.items():
+        abduction.domains[name] = make_domain(config, settings)
+    abduction.domain = config.domain
     made["abduction"] = abduction
     made["value_branch"] = None
     if config.value_branch:

@@ -14,12 +14,12 @@ from transformers.utils import can_return_tuple, logging
 
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
-from causalqwen.files import write_sums, writing_tensors
+from causalqwen.files import load_tensors, save_tensors, write_sums, writing_tensors
 from causalqwen.losses import shift_targets
 from causalqwen.modeling import card, choices, grafting, individuals, prediction, reading, survey, worlds
 from causalqwen.modeling import heads as laws
 from causalqwen.modeling import remote_code as remote_code_file
-from causalqwen.modeling.abduction import AbductionNetwork
+from causalqwen.modeling.abduction import AbductionNetwork, DomainNetwork, check_domain_name, make_domain
 from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
@@ -31,7 +31,6 @@ from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.law import ClassLaws
-from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.perceptron import ResidualPerceptron
 
@@ -410,11 +409,50 @@ class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, Causal
         """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
         return reading.reads_numbers(self)
 
-    # ---- a graft, and a domain of its own: `grafting`, `parts.domain` ---------------------------------------------------
-
     from_backbone = classmethod(grafting.from_backbone)
-    add_domain, set_domain = domain.add_domain, domain.set_domain
-    save_domain, load_domain = domain.save_domain, domain.load_domain
+
+    # ---- a domain of its own -------------------------------------------------------------------------------------------
+
+    def add_domain(self, name: str, **settings: Any) -> DomainNetwork:
+        """A network of a domain's own, which starts as the base's, and select it. `settings` as in `DomainNetwork`.
+
+        Raises ValueError for a name that is taken, or no name, or settings that there are not.
+        """
+        check_domain_name(name)
+        if name in self.config.domains:
+            raise ValueError(f"a domain needs a name of its own; there is a domain {name!r}")
+        network = make_domain(self.config, settings)
+        self.config.domains = {**self.config.domains, name: settings}
+        self.abduction.domains[name] = network.to(self.abduction.scale_net.weight.device)
+        self.set_domain(name)
+        return network
+
+    def set_domain(self, name: str | None) -> None:
+        """Whose abduction network is asked from now on; None for the base's. ValueError for one that is not there."""
+        if name is not None and name not in self.config.domains:
+            known = ", ".join(self.config.domains) or "none"
+            raise ValueError(f"there is no domain {name!r}; known domains: {known}")
+        self.config.domain = self.abduction.domain = name
+
+    def save_domain(self, name: str, path: str | os.PathLike) -> None:
+        """Write one domain's network alone: a safetensors file, which appears by rename."""
+        if name not in self.config.domains:
+            raise ValueError(f"there is no domain {name!r} to save")
+        about = {"name": name, "settings": self.config.domains[name]}
+        save_tensors(path, "domain", about, self.abduction.domains[name].state_dict())
+
+    def load_domain(self, path: str | os.PathLike) -> str:
+        """Add the domain that `save_domain` wrote, select it, and return its name.
+
+        Raises ValueError for another file, a model of another size, or a name that is taken.
+        """
+        about, state = load_tensors(path, "domain")
+        try:  # before anything of this model changes
+            make_domain(self.config, about["settings"]).load_state_dict(state)
+        except (RuntimeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} does not fit this model: {error}") from None
+        self.add_domain(about["name"], **about["settings"]).load_state_dict(state)
+        return about["name"]
 
 
 def kept_positions(logits_to_keep: int | Tensor) -> Any:

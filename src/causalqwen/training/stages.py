@@ -16,10 +16,10 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.abduction import check_domain_name
 from causalqwen.modeling.depths import decoder_layers
 from causalqwen.modeling.grafting import own_scores
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
-from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import Crossing
 from causalqwen.training import ranks, sharding
@@ -152,7 +152,7 @@ def check_stages(
             "heads: score_matrix 'shared' is the backbone's lm_head, and this model's scores have their own"
         )
     if settings.heads is not None and settings.heads.domain is not None:
-        domain.check_asked(model, settings.heads.domain, settings.heads.domain_asked)
+        _check_domain(model, settings.heads.domain, settings.heads.domain_asked)
     for name, stage in stages.items():
         moves = name in ("lora", "backbone") or (name == "heads" and _moves_embedding(model, stage))
         if moves and model.config.value_columns:
@@ -372,6 +372,16 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
     model.value_branch.feature_std.copy_(std)
 
 
+def _check_domain(model: CausalQwenForCausalLM, name: str, settings: dict[str, Any]) -> None:
+    """ValueError for a name that `add_domain` would not take, or settings that the domain of this name does not have."""
+    own = model.config.domains.get(name)
+    if own is None:
+        return check_domain_name(name)
+    for key, value in settings.items():
+        if value != own.get(key):
+            raise ValueError(f"domain {name!r} is there already, its {key} {own.get(key)!r}: leave domain_{key} out")
+
+
 # ---- the heads -------------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +391,11 @@ def _train_heads(run: Run) -> None:
         own_scores(model)
     if stage.domain is not None:
         model.requires_grad_(False)
-        domain.ask(model, stage.domain, **stage.domain_settings).requires_grad_(True)
+        if stage.domain in model.config.domains:
+            model.set_domain(stage.domain)
+        else:
+            model.add_domain(stage.domain, **stage.domain_settings)
+        model.abduction.domains[stage.domain].requires_grad_(True)
     else:
         _train_numbers_only(model)
         action = model.action

@@ -20,9 +20,9 @@ from causalqwen.files import check_sums, write_sums, write_text, writing, writin
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.abduction import divergence
 from causalqwen.modeling.heads import losses
 from causalqwen.parts.copying import Candidates
-from causalqwen.parts.domain import divergence
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import known_of_number
