@@ -21,7 +21,6 @@ from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import divergence
-from causalqwen.modeling.heads import losses
 from causalqwen.parts.copying import Candidates
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
@@ -138,7 +137,7 @@ class TrainedForCausalLM(nn.Module):
             None if offered is None else offered[masks.num_mask],
             None if classes is None else classes[masks.num_mask],
         )
-        parts = losses(model, masks, rest_loss, chain.number.log_p(), value_losses)
+        parts = model.losses(masks, rest_loss, chain.number.log_p(), value_losses)
         loss = parts.total
         if self.closeness and self.training:
             domain = model.abduction.asked
