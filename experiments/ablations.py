@@ -30,7 +30,6 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions
 from causalqwen.kernels import Negatives, sample_negatives
 from causalqwen.losses import shift_targets
-from causalqwen.modeling import heads
 from causalqwen.numbers import ValueTransform
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.training import FactStore, score_tokens
@@ -145,7 +144,7 @@ def losses(model: CausalQwenForCausalLM, facts: list[Any], negatives: Tensor, of
     if not of_softmax:
         rest = chain.rest_loss(masks.targets, negatives=sample)
     of_values = model.value_losses(features[masks.num_mask], masks.values[masks.num_mask])
-    parts = heads.losses(model, masks, rest, chain.number.log_p(), of_values)
+    parts = model.losses(masks, rest, chain.number.log_p(), of_values)
     if not of_softmax:
         return parts.total
     return sampled_softmax(model, chain.loc[0], masks.targets[0], sample) + model.config.value_loss_weight * parts.reg

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM, Individual, Observation
 from causalqwen.individuals import TokenEvidence, read_factor
+from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence
 
 CHUNK = 512
 
@@ -72,7 +73,7 @@ def main() -> None:
     tests = {}
     for name, paths in tqdm(speeches.items(), desc="reading the last addresses", leave=False):
         text = start_of(model, paths[-1], given.scored)
-        tests[name] = model.token_evidence(model.read(model.contexts(Observation(text), CHUNK)))
+        tests[name] = token_evidence(model, read_contexts(model, contexts_of(model, Observation(text), CHUNK)))
     for observed in given.observed:
         ratios = []
         people: dict[str, list[Individual]] = {label: [] for label in priors}
@@ -85,7 +86,7 @@ def main() -> None:
             if observed != 1024:
                 continue
             started = time.perf_counter()
-            for (ids, *_), _ in model.contexts(Observation(text), CHUNK):
+            for (ids, *_), _ in contexts_of(model, Observation(text), CHUNK):
                 model.backbone(input_ids=ids[None])
             ratios.append(taken / (time.perf_counter() - started))
         if ratios:

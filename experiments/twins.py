@@ -32,6 +32,7 @@ from scipy import stats
 from causalqwen import CausalQwenForCausalLM, Observation
 from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
+from causalqwen.modeling.reading import contexts_of, read_contexts
 from causalqwen.training import TrainSettings, ValueStage, train
 
 PEOPLE, TWINS, OUTCOMES = "combined_dv_human.csv", "combined_dv_llm.csv", "dv_variables_summary.csv"
@@ -213,7 +214,7 @@ def trained(study: Study, scores: np.ndarray, taught: np.ndarray, seed: int, epo
 @torch.no_grad()
 def law_of(model: CausalQwenForCausalLM, prompts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of a value behind each prompt: mean, what one unit of each coordinate of an individual adds, variance of the noise."""
-    read = model.read(model.contexts([Observation(" 0", prompt) for prompt in prompts], 512))
+    read = read_contexts(model, contexts_of(model, [Observation(" 0", prompt) for prompt in prompts], 512))
     chain, width = Chain(model, read.features), model.value_transform.width
     loadings, noise = (column.double().numpy() * width for column in chain.value_loadings())
     centre = model.value_transform.inverse(chain.action.value(*chain.read_by_values())[0]).double().numpy()

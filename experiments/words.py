@@ -27,6 +27,7 @@ from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM, Individual, Observation
 from causalqwen.individuals import TokenEvidence
+from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence
 
 WINDOW = 256
 RATES, STEPS = (5e-4, 2e-3), (4, 8)
@@ -54,10 +55,10 @@ def read(model: CausalQwenForCausalLM, later: str, before: str = "") -> TokenEvi
     )
     contexts = [
         (context, max(first, length + 1))
-        for context, first in model.contexts(Observation(later, before), length + WINDOW)
+        for context, first in contexts_of(model, Observation(later, before), length + WINDOW)
         if len(context.ids) == length + WINDOW
     ]
-    return model.token_evidence(model.read(contexts))
+    return token_evidence(model, read_contexts(model, contexts))
 
 
 def under_cache(test: TokenEvidence, own: TokenEvidence, strength: float) -> float:

@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.modeling.reading import encode_text
 
 YEARS, BEFORE, BEHIND = (1941, 1962, 1985, 2002, 2012, 2016), 16, 24
 EDITS = {
@@ -80,7 +81,7 @@ def observed_texts(model: CausalQwenForCausalLM) -> list[tuple[Observation, Tens
             if len(ids) < BEFORE + BEHIND:
                 continue
             prompt, text = tokenizer.decode(ids[:BEFORE]), tokenizer.decode(ids[BEFORE : BEFORE + BEHIND])
-            apart = [model.encode_text(prompt, prompt=True)[0], model.encode_text(text)[0]]
+            apart = [encode_text(model, prompt, prompt=True)[0], encode_text(model, text)[0]]
             if torch.cat(apart).tolist() == ids[: BEFORE + BEHIND]:
                 found.append((Observation(text, prompt), torch.cat(apart)))
     return found
@@ -152,7 +153,7 @@ def main() -> None:
         said, world = ids[BEFORE:].tolist(), Intervention(prompt=prompt)
         people = {"population average": nobody, "abducted": model.abduct(observed)}
         scores = model.backbone(input_ids=ids[None]).logits[0, BEFORE - 1 : -1].float()
-        start = model.encode_text(prompt, prompt=True)[0][None]
+        start = encode_text(model, prompt, prompt=True)[0][None]
         for key in (place + 10_000 * seed for seed in range(given.seeds)):
             made: dict[str, list[int]] = {}
             for name, who in people.items():

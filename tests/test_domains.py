@@ -12,7 +12,7 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.distributions import get_family
-from causalqwen.parts.domain import divergence, held
+from causalqwen.modeling.abduction import divergence, held
 from causalqwen.training import FactStore, HeadStage, TrainSettings, score_tokens, train
 from conftest import graft_tiny
 

@@ -23,7 +23,7 @@ from causalqwen.individuals import (
 )
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import individuals
-from causalqwen.modeling.reading import EncodedText
+from causalqwen.modeling.reading import EncodedText, contexts_of, encode_text, read_contexts, token_evidence
 from causalqwen.modeling.worlds import continue_prompt
 from conftest import graft_tiny
 from test_generation import eager
@@ -32,7 +32,7 @@ N, C, V = 23, 6, 40
 LAWS = [get_family("gaussian"), get_family("cauchy")]
 
 
-def token_evidence(law, likelihood="softmax", same_reach=True, seed=0):
+def evidence_of(law, likelihood="softmax", same_reach=True, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -72,7 +72,7 @@ def log_likelihood(evidence, g):
 @pytest.mark.parametrize("likelihood", ["softmax", "ovr"])
 @pytest.mark.parametrize("same_reach", [True, False])
 def test_evidence_is_the_likelihood_and_its_gradient(law, likelihood, same_reach):
-    evidence = token_evidence(law, likelihood, same_reach)
+    evidence = evidence_of(law, likelihood, same_reach)
     g = torch.linspace(-1, 1, C, dtype=torch.float64).requires_grad_(True)
     exact = log_likelihood(evidence, g)
     (slope,) = torch.autograd.grad(exact, g)
@@ -85,7 +85,7 @@ def test_evidence_is_the_likelihood_and_its_gradient(law, likelihood, same_reach
 @pytest.mark.parametrize("likelihood", ["softmax", "ovr"])
 def test_the_curvature_is_the_fisher_information(likelihood):
     """Expected outer product of the gradient over tokens (for OvR: over one-vs-rest outcomes) drawn from the model."""
-    evidence = token_evidence(LAWS[0], likelihood)
+    evidence = evidence_of(LAWS[0], likelihood)
     g = torch.linspace(-0.3, 0.3, C, dtype=torch.float64)
     information = evidence.evaluate(g, True)[2]
     scores = F.linear(evidence.loc + evidence.reach * g, evidence.weight, evidence.bias)
@@ -135,7 +135,7 @@ def test_the_posterior_of_gaussian_values_is_that_of_linear_regression():
 
 
 def test_fisher_scoring_finds_the_mode():
-    evidence = token_evidence(LAWS[0])
+    evidence = evidence_of(LAWS[0])
     found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30, tolerance=1e-10)
     g = found.mode.clone().requires_grad_(True)
     (slope,) = torch.autograd.grad(log_likelihood(evidence, g) - 0.5 * g.square().sum(), g)
@@ -161,7 +161,7 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
     @torch.no_grad()
     def speak(prompt, seed):
         generator = torch.Generator().manual_seed(seed)
-        ids, *_ = speaker.encode_text(prompt, prompt=True)
+        ids, *_ = encode_text(speaker, prompt, prompt=True)
         start = len(ids)
         for _ in range(40):
             chain = Chain(speaker, speaker.features(ids[None]).last_hidden_state[0, -1:])
@@ -173,7 +173,7 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
     said = [(prompt, speak(prompt, seed)) for seed, prompt in enumerate(prompts)]
     contexts = []
     for prompt, tokens in said:
-        text = speaker.encode_text(prompt, prompt=True)
+        text = encode_text(speaker, prompt, prompt=True)
         spoken = EncodedText(tokens, torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool))
         contexts.append((text.then(spoken), len(text.ids)))
     monkeypatch.setattr(individuals, "contexts_of", lambda model, observations: [contexts[i] for i in observations])
@@ -280,7 +280,7 @@ def test_a_new_person_is_expected_to_be_like_the_population(speaker):
     texts = ["We have come here to speak of it.", "We have seen a new year come.", "We have come to the land."]
     population = speaker.abduct_population({f"person {i}": [text, text] for i, text in enumerate(texts)})
     unheard = Observation(" have come to see it.", "We")
-    read = speaker.token_evidence(speaker.read(speaker.contexts(unheard, 512)))
+    read = token_evidence(speaker, read_contexts(speaker, contexts_of(speaker, unheard, 512)))
     nobody = Individual.nobody(32)
     assert read.evaluate(population.normal)[0] > read.evaluate(nobody.normal)[0]
     heard = speaker.abduct(texts[0], prior=population, name="Ann")
@@ -380,7 +380,7 @@ def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer, context):
         observed, [Intervention(), Intervention(values={0: 99.0}), Intervention(tokens={1: " men"})]
     )
     assert worlds[0][0].text == observed.text
-    said = model.encode_text(observed.text)
+    said = encode_text(model, observed.text)
     assert worlds[0][0].tokens.tolist() == said.ids.tolist() and worlds[0][0].values.tolist() == said.values.tolist()
     assert worlds[0][0].digits == tuple(said.digits.nonzero().squeeze(-1).tolist())
     assert worlds[1][0].values[0] == 99.0 and worlds[1][0].text.startswith(" 99")
@@ -412,7 +412,7 @@ def test_numbers_of_any_length_come_back_as_they_were_written(tiny_tokenizer, co
             seed=seed,
             temperature=(0.1, 1.0)[seed % 2],
         )
-        said = model.encode_text(text)
+        said = encode_text(model, text)
         assert was[0].text == text and was[0].values.tolist() == said.values.tolist()
         assert other[0].text.startswith(" 99") and other[0].values[0] == 99.0
 
@@ -429,7 +429,7 @@ def test_what_is_set_waits_for_the_end_of_a_number_and_brings_digits_of_its_own(
         assert world.tokens[:2].tolist() == [number, *tokens(" -7.25")["input_ids"][:1]]
         assert world.text.startswith(" -7.25 of 1,000 men") and world.values[0] == -7.25
         assert world.values[world.tokens == number].tolist()[:2] == [-7.25, 1000.0]
-        set_here = model.encode_text(" -7.25 of 1,000 men")
+        set_here = encode_text(model, " -7.25 of 1,000 men")
         assert world.forced[: len(set_here.ids)] == tuple(range(len(set_here.ids)))
         last = world.forced[len(set_here.ids) :]
         assert tokens.decode(world.tokens[list(last)]) == " so" and last[0] in spoken and last[0] >= 9
@@ -467,7 +467,7 @@ def test_padding_within_a_prompt_is_read(tiny_tokenizer, context):
     model.config.value_range = [0.0, 100.0]
     end = tiny_tokenizer.pad_token
     observed = Observation(" 12.5 people", f"They say{end} that{end} then")
-    assert tiny_tokenizer.pad_token_id in model.encode_text(observed.prompt).ids
+    assert tiny_tokenizer.pad_token_id in encode_text(model, observed.prompt).ids
     assert model.counterfactual_samples(observed, Intervention())[0][0].text == observed.text
 
 
@@ -516,7 +516,7 @@ def test_what_cannot_be_set_is_told(given, message):
     ],
 )  # fmt: skip
 def test_nothing_is_set_after_the_end_of_a_text_without_a_word(speaker, noise, given, length, message):
-    n = len(speaker.encode_text(OBSERVED.text).ids)
+    n = len(encode_text(speaker, OBSERVED.text).ids)
     for name in ("values", "tokens"):
         if name in given:
             given = given | {name: {n if place == "n" else place: what for place, what in given[name].items()}}

@@ -20,6 +20,7 @@ from causalqwen.data import Row, encode_rows, synthetic
 from causalqwen.data.encoding import collate
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling.outputs import CACHE
+from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts
 from causalqwen.numbers import KINDS, NumberRules, find_numbers
 from causalqwen.training import TrainSettings, ValueStage, train
 from conftest import FAMILIES, graft_tiny
@@ -354,11 +355,11 @@ def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, number_context="digits").double()
     model.config.value_range = [0.0, 100.0]  # as training leaves it: numbers are read
     prompt, text = "Of 20 people", " some 1,272.50 came (-5), and 7"
-    read = model.read(model.contexts(Observation(text, prompt), 512))
+    read = read_contexts(model, contexts_of(model, Observation(text, prompt), 512))
     plain = tiny_tokenizer(prompt + text, return_tensors="pt")["input_ids"]
     assert plain[0].tolist() == [*tiny_tokenizer(prompt)["input_ids"], *tiny_tokenizer(text)["input_ids"]]
     theirs = model.backbone.base_model(input_ids=plain).last_hidden_state[0]
-    encoded, at = model.encode_text(text), len(tiny_tokenizer(prompt)["input_ids"])
+    encoded, at = encode_text(model, text), len(tiny_tokenizer(prompt)["input_ids"])
     expected, targets = [], []
     for token, is_digit in zip(encoded.ids.tolist(), encoded.digits.tolist(), strict=True):
         if not is_digit:

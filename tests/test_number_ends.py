@@ -6,6 +6,7 @@ import torch
 from campaign.generated import PROMPTS, WAYS, write
 from causalqwen import CausalDecoding, CausalQwenProcessor, Intervention
 from causalqwen.modeling.ends import TextEnd
+from causalqwen.modeling.reading import encode_text
 from causalqwen.modeling.worlds import continue_prompt
 from causalqwen.numbers import find_numbers
 from causalqwen.serving.text import GrowingText
@@ -48,7 +49,7 @@ def test_a_value_that_is_set_by_hand_is_read_as_it(talker):
         (world,) = continue_prompt(
             talker, prompt, CausalDecoding.preset("causal", seed=1), 1, 16, Intervention(values={0: value})
         )
-        before, of_before, _ = talker.encode_text(prompt, prompt=True)
+        before, of_before, _ = encode_text(talker, prompt, prompt=True)
         ids, values = [*before.tolist(), *world.tokens.tolist()], [*of_before.tolist(), *world.values.tolist()]
         assert value in values and broken_numbers(talker.processor, ids, values) == []
         assert value in [span.value for span in find_numbers(prompt + world.text)]

@@ -13,6 +13,7 @@ from causalqwen.evaluation.portrait import write_portrait
 from causalqwen.evaluation.worlds import mark_changes, segments
 from causalqwen.evaluation.worlds_page import write_worlds
 from causalqwen.modeling.changes import word_changes, world_numbers
+from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
 from causalqwen.modeling.telling import (
     covariance_of,
     favoured_tokens,
@@ -117,8 +118,9 @@ def test_intervals_are_those_of_the_number_predicted_there(model, people, told):
                 before = world.text[: number.start]
                 if 0 in world.forced and number.start == 0:
                     assert number.value == 99.0 and number.low is None and str(number) == "set"
-                elif model.encode_text(world.prompt + before).ids.tolist() == [
-                    *model.encode_text(world.prompt).ids.tolist(), *world.tokens[: len(model.encode_text(before).ids)].tolist()
+                elif encode_text(model, world.prompt + before).ids.tolist() == [
+                    *encode_text(model, world.prompt).ids.tolist(),
+                    *world.tokens[: len(encode_text(model, before).ids)].tolist(),
                 ]:  # the text reads back as the tokens that were said  # fmt: skip
                     (law,) = model.predict_number(world.prompt + before, individual=who)
                     assert number.median == pytest.approx(law.median, rel=1e-4, abs=1e-4)
@@ -204,8 +206,8 @@ def test_what_tokens_tell_adds_up_to_the_likelihood_gained(model, people):
     text = "It is 5 and then 我们 have it, so we 61 are here. " * 12
     said, _ = what_told(model, [text], ann)
     assert "".join(piece.text for piece in said[0]) == text.rstrip() + text[len(text.rstrip()) :]
-    read = model.read(model.contexts(text, 256))
-    evidence = [model.token_evidence(read), model.value_evidence(read)]
+    read = read_contexts(model, contexts_of(model, text, 256))
+    evidence = [token_evidence(model, read), value_evidence(model, read)]
     gained = sum(e.evaluate(ann.normal)[0] - e.evaluate(0 * ann.normal)[0] for e in evidence)
     assert sum(piece.gain or 0.0 for piece in said[0]) == pytest.approx(gained, abs=1e-3)
     for e in evidence:
@@ -215,19 +217,19 @@ def test_what_tokens_tell_adds_up_to_the_likelihood_gained(model, people):
     values = [piece for piece in what_told(model, [text], people["Bob"])[0][0] if piece.own is not None]
     assert len(values) == 24 and values[0].own.loc != values[0].nobodys.loc
     assert values[0].own.scale < values[0].nobodys.scale  # Bob is known exactly
-    digits = model.encode_text(text).digits
+    digits = encode_text(model, text).digits
     for shown in (40, *range(3, 9)):
         end = shown + digits[shown:].long().cumprod(0).sum()  # a number is not cut
         pieces = [piece for said in what_told(model, [text, text], ann, shown=shown)[0] for piece in said]
         assert len(pieces) == (~digits[:end]).sum() and all(piece.text for piece in pieces if piece.value)
-    pieces = token_texts(model, model.encode_text("我们 are"))
+    pieces = token_texts(model, encode_text(model, "我们 are"))
     assert "".join(pieces) == "我们 are" and "\ufffd" not in "".join(pieces) and "" in pieces
 
 
 def test_favoured_tokens_at_one_position_are_its_softmax(model, people):
     bob = people["Bob"]
-    read = model.read(model.contexts(Observation(" and", "They say that"), 99))
-    evidence = model.token_evidence(read[:1])
+    read = read_contexts(model, contexts_of(model, Observation(" and", "They say that"), 99))
+    evidence = token_evidence(model, read[:1])
     more, less = favoured_tokens(model, (evidence, evidence), bob, count=5)
     q = evidence.law.quantile(bob.factor).float()
     own, nobodys = (

@@ -35,13 +35,12 @@ from causalqwen.parts.crossing import (
     _products,
     _told_by_components,
     held,
-    let_cross,
 )
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows
 from causalqwen.training.features import FactStore, token_facts
 from causalqwen.training.run import learn
-from causalqwen.training.stages import _ridge
+from causalqwen.training.stages import _ridge, let_cross
 from conftest import graft_tiny
 
 GAUSSIAN, CAUCHY = get_family("gaussian"), get_family("cauchy")

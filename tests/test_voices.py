@@ -29,6 +29,7 @@ from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.depths import decoder_layers, depths_of
 from causalqwen.modeling.hearing import Words, log_likelihood, scores, told, windows_of
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
+from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence
 from causalqwen.modeling.telling import favoured_tokens, what_told
 from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
@@ -118,7 +119,7 @@ def test_a_voice_is_heard_in_its_own_pass_alone(tiny_llama):
 def test_the_score_is_the_gradient_of_the_likelihood(tiny_tokenizer, numbers):
     model = graft_tiny("qwen2", tiny_tokenizer).double().requires_grad_(False)
     model.config.value_range = [0.0, 100.0] if numbers else None
-    contexts = model.contexts([Observation(SAID, "She said:"), SAID, SAID], 64)
+    contexts = contexts_of(model, [Observation(SAID, "She said:"), SAID, SAID], 64)
     origin, towards = random_voice(model).double(), random_voice(model, 1).double()
     gradients, counts = map(
         torch.cat, zip(*(one for each in contexts for one in scores(model, [each], origin)), strict=True)
@@ -127,12 +128,12 @@ def test_the_score_is_the_gradient_of_the_likelihood(tiny_tokenizer, numbers):
     for place, one in enumerate(contexts):
         up, down = (told(model, [one], origin + sign * step * towards) for sign in (1, -1))
         assert (gradients[place] * towards).sum().item() == pytest.approx((up - down) / (2 * step), rel=2e-3)
-        evidence = model.token_evidence(model.read([one], origin))  # by the documents' likelihood of words
+        evidence = token_evidence(model, read_contexts(model, [one], origin))  # by the documents' likelihood of words
         assert told(model, [one], origin) == pytest.approx(evidence.evaluate(torch.zeros(32).double())[0], abs=1e-6)
         assert counts[place] == len(evidence)
     both = log_likelihood(model, Words(model, contexts[1:]), origin)  # of one length: read together
     assert both[0].item() == pytest.approx(told(model, contexts[1:2], origin), abs=1e-8)
-    assert model.read(contexts[:1]).targets.shape[0] == counts[0] + int(numbers)
+    assert read_contexts(model, contexts[:1]).targets.shape[0] == counts[0] + int(numbers)
 
 
 # ---- hearing somebody ------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
     torch.testing.assert_close(who.voice, tiny_voices.heard(gradients.sum(0), tokens))
     gained = told(tiny_llama, contexts, who.voice) - told(tiny_llama, contexts, None)
     # e1 is inferred as without a voice, from what is read under it
-    words = tiny_llama.token_evidence(tiny_llama.read(contexts, who.voice))
+    words = token_evidence(tiny_llama, read_contexts(tiny_llama, contexts, who.voice))
     widest = tiny_llama.action.scales.widest
     posterior = find_posterior([words], torch.zeros(32).double(), None, widest=widest)
     torch.testing.assert_close(who.normal, posterior.mode, rtol=1e-4, atol=1e-5)
@@ -566,11 +567,11 @@ def test_voices_are_learned_from_texts_of_any_length(tiny_llama, texts):
 def test_short_texts_stand_together_and_long_ones_alone(tiny_llama):
     kinds = TwoKinds()
     long, short = kinds.text(0), kinds.text(0, 10)
-    size = len(tiny_llama.encode_text(short).ids)
+    size = len(encode_text(tiny_llama, short).ids)
     found = _texts(tiny_llama, "Ann", [long, *[short] * 60, long, short])
     sizes = [sum(len(text.ids) for text, _ in windows) for windows in found]
     together = 1 + max(1, (1024 - size + 1) // (size - 1))
-    assert sizes[0] == sizes[-2] == len(tiny_llama.encode_text(long).ids) and sizes[-1] == size
+    assert sizes[0] == sizes[-2] == len(encode_text(tiny_llama, long).ids) and sizes[-1] == size
     assert sum(len(windows) for windows in found[1:-2]) == 60 and len(found[1]) in (
         together - 1,
         together,
@@ -578,7 +579,7 @@ def test_short_texts_stand_together_and_long_ones_alone(tiny_llama):
     )
     before = Observation(short, kinds.text(0, 20))
     ((window,),) = windows_of(tiny_llama, [before])[:1]
-    assert window[0].ids[window[1] :].tolist() == tiny_llama.encode_text(short).ids.tolist()
+    assert window[0].ids[window[1] :].tolist() == encode_text(tiny_llama, short).ids.tolist()
 
 
 def test_who_is_heard_is_asked_about_another_text():

@@ -25,7 +25,7 @@ from causalqwen.decoding import Draws, Integrated
 from causalqwen.files import batches
 from causalqwen.modeling import heads
 from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
-from causalqwen.modeling.prediction import NumberPrediction, generated_values, predict_values, said_values
+from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.vocabulary import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
@@ -204,7 +204,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             for name, of_one in of_class.items():
                 self.number_class = name
                 numbers = offered([(chosen[row], chosen[row].pending[0]) for row in of_one])
-                values = said_values(self, features[of_one, -1], generated_values(self, loc_Y[of_one, -1]), numbers)
+                values = self.said_values(features[of_one, -1], self.generated_values(loc_Y[of_one, -1]), numbers)
                 found |= zip((rows[row] for row in of_one), values.tolist(), strict=True)
         return [found[row] for row in range(len(requests))]
 

@@ -10,6 +10,7 @@ from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction,
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.hearing import windows_of
+from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence, value_evidence
 from causalqwen.numbers.rendering import brief
 
 
@@ -55,20 +56,20 @@ def _of_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Cho
 
 
 def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observation) -> Heard:
-    contexts = model.contexts([said]) if individual.voice is None else windows_of(model, [said])[0]
+    contexts = contexts_of(model, [said]) if individual.voice is None else windows_of(model, [said])[0]
     if not contexts:  # a single token that nothing comes before
         return Heard(said.prompt, said.text.strip(), "words", 0.0)
-    read = model.read(contexts)
-    numbers, is_number = model.value_evidence(read), read.targets == model.config.num_token_id
+    read = read_contexts(model, contexts)
+    numbers, is_number = value_evidence(model, read), read.targets == model.config.num_token_id
     g = individual.normal.to(model.device)
     nobody, gain = torch.zeros_like(g), 0.0
     if len(numbers):
         gain += (numbers.each(g) - numbers.each(nobody)).sum().item()
     words_count = not (individual.is_inferred and individual.knows_values)
     if words_count and not bool(is_number.all()):
-        nobodys = tokens = model.token_evidence(read)
+        nobodys = tokens = token_evidence(model, read)
         if individual.voice is not None:
-            tokens = model.token_evidence(model.read(contexts, individual.voice))
+            tokens = token_evidence(model, read_contexts(model, contexts, individual.voice))
         gain += (tokens.each(g) - nobodys.each(nobody)).sum().item()
     if len(numbers) != 1 or not bool(is_number.all()):
         return Heard(said.prompt, said.text.strip(), "words", gain)

@@ -8,6 +8,7 @@ from causalqwen.decoding import Individual
 from causalqwen.evaluation.heard import what_each_told
 from causalqwen.evaluation.page import number_row, write_page
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
+from causalqwen.modeling.reading import encode_text
 from causalqwen.modeling.telling import Said, covariance_of, favoured_tokens, lie_among, what_told
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
@@ -63,7 +64,7 @@ def write_portrait(
         names=[name for name, _ in people], plane=lie_among([who for _, who in people]).plain,
         coordinates=[_coordinate(at, normal[at].item(), widths[at].item()) for at in order.tolist()],
         apart=int((normal.abs() > 1.645 * widths).sum()), size=size, shown=len(pieces),
-        total=sum(int((~model.encode_text(text).digits).sum()) for text in texts),
+        total=sum(int((~encode_text(model, text).digits).sum()) for text in texts),
         portrait={
             "name": name, "words": [[piece.plain for piece in text] for text in said],
             "favoured": [vars(one) for one in favoured[0]], "avoided": [vars(one) for one in favoured[1]],

@@ -2,19 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from causalqwen.core import Chain
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.individuals import share_of_who
-from causalqwen.modeling.prediction import generated_values, said_values
 from causalqwen.modeling.processor import NUM_TOKEN
 from causalqwen.parts.copying import Candidates
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _CONTEXT = 8  # tokens before it that decide how a token is written
 _UNFINISHED = "\ufffd"
@@ -51,7 +47,7 @@ class Place:
 
 @torch.no_grad()
 def alternatives(
-    model: "CausalQwenForCausalLM",
+    model: GraftedModel,
     features: Tensor,
     tokens: Sequence[int],
     before: Sequence[tuple[Sequence[int], Sequence[float]]],
@@ -74,7 +70,7 @@ def alternatives(
     number = model.config.num_token_id
     values = [0.0] * len(who)
     if bool((shown == number).any()):
-        values = said_values(model, features, generated_values(model, chain.value()[0]), candidates).tolist()
+        values = model.said_values(features, model.generated_values(chain.value()[0]), candidates).tolist()
     places = []
     for (ids, of_softmax, of_ovr), text, value, share, decided in zip(
         columns, before, values, who, scores.decide().tolist(), strict=True
@@ -87,13 +83,13 @@ def alternatives(
     return places
 
 
-def _name(model: "CausalQwenForCausalLM", token: int) -> str:
+def _name(model: GraftedModel, token: int) -> str:
     listed = model.processor.tokenizer.convert_ids_to_tokens(token)
     return NUM_TOKEN if token == model.config.num_token_id else str(listed)
 
 
 def added_text(
-    model: "CausalQwenForCausalLM", before: tuple[Sequence[int], Sequence[float]], token: int, value: float = 0.0
+    model: GraftedModel, before: tuple[Sequence[int], Sequence[float]], token: int, value: float = 0.0
 ) -> str | None:
     """What a token adds to a text of ids and values; None where that is no text of its own."""
     processor = model.processor

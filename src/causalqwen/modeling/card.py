@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCardData, parse_eval_result_entries
 from transformers.utils import cached_file
 
-from causalqwen import __version__
 from causalqwen.files import writing
 from causalqwen.modeling.backbones import KNOWN_BACKBONES
 from causalqwen.modeling.configuration import SECTIONS, CausalQwenConfig
@@ -70,7 +70,7 @@ def card_text(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
 
     trained: what `training.json` holds (`train`), None for a graft that has learned nothing.
     """
-    release = __version__
+    release = version("causalqwen")
     known: dict[str, Any] = dict(base_model(config))
     base = known.get("base_model")
     title = f"CausalQwen on {base.split('/')[-1]}" if base else "CausalQwen"
@@ -206,7 +206,7 @@ def upload(
     A card in the repository that is not one of this library's, unchanged, stays as it is. Arguments are those of transformers'
     `push_to_hub`, and `remote_code` of `save_pretrained`. Returns huggingface_hub's CommitInfo.
     """
-    api = HfApi(token=token, library_name="causalqwen", library_version=__version__)
+    api = HfApi(token=token, library_name="causalqwen", library_version=version("causalqwen"))
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     if revision is not None and not revision.startswith("refs/pr"):
         api.create_branch(repo_id, branch=revision, exist_ok=True)

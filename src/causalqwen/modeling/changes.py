@@ -3,17 +3,15 @@
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from causalqwen.decoding import Individual
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.prediction import NumberPrediction
-from causalqwen.modeling.worlds import World
+from causalqwen.modeling.reading import encode_text
+from causalqwen.modeling.worlds import World, value_predictions
 from causalqwen.numbers.rendering import brief
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 LEVEL = 0.9
 """What the intervals beside values cover."""
@@ -54,10 +52,10 @@ class WorldNumber:
         return f"{LEVEL:.0%}: {brief(self.low)} to {brief(self.high)}"
 
 
-def world_numbers(model: "CausalQwenForCausalLM", world: World, individual: Individual) -> list[WorldNumber]:
+def world_numbers(model: GraftedModel, world: World, individual: Individual) -> list[WorldNumber]:
     """The values of a world in their order, with the intervals of `model.value_predictions`."""
-    predictions = model.value_predictions(world, individual)
-    before, of_before, _ = model.encode_text(world.prompt, prompt=True)
+    predictions = value_predictions(model, world, individual)
+    before, of_before, _ = encode_text(model, world.prompt, prompt=True)
     ids, values = torch.cat([before, world.tokens]), torch.cat([of_before, world.values])
     first = len(before)
 

@@ -4,7 +4,6 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +11,8 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.individuals import Branches, ChoiceEvidence
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.reading import EncodedText, encode_text
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 
 @dataclass(frozen=True)
@@ -64,20 +61,9 @@ def check_options(options: Sequence[str]) -> None:
 
 @torch.no_grad()
 def predict_choice(
-    model: "CausalQwenForCausalLM",
-    prompts: str | Sequence[str],
-    options: Sequence[str],
-    *,
-    individual: Individual | None = None,
+    model: GraftedModel, prompts: str | Sequence[str], options: Sequence[str], individual: Individual | None
 ) -> list[ChoicePrediction]:
-    """Which of the options follows each prompt, as `individual` would say it; nobody in particular by default.
-
-    Options are what may be written behind the prompt, each to the end of its line. At every token where they part, a softmax
-    over loc_S of the tokens that they go on with says how likely each branch is (a decoder that may write nothing but options).
-    What is not known about somebody who was inferred is integrated out, over the draws of their posterior.
-
-    Raises ValueError for an empty prompt, fewer than two options or two that are alike.
-    """
+    """`CausalQwenForCausalLM.predict_choice`."""
     check_options(options)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     if individual is None:
@@ -93,16 +79,14 @@ def predict_choice(
     return predictions
 
 
-def choice_evidence(model: "CausalQwenForCausalLM", choices: Sequence[Choice]) -> ChoiceEvidence:
+def choice_evidence(model: GraftedModel, choices: Sequence[Choice]) -> ChoiceEvidence:
     """What choices say about whoever made them."""
     read = [read_options(model, choice.prompt, choice.options) for choice in choices]
     return ChoiceEvidence(read, [choice.options.index(choice.chosen) for choice in choices], model.action.law)
 
 
 @torch.no_grad()
-def read_options(
-    model: "CausalQwenForCausalLM", prompt: str, options: Sequence[str], voice: Tensor | None = None
-) -> Branches:
+def read_options(model: GraftedModel, prompt: str, options: Sequence[str], voice: Tensor | None = None) -> Branches:
     """The branches of the options after a prompt, under a voice [L, H]. Raises ValueError for an empty prompt."""
     before = encode_text(model, prompt, prompt=True)
     if not len(before.ids):
@@ -127,7 +111,7 @@ def read_options(
 
 
 @torch.no_grad()
-def last_features(model: "CausalQwenForCausalLM", text: EncodedText, voice: Tensor | None = None) -> Tensor:
+def last_features(model: GraftedModel, text: EncodedText, voice: Tensor | None = None) -> Tensor:
     """z [1, H] where a text ends, under a voice [L, H]. ValueError where it is longer than the context."""
     limit = model.config.context_length
     if limit is not None and len(text.ids) > limit:
@@ -140,7 +124,7 @@ def last_features(model: "CausalQwenForCausalLM", text: EncodedText, voice: Tens
     return hidden
 
 
-def _ids_behind(model: "CausalQwenForCausalLM", prompt: str, option: str) -> tuple[int, ...]:
+def _ids_behind(model: GraftedModel, prompt: str, option: str) -> tuple[int, ...]:
     """The tokens of an option as it stands behind a prompt, through the end of its line."""
     last, first = (prompt.rstrip(" ") or prompt)[-1], option.strip()[0]
     joined = last.isspace() or any(unicodedata.east_asian_width(one) in "WF" for one in (last, first))

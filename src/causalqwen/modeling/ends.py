@@ -9,16 +9,13 @@ import math
 import string
 from collections.abc import Callable, Container, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.numbers import NumberSpan, find_numbers
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.processor import CausalQwenProcessor
 
 _NEAR = 32  # characters behind a number in which the reader may still make another one of it
 _TOKENS = 48  # before a number, and behind it, that are read with it
@@ -31,12 +28,12 @@ _PAIRED = ("{0}a = 5 b{0}", "{0}x^2 + 5{0}", r"{0}\alpha = 5{0}")
 
 
 class NumberEnds:
-    """What a processor's number rules say about the tokens that may follow a text.
+    """What the number rules of a `CausalQwenProcessor` say about the tokens that may follow a text.
 
     `closing`: tokens that may end a passage in which no number is read, however far before them it began (code).
     """
 
-    def __init__(self, processor: "CausalQwenProcessor") -> None:
+    def __init__(self, processor: Any) -> None:
         self.processor, self.number = processor, processor.num_token_id
         tokenizer = processor.tokenizer
         self.special = frozenset(tokenizer.all_special_ids)

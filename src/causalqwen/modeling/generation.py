@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.ends import MANY
-from causalqwen.modeling.heads import number_candidates, standing
 from causalqwen.modeling.loop import (
     ForceTokens,
     KeepNumbers,
@@ -36,11 +35,7 @@ from causalqwen.modeling.loop import (
     WriteDigits,
 )
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
-from causalqwen.modeling.prediction import generated_values, said_values
 from causalqwen.parts.copying import Candidates
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 logger = logging.get_logger(__name__)
 
@@ -57,6 +52,7 @@ class CausalGenerationMixin(GenerationMixin):
 
     config: CausalQwenConfig
     action: ActionNetwork
+    standing: Any
 
     _supported_generation_modes = (
         GenerationMode.GREEDY_SEARCH,
@@ -105,7 +101,7 @@ class CausalGenerationMixin(GenerationMixin):
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
         """
-        with standing(self):
+        with self.standing():
             return self._generate(inputs, generation_config, *args, causal_decoding=causal_decoding, **kwargs)
 
     def _generate(
@@ -481,8 +477,8 @@ def _start_values(
     def compute(features: Tensor, positions: Tensor) -> Tensor:
         draws = Integrated() if bound is None else bound.at(positions)
         loc_Y, _ = Chain(model, features, draws).value()
-        new = draws.restore_observed_values(generated_values(model, loc_Y[:, -1]), loc_Y)
-        return said_values(model, features[:, -1], new, log.offered())
+        new = draws.restore_observed_values(model.generated_values(loc_Y[:, -1]), loc_Y)
+        return model.said_values(features[:, -1], new, log.offered())
 
     if at_once is None:  # digits are written by the host
         at_once = input_ids.device.type != "cpu" and not model.config.context.writes
@@ -533,7 +529,7 @@ def _start_values(
 
 
 def _numbers_of_prompt(
-    model: "CausalQwenForCausalLM", input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None
+    model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None
 ) -> Candidates:
     values, mask = model_kwargs["numeric_values"], model_kwargs.get("attention_mask")
     features = torch.zeros((), device=model.device).expand(*input_ids.shape, model.config.hidden_size)
@@ -541,4 +537,4 @@ def _numbers_of_prompt(
         places = None if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0)
         voice = None if bound is None else bound.voice
         features = model.features(input_ids, mask, values, voice=voice, position_ids=places).last_hidden_state
-    return number_candidates(model, features, input_ids, values, mask)
+    return model.candidates(features, input_ids, values, mask)

@@ -3,25 +3,24 @@
 import logging
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.checking import check_values, nearest
 from causalqwen.distributions import get_family, get_value_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.heads import VALUE_MODULES, make_heads
 from causalqwen.modeling.narrowing import narrow_head
-from causalqwen.modeling.own_scores import own_scores
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.proof import logger, prove
+from causalqwen.modeling.vocabulary import effective_linear
 from causalqwen.parts import PARTS
 from causalqwen.parts.limits import NEEDS
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _PROBES = (
     "The river rises in the hills and runs through three towns before it meets the sea. Nobody knows who built the old "
@@ -47,7 +46,7 @@ says how much people differ: texts of one individual are as alike as they can be
 
 
 def from_backbone(
-    cls: "type[CausalQwenForCausalLM]",
+    cls: type[GraftedModel],
     name_or_path: str | PreTrainedModel,
     dtype: torch.dtype | str | None = None,
     start: str = "faithful",
@@ -56,25 +55,7 @@ def from_backbone(
     quiet: bool = False,
     **config: Any,
 ) -> Any:
-    """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
-
-    One line tells what was added, and on how many tokens of a few lines the logits were found to be the backbone's: at level
-    INFO of the logger `causalqwen`, which writes to stderr where the program has set up no logging of its own
-    (`logging.getLogger("causalqwen").setLevel("WARNING")` for silence).
-
-    Args:
-        name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
-            `tokenizer`).
-        dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
-        start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
-        text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
-        quiet: neither compare nor tell.
-        config: any field of `CausalQwenConfig`, over those of the start.
-
-    Raises:
-        ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.limits`); a model that is
-            no decoder (encoder-only, encoder-decoder), or whose logits are not a linear map of its last hidden state.
-    """
+    """`CausalQwenForCausalLM.from_backbone`."""
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
     found = ("num_token_id", "free_token_ids", "given")
@@ -191,6 +172,20 @@ def faithful_start(free: list[int], family: str, weight: torch.Tensor) -> dict[s
         "initial_noise": noise / longest,
         "initial_threshold": threshold,
     }
+
+
+@torch.no_grad()
+def own_scores(model: Any) -> None:
+    """Give a model W_cls [V, H] and b_cls [V] of its own, `score_head`, which start as the backbone's lm_head, b_cls at 0 where
+    that has none; a checkpoint keeps them. The embedding, which the lm_head may be tied to (overview 2.4), and with it every
+    feature, stays when they are trained."""
+    weight, bias = effective_linear(model.backbone.get_output_embeddings())
+    rows, size = weight.shape
+    own = nn.utils.skip_init(nn.Linear, size, rows, dtype=weight.dtype, device=weight.device)  # draws nothing
+    own.weight.copy_(weight)
+    own.bias.copy_(torch.zeros_like(own.bias) if bias is None else bias)
+    model.score_head = own
+    model.config.own_scores = True
 
 
 def renew_values(model: Any, **config: Any) -> None:

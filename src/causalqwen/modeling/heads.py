@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from causalqwen.core import Chain
 from causalqwen.decoding import Draws
 from causalqwen.losses import LossMasks, LossParts, total_loss
-from causalqwen.modeling.abduction import AbductionNetwork
+from causalqwen.modeling.abduction import AbductionNetwork, make_domain
 from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
@@ -19,18 +19,14 @@ from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.gated_features import GatedFeatures
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.vocabulary import Vocabulary
-from causalqwen.numbers import ValueLaw
+from causalqwen.numbers import ValueLaw, ValueTransform, round_significant
 from causalqwen.parts import value_axes
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
-from causalqwen.parts.domain import equip
 from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.plain_reader import PlainReader
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 _STANDING: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("standing", default=())
 """Of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of what it awaits."""
@@ -56,7 +52,9 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
         initial_scale=config.initial_scale,
         max_scale=config.max_scale,
     )
-    equip(abduction, config)
+    for name, settings in config.domains.items():
+        abduction.domains[name] = make_domain(config, settings)
+    abduction.domain = config.domain
     made["abduction"] = abduction
     made["value_branch"] = None
     if config.value_branch:
@@ -83,6 +81,10 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     return made
 
 
+_MANY = 1024
+"""Values of a batch from which on contexts that are alike are read once, where people share them."""
+
+
 class GraftModules:
     """The modules of a graft, and what follows from how they are set, wherever its backbone runs."""
 
@@ -93,6 +95,10 @@ class GraftModules:
     value_branch: ValueBranch | None
     copy_head: CopyHead | None
     score_head: nn.Linear | None
+    training: bool
+    get_output_embeddings: Any
+    ovr_impl: str = "auto"
+    """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
     number_class: str | None = None
     """The class of numbers that are not said to be of another; it is not kept in a checkpoint."""
 
@@ -131,6 +137,152 @@ class GraftModules:
             return law
         standardize, features = self.value_reader.standardize, features[..., : self.config.hidden_size]
         return self.copy_head.law(law, standardize(features), standardize(candidates.features), candidates)
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
+        return self.config.value_range is not None
+
+    @property
+    def value_transform(self) -> ValueTransform:
+        """The map between values and the axis of the value head, see `value_law`."""
+        return self.value_law.transform
+
+    def generated_values(self, loc_Y: Tensor) -> Tensor:
+        """What a text says anew where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than
+        `value_place`, and where that is none of its values the nearest of the support."""
+        axes, digits = self.value_axes, self.config.value_digits
+        transform = axes.law().transform
+        return transform.support.take_in(
+            round_significant(transform.inverse(loc_Y), digits, axes.axis(None)["value_place"])
+        )
+
+    def said_values(self, features: Tensor, new: Tensor, candidates: Candidates | None) -> Tensor:
+        """What a text says behind features [n, H]: the number of the context that has more than half of the probability,
+        exactly, where one has; elsewhere `new` [n]. candidates: None where the model does not copy."""
+        if candidates is None:
+            return new
+        copied, again = self.copy_law(features, candidates).copied()
+        return torch.where(copied, again, new)
+
+    def vocabulary(self) -> Vocabulary:
+        """W_cls as it is now; within `standing`, as it was when that began."""
+        known = (words for entry in reversed(_STANDING.get()) for words in entry if words.action is self.action)
+        return next(known, None) or self.action.vocabulary(self.get_output_embeddings())
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """While the block runs, W_cls stands still: what follows from it is made once, for each thread that says so."""
+        own = [self.vocabulary()]
+        _STANDING.set((*_STANDING.get(), own))
+        try:
+            yield
+        finally:  # blocks may end in any order, and in another context than they began in
+            own.clear()
+            _STANDING.set(tuple(entry for entry in _STANDING.get() if entry))
+
+    def heads(
+        self,
+        features: Tensor,
+        masks: LossMasks | None = None,
+        *,
+        candidates: Candidates | None = None,
+        draws: Draws | None = None,
+        output_ovr: bool = False,
+        skip_logits: bool = False,
+    ) -> CausalQwenOutput:
+        """Laws of scores and values from features z [B, S, H], and with masks [B, S-1] the losses.
+
+        candidates: for each position, the numbers that a value may be a copy of; None for none. draws: what a plan draws there.
+        """
+        chain = Chain(self, features, draws).situated()
+        loc_Y, scale_Y = chain.value()
+        log_num, log_not_num = chain.number.log_p()
+        result = CausalQwenOutput(
+            features=features,
+            loc_U=chain.loc_U,
+            scale_U=chain.scale_U,
+            loc_Y=loc_Y,
+            scale_Y=scale_Y,
+            num_prob=log_num.exp(),
+            logits=None if skip_logits else chain.loc_S,
+        )
+        if output_ovr:
+            scores = chain.scores
+            result.scale_S, result.ovr_probs, result.decisions = scores.graded(), scores.p(), scores.decide()
+        if masks is None:
+            return result
+        before = chain[:, :-1]
+        if skip_logits:
+            rest_loss = before.rest_loss(masks.targets, masks.also_right, impl=self.ovr_impl)
+        else:
+            rest_loss = before.rest.loss(before.words_of(masks.targets), masks.also_right)
+        of_values = self.value_losses(
+            features[:, :-1][masks.num_mask],
+            masks.values[masks.num_mask],
+            candidates=None if candidates is None else candidates[:, :-1][masks.num_mask],
+        )
+        parts = self.losses(masks, rest_loss, (log_num[:, :-1], log_not_num[:, :-1]), of_values)
+        result.loss, result.loss_cls, result.loss_reg = parts.total, parts.cls, parts.reg
+        return result
+
+    def losses(
+        self,
+        masks: LossMasks,
+        rest_loss: Tensor,
+        log_p_num: tuple[Tensor, Tensor],
+        of_values: Tensor,
+    ) -> LossParts:
+        """`total_loss` under this model's settings; of_values [n] where `masks.num_mask` holds."""
+        config = self.config
+        return total_loss(
+            masks,
+            rest_loss,
+            log_p_num,
+            of_values,
+            alpha=config.gate_alpha,
+            detach_gate=config.gate_detach,
+            value_weight=config.value_loss_weight,
+        )
+
+    def value_losses(
+        self,
+        features: Tensor,
+        values: Tensor,
+        group: Tensor | None = None,
+        candidates: Candidates | None = None,
+        classes: Tensor | None = None,
+    ) -> Tensor:
+        """L_reg of values [n], in the data's units, after features [n, H]: see `Chain.value_losses`.
+
+        group: int64 [n], -1 for none; values of one group share an individual. candidates: for each value, the numbers that it
+        may be a copy of; not beside a group. classes: int64 [n], each one's class by its place in `value_axes.apart`, where
+        classes have axes of their own; not beside a group either.
+        """
+        law = self.value_axes.coded(classes) if len(values) else ValueLaw()  # nothing to lose, under any law
+        places = None
+        if group is not None and len(features) > _MANY:
+            distinct, places = features.unique(dim=0, return_inverse=True)
+            features, places = (distinct, places) if len(distinct) < len(features) // 2 else (features, None)
+        return Chain(self, features).value_losses(values, law, group, candidates, places)
+
+    def candidates(
+        self,
+        features: Tensor,
+        input_ids: Tensor,
+        numeric_values: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None = None,
+    ) -> Candidates | None:
+        """The numbers of a batch [B, S] for each position, under features z [B, S, H]; None where the model does not copy."""
+        if not self.copies:
+            return None
+        if position_ids is not None and attention_mask is None and bool(sequence_starts(position_ids).any()):
+            raise ValueError("sequences packed into one row: give those of a model that copies as rows of their own")
+        hidden = self.config.context.hides
+        return Candidates.of_tokens(
+            features, input_ids, numeric_values, attention_mask, self.config.num_token_id, hidden
+        )
 
 
 IN_FLOAT32 = {
@@ -188,131 +340,3 @@ def number_parameters(model: Any) -> list[nn.Parameter]:
 def alone_at_their_rate(model: Any) -> list[str]:
     """Names of the single numbers of a copy head: they move through large values with few updates."""
     return ["copy_head.bias", "copy_head.new.bias"] if model.copies else []
-
-
-def standing_vocabulary(model: Any) -> Vocabulary:
-    """W_cls as it is now; within `standing`, as it was when that began."""
-    known = (words for entry in reversed(_STANDING.get()) for words in entry if words.action is model.action)
-    return next(known, None) or model.action.vocabulary(model.get_output_embeddings())
-
-
-@contextmanager
-def standing(model: Any) -> Iterator[None]:
-    """While the block runs, W_cls stands still: what follows from it is made once, for each thread that says so."""
-    own = [model.vocabulary()]
-    _STANDING.set((*_STANDING.get(), own))
-    try:
-        yield
-    finally:  # blocks may end in any order, and in another context than they began in
-        own.clear()
-        _STANDING.set(tuple(entry for entry in _STANDING.get() if entry))
-
-
-def heads(
-    model: "CausalQwenForCausalLM",
-    features: Tensor,
-    masks: LossMasks | None = None,
-    *,
-    candidates: Candidates | None = None,
-    draws: Draws | None = None,
-    output_ovr: bool = False,
-    skip_logits: bool = False,
-) -> CausalQwenOutput:
-    """Laws of scores and values from features z [B, S, H], and with masks [B, S-1] the losses.
-
-    candidates: for each position, the numbers that a value may be a copy of; None for none. draws: what a plan draws there.
-    """
-    chain = Chain(model, features, draws).situated()
-    loc_Y, scale_Y = chain.value()
-    log_num, log_not_num = chain.number.log_p()
-    result = CausalQwenOutput(
-        features=features,
-        loc_U=chain.loc_U,
-        scale_U=chain.scale_U,
-        loc_Y=loc_Y,
-        scale_Y=scale_Y,
-        num_prob=log_num.exp(),
-        logits=None if skip_logits else chain.loc_S,
-    )
-    if output_ovr:
-        scores = chain.scores
-        result.scale_S, result.ovr_probs, result.decisions = scores.graded(), scores.p(), scores.decide()
-    if masks is None:
-        return result
-    before = chain[:, :-1]
-    if skip_logits:
-        rest_loss = before.rest_loss(masks.targets, masks.also_right, impl=model.ovr_impl)
-    else:
-        rest_loss = before.rest.loss(before.words_of(masks.targets), masks.also_right)
-    of_values = value_losses(
-        model,
-        features[:, :-1][masks.num_mask],
-        masks.values[masks.num_mask],
-        candidates=None if candidates is None else candidates[:, :-1][masks.num_mask],
-    )
-    parts = losses(model, masks, rest_loss, (log_num[:, :-1], log_not_num[:, :-1]), of_values)
-    result.loss, result.loss_cls, result.loss_reg = parts.total, parts.cls, parts.reg
-    return result
-
-
-def losses(
-    model: "CausalQwenForCausalLM",
-    masks: LossMasks,
-    rest_loss: Tensor,
-    log_p_num: tuple[Tensor, Tensor],
-    of_values: Tensor,
-) -> LossParts:
-    """`total_loss` under this model's settings; of_values [n] where `masks.num_mask` holds."""
-    config = model.config
-    return total_loss(
-        masks,
-        rest_loss,
-        log_p_num,
-        of_values,
-        alpha=config.gate_alpha,
-        detach_gate=config.gate_detach,
-        value_weight=config.value_loss_weight,
-    )
-
-
-_MANY = 1024
-"""Values of a batch from which on contexts that are alike are read once, where people share them."""
-
-
-def value_losses(
-    model: "CausalQwenForCausalLM",
-    features: Tensor,
-    values: Tensor,
-    group: Tensor | None = None,
-    candidates: Candidates | None = None,
-    classes: Tensor | None = None,
-) -> Tensor:
-    """L_reg of values [n], in the data's units, after features [n, H]: see `Chain.value_losses`.
-
-    group: int64 [n], -1 for none; values of one group share an individual. candidates: for each value, the numbers that it may
-    be a copy of; not beside a group. classes: int64 [n], each one's class by its place in `value_axes.apart`, where classes
-    have axes of their own; not beside a group either.
-    """
-    law = model.value_axes.coded(classes) if len(values) else ValueLaw()  # nothing to lose, under any law
-    places = None
-    if group is not None and len(features) > _MANY:
-        distinct, places = features.unique(dim=0, return_inverse=True)
-        features, places = (distinct, places) if len(distinct) < len(features) // 2 else (features, None)
-    return Chain(model, features).value_losses(values, law, group, candidates, places)
-
-
-def number_candidates(
-    model: "CausalQwenForCausalLM",
-    features: Tensor,
-    input_ids: Tensor,
-    numeric_values: Tensor | None,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None = None,
-) -> Candidates | None:
-    """The numbers of a batch [B, S] for each position, under features z [B, S, H]; None where the model does not copy."""
-    if not model.copies:
-        return None
-    if position_ids is not None and attention_mask is None and bool(sequence_starts(position_ids).any()):
-        raise ValueError("sequences packed into one row: give those of a model that copies as rows of their own")
-    hidden = model.config.context.hides
-    return Candidates.of_tokens(features, input_ids, numeric_values, attention_mask, model.config.num_token_id, hidden)

@@ -1,7 +1,6 @@
 """What somebody's words say about their voice (theory 3.17)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +11,8 @@ from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.reading import CHUNK, EncodedText, Observation, contexts_of, encode_text
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 WINDOW = 256
 """Tokens of a text that a voice is heard by at a time, behind their prompt."""
@@ -30,7 +27,7 @@ def chunk_of(individual: Individual) -> int:
     return CHUNK if individual.voice is None else WINDOW
 
 
-def windows_of(model: "CausalQwenForCausalLM", said: Iterable[str | Observation]) -> list[list[Context]]:
+def windows_of(model: GraftedModel, said: Iterable[str | Observation]) -> list[list[Context]]:
     """Of each text `WINDOW` tokens at a time, each behind the text's prompt; those alone in which somebody chose a word."""
     found = []
     for one in said:
@@ -44,7 +41,7 @@ class Words:
     """Contexts, and the words in them that somebody chose: ids, values [B, S]; targets [B, S - 1], NO_TARGET where somebody
     else spoke, a number or its digits stand, or nothing does: shorter ones are padded behind their end, where nobody looks."""
 
-    def __init__(self, model: "CausalQwenForCausalLM", contexts: Sequence[Context]) -> None:
+    def __init__(self, model: GraftedModel, contexts: Sequence[Context]) -> None:
         targets = []
         for text, first in contexts:
             own = text.ids.masked_fill(text.digits | (text.ids == model.config.num_token_id), NO_TARGET)
@@ -62,7 +59,7 @@ class Words:
         return (self.targets != NO_TARGET).sum(1)
 
 
-def log_likelihood(model: "CausalQwenForCausalLM", words: Words, voice: Tensor | None) -> Tensor:
+def log_likelihood(model: GraftedModel, words: Words, voice: Tensor | None) -> Tensor:
     """sum log softmax(loc_S)[y] over the words of each row, under a voice [L, H] or [B, L, H]: [B], with gradients to it."""
     features = model.features(words.ids, numeric_values=words.values, voice=voice).last_hidden_state[:, :-1]
     chain = Chain(model, features)
@@ -75,16 +72,14 @@ def log_likelihood(model: "CausalQwenForCausalLM", words: Words, voice: Tensor |
 
 
 @torch.no_grad()
-def told(model: "CausalQwenForCausalLM", contexts: Sequence[Context], voice: Tensor | None) -> float:
+def told(model: GraftedModel, contexts: Sequence[Context], voice: Tensor | None) -> float:
     """`log_likelihood` of all contexts under a voice [L, H]."""
     if voice is not None:
         voice = voice.to(model.device)
     return float(sum(log_likelihood(model, Words(model, batch), voice).double().sum() for batch in _batches(contexts)))
 
 
-def scores(
-    model: "CausalQwenForCausalLM", contexts: Sequence[Context], voice: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def scores(model: GraftedModel, contexts: Sequence[Context], voice: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Of some contexts at a time, under a voice [L, H]: the gradient of `log_likelihood` by what is added behind each layer,
     [n, L, H], and the count of their words [n]."""
     for batch in _batches(contexts):

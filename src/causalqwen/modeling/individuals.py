@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from causalqwen.individuals import (
     observed_normals,
     sample_posterior,
 )
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.hearing import scores, told, windows_of
@@ -45,13 +46,9 @@ from causalqwen.modeling.reading import (
     contexts_of,
     read_contexts,
     read_each,
-    reads_numbers,
     token_evidence,
     value_evidence,
 )
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 Observations = str | Observation | Choice | Sequence[str | Observation | Choice]
 """What somebody said and chose."""
@@ -73,137 +70,19 @@ class Share:
 # ---- abduction ---------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def abduct(
-    model: "CausalQwenForCausalLM",
-    observations: Observations,
-    *,
-    prior: Individual | Voices | None = None,
-    spread: float | None = None,
-    likelihood: str = "softmax",
-    method: str = "auto",
-    name: str = "",
-    evaluations: int = 3,
-    draws: int = 200,
-    seed: int = 0,
-) -> Individual:
-    """The individual who wrote the observed texts: the posterior of e1.
-
-    With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
-    that are computed once (theory 3.12).
-
-    Args:
-        observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
-        prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
-            (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
-            e1 is inferred given that; spread, likelihood and method are refused.
-        spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
-            score scale.
-        likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
-            count by their density under what is left to the noise. "values": the numbers alone, as rows of one
-            individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
-            softmax of their options, and not at all by "values".
-        method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
-            their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
-            values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
-            speak and their law is not Gaussian.
-        evaluations: of the likelihood at most, the first of them with its curvature.
-
-    Raises:
-        ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
-            beside a prior that has a width; a method that is unknown, or does not fit.
-    """
-    if isinstance(prior, Voices):
-        if spread is not None or likelihood != "softmax" or method != "auto":
-            raise ValueError(
-                "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
-            )
-        return _by_voice(model, observations, prior, name, evaluations)
-    way = _Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
-    (heard,) = _hear(model, [observations])
-    return way.infer(model, *heard, name)
-
-
-def _by_voice(
-    model: "CausalQwenForCausalLM", observations: Observations, voices: Voices, name: str, evaluations: int
-) -> Individual:
-    """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
-    voices.check_depths(*depths_of(model.backbone))
-    said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
-    texts = [one for one in said if not isinstance(one, Choice)]
-    if len(texts) < len(said):
-        raise ValueError("a voice is heard in words: leave choices out, or the voices")
-    was_training = model.training
-    model.eval()
-    try:
-        with reading(model), torch.inference_mode(False):
-            contexts = [context for windows in windows_of(model, texts) for context in windows]
-            score, tokens = torch.zeros_like(voices.origin), 0
-            for gradients, counts in scores(model, contexts, voices.origin):
-                score, tokens = score + gradients.sum(0).to(score), tokens + int(counts.sum())
-            if not tokens:
-                raise ValueError("the observations hold no word that something comes before: no voice can be heard")
-            voice = voices.heard(score, tokens)
-            gained = told(model, contexts, voice) - told(model, contexts, None)
-            read = read_contexts(model, contexts, voice)
-    finally:
-        model.train(was_training)
-    who = _Abduction(None, None, "softmax", "mode", evaluations, 0, 0).infer(model, read, [], name)
-    (by_e1,) = who.evidence
-    gained, directions = gained + by_e1.gained, voices.directions(tokens) + by_e1.directions
-    heard = replace(by_e1, method="voice", gained=gained, directions=directions)
-    return replace(who, voice=voice.cpu(), evidence=(heard,))
-
-
-@torch.no_grad()
-def abduct_people(
-    model: "CausalQwenForCausalLM",
-    observations: Mapping[str, Observations],
-    *,
-    facts: Mapping[str, Mapping[str, Any]] | None = None,
-    prior: Individual | None = None,
-    likelihood: str = "softmax",
-) -> Population:
-    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`).
-
-    facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words are
-    heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
-    """
-    if isinstance(prior, Voices):
-        raise ValueError(
-            "a prior of several people is an individual: somebody with a voice is inferred alone, by `abduct`"
-        )
-    way = _Abduction(prior, None, likelihood, "auto", 3, 200, 0).checked(model)
-    by_numbers = None
-    if likelihood != "values" and reads_numbers(model):
-        known = prior if prior is not None and prior.knows_values else None
-        by_numbers = _Abduction(known, None, "values", "auto", 3, 200, 0).checked(model)
-    heard = zip(observations, _hear(model, observations.values()), strict=True)
-    people, numbers = {}, {}
-
-    def kept(one: Individual) -> Individual:  # a width is C x C
-        return replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, one.name)))
-
-    for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
-        people[name] = kept(way.infer(model, read, choices, name))
-        if by_numbers is not None and len(value_evidence(model, read)):
-            numbers[name] = kept(by_numbers.infer(model, read, choices, name))
-    return Population.of(people, facts, numbers=numbers)
-
-
 @dataclass(frozen=True)
-class _Abduction:
+class Abduction:
     """How somebody is inferred: the settings of `abduct`."""
 
-    prior: Individual | None
-    spread: float | None
-    likelihood: str
-    method: str
-    evaluations: int
-    draws: int
-    seed: int
+    prior: Any = None  # an individual; of voices, `abduct` asks another way
+    spread: float | None = None
+    likelihood: str = "softmax"
+    method: str = "auto"
+    evaluations: int = 3
+    draws: int = 200
+    seed: int = 0
 
-    def checked(self, model: "CausalQwenForCausalLM") -> "_Abduction":
+    def checked(self, model: GraftedModel) -> "Abduction":
         """With the method that "auto" is for this model. ValueError for settings that do not go together."""
         prior, of_values, method = self.prior, self.likelihood == "values", self.method
         if self.likelihood not in LIKELIHOODS:
@@ -233,7 +112,7 @@ class _Abduction:
                 "another method could not add: infer it by method 'mode'; to one of 'quadrature' give numbers, with "
                 "likelihood 'values'"
             )
-        if of_values and not reads_numbers(model):
+        if of_values and not model.reads_numbers:
             raise ValueError("likelihood 'values' hears numbers, and this model has not learned values yet: train it")
         if of_values and prior is not None and not prior.knows_values:
             raise ValueError(f"{prior} was inferred from words: how far their numbers follow from them is not known")
@@ -241,7 +120,7 @@ class _Abduction:
             raise ValueError("a prior that was inferred brings its own width: leave spread out")
         return replace(self, method=method)
 
-    def infer(self, model: "CausalQwenForCausalLM", read: Reading, choices: Sequence[Choice], name: str) -> Individual:
+    def infer(self, model: GraftedModel, read: Reading, choices: Sequence[Choice], name: str) -> Individual:
         """Who said what was read and made the choices."""
         prior, of_values = self.prior, self.likelihood == "values"
         values = value_evidence(model, read)
@@ -272,7 +151,83 @@ class _Abduction:
         return Individual.from_normal(posterior.mode, label, precision=known, evidence=evidence, draws=made)
 
 
-def _hear(model: "CausalQwenForCausalLM", people: Iterable[Observations]) -> list[tuple[Reading, list[Choice]]]:
+@torch.no_grad()
+def abduct(model: GraftedModel, observations: Observations, way: Abduction = Abduction(), name: str = "") -> Individual:
+    """`CausalQwenForCausalLM.abduct`."""
+    if isinstance(way.prior, Voices):
+        if way.spread is not None or way.likelihood != "softmax" or way.method != "auto":
+            raise ValueError(
+                "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
+            )
+        return _by_voice(model, observations, way.prior, name, way.evaluations)
+    way = way.checked(model)
+    (heard,) = _hear(model, [observations])
+    return way.infer(model, *heard, name)
+
+
+def _by_voice(
+    model: GraftedModel, observations: Observations, voices: Voices, name: str, evaluations: int
+) -> Individual:
+    """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
+    voices.check_depths(*depths_of(model.backbone))
+    said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
+    texts = [one for one in said if not isinstance(one, Choice)]
+    if len(texts) < len(said):
+        raise ValueError("a voice is heard in words: leave choices out, or the voices")
+    was_training = model.training
+    model.eval()
+    try:
+        with reading(model), torch.inference_mode(False):
+            contexts = [context for windows in windows_of(model, texts) for context in windows]
+            score, tokens = torch.zeros_like(voices.origin), 0
+            for gradients, counts in scores(model, contexts, voices.origin):
+                score, tokens = score + gradients.sum(0).to(score), tokens + int(counts.sum())
+            if not tokens:
+                raise ValueError("the observations hold no word that something comes before: no voice can be heard")
+            voice = voices.heard(score, tokens)
+            gained = told(model, contexts, voice) - told(model, contexts, None)
+            read = read_contexts(model, contexts, voice)
+    finally:
+        model.train(was_training)
+    who = Abduction(method="mode", evaluations=evaluations).infer(model, read, [], name)
+    (by_e1,) = who.evidence
+    gained, directions = gained + by_e1.gained, voices.directions(tokens) + by_e1.directions
+    heard = replace(by_e1, method="voice", gained=gained, directions=directions)
+    return replace(who, voice=voice.cpu(), evidence=(heard,))
+
+
+@torch.no_grad()
+def abduct_people(
+    model: GraftedModel,
+    observations: Mapping[str, Observations],
+    facts: Mapping[str, Mapping[str, Any]] | None,
+    prior: Individual | None,
+    likelihood: str,
+) -> Population:
+    """`CausalQwenForCausalLM.abduct_people`."""
+    if isinstance(prior, Voices):
+        raise ValueError(
+            "a prior of several people is an individual: somebody with a voice is inferred alone, by `abduct`"
+        )
+    way = Abduction(prior, likelihood=likelihood).checked(model)
+    by_numbers = None
+    if likelihood != "values" and model.reads_numbers:
+        known = prior if prior is not None and prior.knows_values else None
+        by_numbers = Abduction(known, likelihood="values").checked(model)
+    heard = zip(observations, _hear(model, observations.values()), strict=True)
+    people, numbers = {}, {}
+
+    def kept(one: Individual) -> Individual:  # a width is C x C
+        return replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, one.name)))
+
+    for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
+        people[name] = kept(way.infer(model, read, choices, name))
+        if by_numbers is not None and len(value_evidence(model, read)):
+            numbers[name] = kept(by_numbers.infer(model, read, choices, name))
+    return Population.of(people, facts, numbers=numbers)
+
+
+def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Reading, list[Choice]]]:
     """What each of several people said, and the choices that each made. Contexts that they share are read once."""
     contexts, ends, choices = [], [0], []
     for said in people:
@@ -291,19 +246,9 @@ def _hear(model: "CausalQwenForCausalLM", people: Iterable[Observations]) -> lis
 
 @torch.no_grad()
 def abduct_population(
-    model: "CausalQwenForCausalLM",
-    observations: Mapping[str, str | Observation | Sequence[str | Observation]],
-    *,
-    likelihood: str = "softmax",
-    name: str = "",
+    model: GraftedModel, observations: Mapping[str, Observations], likelihood: str, name: str
 ) -> Individual:
-    """What a person is like before they say anything: the law of e1, learned from the words of several people by their names.
-
-    Its mean is what these people share, and its width is how much they differ (`likeliest_population`). As a prior of `abduct`
-    it stands for a new person of their kind; `draw(seed)` makes such a person up.
-
-    Raises ValueError for fewer than two people, or one who said no words.
-    """
+    """`CausalQwenForCausalLM.abduct_population`."""
     if len(observations) < 2:
         raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
     nobody = torch.zeros(model.config.causal_size, dtype=torch.float64, device=model.device)
@@ -345,12 +290,8 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
 
 
 @torch.no_grad()
-def shares(model: "CausalQwenForCausalLM", observation: str | Observation) -> list[Share]:
-    """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
-
-    At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at a
-    number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
-    """
+def shares(model: GraftedModel, observation: str | Observation) -> list[Share]:
+    """`CausalQwenForCausalLM.shares`."""
     observation = Observation(observation) if isinstance(observation, str) else observation
     read = read_contexts(model, contexts_of(model, observation))
     parts = zip(Chain(model, read.features).parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
@@ -362,14 +303,14 @@ def shares(model: "CausalQwenForCausalLM", observation: str | Observation) -> li
     return [Share(text, share) for text, share in zip(texts, share.tolist(), strict=True)]
 
 
-def share_of_who(model: "CausalQwenForCausalLM", chain: Chain, tokens: Tensor) -> Tensor:
+def share_of_who(model: GraftedModel, chain: Chain, tokens: Tensor) -> Tensor:
     """`shares` at positions [n] where the tokens int64 [n] stand: [n], in [0, 1]."""
     action = model.action
     rows = upcast(chain.words.rows_of_all()[0][tokens]).abs() ** action.law.alpha
     who = (rows * upcast(chain.scale_U) ** action.law.alpha).sum(-1)
     total = chain.scores.graded().gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     share = who / total**action.law.alpha
-    numbers = (tokens == model.config.num_token_id) & reads_numbers(model)
+    numbers = (tokens == model.config.num_token_id) & model.reads_numbers
     if bool(numbers.any()):
         law = action.value_law
         loadings, left = chain.value_loadings()
@@ -383,22 +324,9 @@ def share_of_who(model: "CausalQwenForCausalLM", chain: Chain, tokens: Tensor) -
 
 @torch.no_grad()
 def abduct_noise(
-    model: "CausalQwenForCausalLM",
-    observation: Observation,
-    individual: Individual | None = None,
-    *,
-    temperature: float = 1.0,
-    seed: int = 0,
+    model: GraftedModel, observation: Observation, individual: Individual | None, temperature: float, seed: int
 ) -> ObservedNoise:
-    """Draw the own noise under which `individual` (the population average by default) wrote the text, given the text.
-
-    The noise that all tokens share stays integrated out: it is part of each token's own. temperature: of the plan that the
-    noise will be given to. See `individuals.observed_noise`.
-
-    Raises:
-        ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
-            not Gaussian.
-    """
+    """`CausalQwenForCausalLM.abduct_noise`."""
     model.config.require("a text under observed noise")
     individual = individual or Individual.nobody(model.config.causal_size)
     if not temperature:

@@ -1,15 +1,12 @@
 """How likely tokens are where they stand, with nothing drawn: to the backbone, and one against the rest."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from causalqwen.core import POSITIONS_AT_ONCE, Chain
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
+from causalqwen.modeling.base import GraftedModel
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,7 @@ class Likelihood:
 
 
 @torch.no_grad()
-def likelihoods(
-    model: "CausalQwenForCausalLM", features: Tensor, tokens: Tensor, count: int
-) -> list[tuple[Likelihood, ...]]:
+def likelihoods(model: GraftedModel, features: Tensor, tokens: Tensor, count: int) -> list[tuple[Likelihood, ...]]:
     """Behind each of the features [n, H]: the token int64 [n] that stands there, then the `count` likeliest words in order."""
     found = []
     for start in range(0, len(tokens), POSITIONS_AT_ONCE):
@@ -37,7 +32,7 @@ def likelihoods(
     return found
 
 
-def _of_part(model: "CausalQwenForCausalLM", chain: Chain, stands: Tensor, count: int) -> list[tuple[Likelihood, ...]]:
+def _of_part(model: GraftedModel, chain: Chain, stands: Tensor, count: int) -> list[tuple[Likelihood, ...]]:
     words = chain.words(chain.loc).float().log_softmax(-1)
     in_use, number = chain.action.rest_in_use, model.config.num_token_id
     usable = words if in_use is None else words.masked_fill(~in_use, -torch.inf)

@@ -1,441 +1,358 @@
-"""`CausalQwenForCausalLM`: a pretrained decoder with a number channel and an individual grafted onto it."""
+"""`CausalQwenForCausalLM`: what can be asked of a grafted model."""
 
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
-from transformers.initialization import guard_torch_init_functions
-from transformers.utils import can_return_tuple, logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from causalqwen.core import Chain
-from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
-from causalqwen.files import write_sums, writing_tensors
-from causalqwen.losses import shift_targets
-from causalqwen.modeling import card, choices, grafting, individuals, prediction, reading, survey, worlds
-from causalqwen.modeling import heads as laws
-from causalqwen.modeling import remote_code as remote_code_file
-from causalqwen.modeling.abduction import AbductionNetwork
-from causalqwen.modeling.action import ActionNetwork
-from causalqwen.modeling.backbones import align_parameters
-from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
-from causalqwen.modeling.depths import speaking
-from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
-from causalqwen.modeling.generation import CausalGenerationMixin
-from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
-from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.numbers import ValueLaw, ValueTransform
-from causalqwen.numbers.law import ClassLaws
-from causalqwen.parts import domain
-from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.perceptron import ResidualPerceptron
-
-logger = logging.get_logger(__name__)
-
-_WHERE = ("token", "revision", "cache_dir", "local_files_only")
+from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, Population, Voices
+from causalqwen.extras import extra
+from causalqwen.files import load_tensors, save_tensors
+from causalqwen.modeling import choices, grafting, individuals, prediction, worlds
+from causalqwen.modeling.abduction import DomainNetwork, check_domain_name, make_domain
+from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.choices import ChoicePrediction
+from causalqwen.modeling.individuals import Observations, Share
+from causalqwen.modeling.prediction import NumberPrediction
+from causalqwen.modeling.reading import Observation
+from causalqwen.modeling.survey import Question, survey_rows
+from causalqwen.modeling.worlds import Intervention, World
+from causalqwen.parts.copying import Candidates
 
 
-class CausalQwenPreTrainedModel(PreTrainedModel):
-    """What transformers has to know: which parts start how, and what a backbone can do."""
-
-    config: CausalQwenConfig
-    base_model_prefix = "backbone"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _skip_keys_device_placement = [CACHE]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = laws.IN_FLOAT32
-    _keys_to_ignore_on_load_unexpected = [r"action\.draw_(unit|slope)"]  # noqa: RUF012 # of older checkpoints, unused
-
-    @torch.no_grad()
-    def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
-        super()._initialize_missing_keys(*args, **kwargs)
-        # transformers passes over custom modules without parameters of their own, whatever their children lack.
-        with guard_torch_init_functions():  # what was loaded stays
-            for module in self.modules():
-                if isinstance(module, AbductionNetwork | ResidualPerceptron):
-                    module.reset_parameters()
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        if isinstance(module, laws.OWN_STARTS):
-            module.reset_parameters()
-        if isinstance(module, ActionNetwork):
-            module.reset_buffers()
-        if isinstance(module, NumericEmbedding):
-            torch.nn.init.zeros_(module.row)
-            if module.gate_bias is not None:
-                torch.nn.init.zeros_(module.gate_bias)
-            length = self.config.initial_direction
-            torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
-            if self.config.normalize_direction:
-                module.direction.mul_(length / module.direction.norm())
-        if isinstance(module, FourierEncoding):
-            with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
-                seed = int(torch.randint(2**62, ()))
-            own = torch.Generator(module.weight.device).manual_seed(seed)
-            std = self.config.initial_direction * self.config.hidden_size**-0.5
-            torch.nn.init.normal_(module.weight, std=std, generator=own)
-        if isinstance(module, ValueBranch):
-            module.log_noise.zero_()
-            module.feature_mean.zero_()
-            module.feature_std.fill_(1.0)
-
-
-class CausalQwenForCausalLM(CausalQwenPreTrainedModel, laws.GraftModules, CausalGenerationMixin):
+class CausalQwenForCausalLM(GraftedModel):
     """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5).
 
     `backbone` is the unmodified causal language model: `model.backbone(input_ids)` is what it was before. Where a text
     holds no number, `logits` equal the backbone's to the last bit until something that text reads is trained.
 
-    Make one with `from_backbone`, load one with `from_pretrained`. What can be asked of one stands below, a line each; how it
-    is answered, in the module that is named there.
+    Make one with `from_backbone`, load one with `from_pretrained`. How an answer comes about stands
+    in the module that each is asked of.
     """
 
-    ovr_impl: str = "auto"
-    """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
-    bf16: bool = False
-    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
-
-    def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
-        super().__init__(config)
-        self.backbone = AutoModelForCausalLM.from_config(config.text_config) if backbone is None else backbone
-        for name, module in laws.make_heads(config).items():
-            self.add_module(name, module)
-        self._processor: CausalQwenProcessor | None = None
-        self.loaded_from: dict[str, Any] | None = None
-        self.trained_on: dict[str, Any] | None = None
-        self.post_init()
-
-    @property
-    def processor(self) -> CausalQwenProcessor:
-        """The processor that belongs to this model; read from its folder when it is first asked for."""
-        if self._processor is None:
-            try:
-                self._processor = CausalQwenProcessor.from_pretrained(self.name_or_path)
-            except AttributeError as error:  # which torch would tell as one of this property's
-                raise ValueError(f"the processor in {self.name_or_path} is damaged: {error}") from error
-            self._processor.context = self.config.context  # which may have been set anew on loading
-        return self._processor
-
-    @processor.setter
-    def processor(self, processor: CausalQwenProcessor) -> None:
-        self._processor = processor
-
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' `from_pretrained`; outputs are those of the saved model, bit for bit."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.loaded_from = {"source": model.name_or_path} | {key: kwargs[key] for key in _WHERE if key in kwargs}
-        align_parameters(model)
-        return loaded
+    def from_backbone(
+        cls,
+        name_or_path: str | PreTrainedModel,
+        dtype: torch.dtype | str | None = None,
+        start: str = "faithful",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text: str | None = None,
+        quiet: bool = False,
+        **config: Any,
+    ) -> Any:
+        """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
 
-    def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
-        """transformers' `save_pretrained` (safetensors); beside the weights the processor, a card (`modeling.card`) and
-        checksums (`files.SUMS`), which `causalqwen doctor --scan` holds the files against.
+        One line tells what was added, and on how many tokens of a few lines the logits were found to be the backbone's: at
+        level INFO of the logger `causalqwen`, which writes to stderr where the program has set up no logging of its own
+        (`logging.getLogger("causalqwen").setLevel("WARNING")` for silence).
 
         Args:
-            remote_code: also a file of one import, by which transformers finds this library with `trust_remote_code=True` where
-                nobody imports it (`modeling.remote_code`).
+            name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
+                `tokenizer`).
+            dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
+            start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
+            text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
+            quiet: neither compare nor tell.
+            config: any field of `CausalQwenConfig`, over those of the start.
 
         Raises:
-            ValueError: a configuration that was set to what there is not; `push_to_hub`, which is a method of its own.
-            OSError: a full disk.
+            ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.limits`); a model that
+                is no decoder (encoder-only, encoder-decoder), or whose logits are not a linear map of its last hidden state.
         """
-        laws.check_made(self)
-        if kwargs.get("push_to_hub"):
-            raise ValueError("push_to_hub: save_pretrained only saves; upload with model.push_to_hub(repo_id)")
-        if self._processor is None and os.path.isfile(os.path.join(self.name_or_path, "processor_config.json")):
-            _ = self.processor  # before anything is written: it may lie where the model is saved to
-        beside = card.Beside.of(self)
-        with writing_tensors(save_directory):
-            super().save_pretrained(save_directory, **kwargs)
-        if kwargs.get("is_main_process", True):
-            folder = Path(save_directory)
-            if self._processor is not None:
-                self._processor.save_pretrained(folder)
-            if remote_code:
-                remote_code_file.write(folder)
-            beside.write(folder, self.config)
-            write_sums(folder)
+        return grafting.from_backbone(cls, name_or_path, dtype, start, tokenizer, text, quiet, **config)
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override] # those of `card.upload`
-        """Upload weights, processor and card to a repository of the hub: see `card.upload`."""
-        return card.upload(self, repo_id, **kwargs)
+    # ---- numbers -----------------------------------------------------------------------------------------------------
 
-    # ---- parts of the backbone ---------------------------------------------------------------------------------------
-
-    def get_input_embeddings(self) -> torch.nn.Module:
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: torch.nn.Module) -> None:
-        self.backbone.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> Any:
-        """The layer whose rows are W_cls of the action law: the backbone's lm_head, or `score_head` of its own."""
-        return self.backbone.get_output_embeddings() if self.score_head is None else self.score_head
-
-    def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
-        self.backbone.set_output_embeddings(new_embeddings)
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Module:  # type: ignore[override] # refused
-        raise ValueError(
-            "a grafted model never resizes its vocabulary matrix: that changes logits in their last bits. "
-            "<NUM> has rows of its own"
-        )
-
-    def features(
+    def predict_number(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        numeric_values: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        voice: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
-
-        What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
-        taken in bfloat16 (autocast). voice: of whoever speaks, [L, H] or one for each row, [B, L, H]: see `depths.speaking`.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        named, positions = [kwargs.pop(name, None) for name in ("cache", "past_key_values")], kwargs.get("position_ids")
-        cache = next((given for given in named if given is not None), None)
-        alone = attention_mask is None and cache is None
-        if alone and positions is not None and bool(sequence_starts(positions).any()):
-            kwargs["use_cache"] = False  # beside a cache, transformers takes packed sequences for one
-        attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), cache)
-        if cache is not None:
-            kwargs[CACHE] = cache
-        if inputs_embeds is None:
-            inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
-        given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
-        spoken = nullcontext() if voice is None else speaking(self.backbone, voice)
-        with spoken, torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            outputs = self.backbone.base_model(**given)
-        hidden = outputs.last_hidden_state.to(self.dtype) if self.bf16 else outputs.last_hidden_state
-        if input_ids is not None:
-            hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
-        outputs.last_hidden_state = hidden
-        return outputs
-
-    def seen(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None = None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Attention mask and position_ids as the backbone gets them: as they are, but for a context that hides `<NUM>`.
-
-        There the mask is 0 at each `<NUM>` of input_ids, and position_ids do not count it: they follow from the mask, or,
-        where they are given, lose what is hidden before them in their sequence. A mask that is 0 at each `<NUM>` already says
-        that they do not count it any more. Without a mask and a cache, position_ids that start again mark sequences that are
-        packed into one row, as transformers reads them, and each attends to itself alone. Beside a cache the mask [B, L] must
-        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention
-        already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
-        """
-        made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
-        if not self.config.context.hides or input_ids is None or made:
-            return attention_mask, position_ids
-        cached = _length(cache) > 0
-        if attention_mask is None and cached:
-            raise ValueError(f"{self.config.context} needs attention_mask beside a cache, 0 at each <NUM> in it")
-        hidden = input_ids == self.config.num_token_id
-        if not cached and not bool(hidden.any()):
-            return attention_mask, position_ids
-        if position_ids is not None:
-            position_ids = position_ids.expand(len(input_ids), -1)
-            if attention_mask is not None:  # of `generate`, as a rule, which has hidden them
-                here = attention_mask[:, -input_ids.shape[1] :].bool()
-                if not bool((here & hidden).any()):
-                    return attention_mask, position_ids
-        mask, counted = without(hidden, attention_mask)
-        if position_ids is None:
-            return mask, counted[:, -input_ids.shape[1] :]
-        packed = None if attention_mask is not None else packed_mask(position_ids, hidden, self.dtype)
-        window = getattr(self.config.text_config, "sliding_window", None)
-        if packed is not None and window is not None and input_ids.shape[1] > window:
-            raise ValueError(
-                f"sequences of {input_ids.shape[1]} tokens packed into one row do not fit a backbone whose attention reaches "
-                f"{window}, with {self.config.context}: give them as rows of their own"
-            )
-        return mask if packed is None else packed, seen_positions(position_ids, hidden)
-
-    # ---- forward -----------------------------------------------------------------------------------------------------
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        numeric_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        numeric_labels: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_ovr: bool = False,
-        skip_logits: bool = False,
-        scores_only: bool = False,
-        causal_decoding: CausalDecoding | BoundDecoding | None = None,
-        also_right: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        num_numbers_in_batch: Tensor | int | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> CausalQwenOutput:
-        """Laws of the next token's scores and of the next value at every position.
+        prompts: str | Sequence[str],
+        batch_size: int = 32,
+        *,
+        individual: Individual | None = None,
+        classes: str | Sequence[str | None] | None = None,
+    ) -> list[NumberPrediction]:
+        """What number follows each prompt, as a distribution.
 
         Args:
-            input_ids: int64 [B, S]; attention_mask: [B, S]; position_ids: as for the backbone.
-            numeric_values: float64 [B, S], in the data's units, read where input_ids is `<NUM>`.
-            labels: int64 [B, S], unshifted, -100 for no loss. also_right: int64 [B, S, R], further right tokens beside each
-                label, -1 where there are fewer, `<NUM>` not among them: see `ovr_loss`.
-            numeric_labels: float64 [B, S], unshifted; `numeric_values` by default. NaN where a value is unknown.
-            logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
-            output_ovr: also return scale_S, ovr_probs and decisions.
-            skip_logits: do not form the [B, S, V'] scores at all; the loss then comes from blocks of the vocabulary.
-            scores_only: compute `logits` alone, and where a plan decides, by what it decides: see `scores`.
-            causal_decoding: situate U by a plan: logits, values and decisions are those of the drawn individuals.
-            num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
-                divided by; this batch's own by default. With the first alone, as transformers' Trainer counts, both are divided
-                by it: see `total_loss`.
-            cache: keys and values of the tokens before these. past_key_values: its name before transformers 5.24.
+            prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
+                dropped, because `<NUM>` brings its own.
+            batch_size: prompts per forward pass.
+            individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
+                inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because
+                training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
+            classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
+                have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
+                too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
+                `number_class`.
+
+        Returns:
+            one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
+            holds numbers. A graft that has learned no numbers warns, once.
+
+        Raises:
+            ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a
+                mixture, asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
         """
-        cache = past_key_values if cache is None else cache
-        seen, places = attention_mask, position_ids
-        if not isinstance(causal_decoding, CausalDecoding | BoundDecoding | None):
-            raise ValueError(f"causal_decoding: expected a CausalDecoding, got {causal_decoding!r}")
-        if isinstance(causal_decoding, CausalDecoding):
-            self.config.check_plan(causal_decoding)
-            given: Any = input_ids if inputs_embeds is None else inputs_embeds
-            causal_decoding = BoundDecoding.bind(
-                causal_decoding, len(given), self.config.causal_size, given.device, every_score=True
-            )
-        if causal_decoding is not None:
-            seen, places = self.seen(input_ids, attention_mask, position_ids, cache)
-        outputs = self.features(
-            input_ids,
-            attention_mask,
-            numeric_values,
-            inputs_embeds,
-            None if causal_decoding is None else causal_decoding.voice,
-            position_ids=position_ids,
-            cache=cache,
-            use_cache=getattr(self.config, "use_cache", None) if use_cache is None else use_cache,
-            **kwargs,
-        )
-        kept = kept_positions(logits_to_keep)
-        features = outputs.last_hidden_state[:, kept]
-        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError("a loss needs every position: leave logits_to_keep at 0 where labels are given")
-        draws: Draws = Integrated()
-        if causal_decoding is not None:
-            positions = token_positions(outputs.last_hidden_state, seen, places, cache)
-            draws = causal_decoding.at(positions[:, kept])
-        if scores_only:
-            result = CausalQwenOutput(logits=Chain(self, features, draws).ranked(), features=features)
-        else:
-            masks, candidates = None, None
-            if labels is not None:
-                flat = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
-                values = numeric_values if numeric_labels is None else numeric_labels
-                masks = shift_targets(labels, values, flat, self.config.num_token_id)
-                masks.also_right = None if also_right is None else also_right[:, 1:]
-                masks.num_items, masks.num_numbers = num_items_in_batch, num_numbers_in_batch
-                if input_ids is not None:
-                    candidates = self.candidates(features, input_ids, numeric_values, attention_mask, position_ids)
-            result = self.heads(
-                features, masks, candidates=candidates, draws=draws, output_ovr=output_ovr, skip_logits=skip_logits
-            )
-        setattr(result, CACHE, outputs.get(CACHE))
-        result.hidden_states = outputs.get("hidden_states")
-        result.attentions = outputs.get("attentions")
-        return CausalQwenOutput(**result)  # in the order of its fields: as a tuple, the loss comes first
+        return prediction.predict_number(self, prompts, batch_size, individual, classes)
 
-    # ---- laws: `heads`, `prediction`, `parts` --------------------------------------------------------------------------
+    def predict_values(
+        self,
+        features: Tensor,
+        individual: Individual | None = None,
+        candidates: Candidates | None = None,
+        classes: Sequence[str | None] | None = None,
+    ) -> list[NumberPrediction]:
+        """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
 
-    standing, heads, value_losses = laws.standing, laws.heads, laws.value_losses
-    vocabulary, candidates = laws.standing_vocabulary, laws.number_candidates
-    predict_number, predict_values = prediction.predict_number, prediction.predict_values
-    generated_values = prediction.generated_values
-
-    @property
-    def value_transform(self) -> ValueTransform:
-        """The map between values and the axis of the value head, see `value_law`."""
-        return self.value_law.transform
-
-    @overload
-    def value_law_of(self, classes: str | None) -> ValueLaw: ...
-
-    @overload
-    def value_law_of(self, classes: Sequence[str | None]) -> ValueLaw | ClassLaws: ...
-
-    def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw | ClassLaws:
-        """`value_law` of a class: with its levels and, where classes have axes of their own, on its axis; of a sequence, that
-        of each row's class.
-
-        None stands for `number_class`, and, where that is None too, for the model's own levels, as does a class that had too
-        few rows. ValueError for a class that the model does not know, and for none where it needs one.
+        candidates: the numbers that each may be a copy of; None for none. classes: one per row; None for none.
         """
-        return (
-            self.value_axes.law(classes)
-            if classes is None or isinstance(classes, str)
-            else self.value_axes.laws(classes)
-        )
+        return prediction.predict_values(self, features, individual, candidates, classes)
 
-    # ---- individuals and worlds: `reading`, `individuals`, `worlds` ----------------------------------------------------
+    # ---- individuals -------------------------------------------------------------------------------------------------
 
-    read, encode_text, contexts = reading.read_contexts, reading.encode_text, reading.contexts_of
-    token_evidence, value_evidence = reading.token_evidence, reading.value_evidence
-    abduct, abduct_population = individuals.abduct, individuals.abduct_population
-    abduct_people, predict_choice, survey = individuals.abduct_people, choices.predict_choice, survey.survey
-    shares, abduct_noise = individuals.shares, individuals.abduct_noise
-    interventional_samples, counterfactual_samples = worlds.interventional_samples, worlds.counterfactual_samples
-    value_predictions = worlds.value_predictions
+    def abduct(
+        self,
+        observations: Observations,
+        *,
+        prior: Individual | Voices | None = None,
+        spread: float | None = None,
+        likelihood: str = "softmax",
+        method: str = "auto",
+        name: str = "",
+        evaluations: int = 3,
+        draws: int = 200,
+        seed: int = 0,
+    ) -> Individual:
+        """The individual who wrote the observed texts: the posterior of e1.
 
-    @property
-    def reads_numbers(self) -> bool:
-        """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
-        return reading.reads_numbers(self)
+        With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
+        that are computed once (theory 3.12).
 
-    # ---- a graft, and a domain of its own: `grafting`, `parts.domain` ---------------------------------------------------
+        Args:
+            observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
+            prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
+                (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
+                e1 is inferred given that; spread, likelihood and method are refused.
+            spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
+                score scale.
+            likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
+                count by their density under what is left to the noise. "values": the numbers alone, as rows of one
+                individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
+                softmax of their options, and not at all by "values".
+            method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
+                their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
+                values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
+                speak and their law is not Gaussian.
+            evaluations: of the likelihood at most, the first of them with its curvature.
 
-    from_backbone = classmethod(grafting.from_backbone)
-    add_domain, set_domain = domain.add_domain, domain.set_domain
-    save_domain, load_domain = domain.save_domain, domain.load_domain
+        Raises:
+            ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
+                beside a prior that has a width; a method that is unknown, or does not fit.
+        """
+        way = individuals.Abduction(prior, spread, likelihood, method, evaluations, draws, seed)
+        return individuals.abduct(self, observations, way, name)
 
+    def abduct_population(
+        self,
+        observations: Mapping[str, str | Observation | Sequence[str | Observation]],
+        *,
+        likelihood: str = "softmax",
+        name: str = "",
+    ) -> Individual:
+        """What a person is like before they say anything: the law of e1, learned from the words of several people by their
+        names.
 
-def kept_positions(logits_to_keep: int | Tensor) -> Any:
-    """The index of the positions that heads are computed for."""
-    if isinstance(logits_to_keep, int):
-        return slice(-logits_to_keep, None) if logits_to_keep else slice(None)
-    return logits_to_keep
+        Its mean is what these people share, and its width is how much they differ (`likeliest_population`). As a prior of
+        `abduct` it stands for a new person of their kind; `draw(seed)` makes such a person up.
 
+        Raises ValueError for fewer than two people, or one who said no words.
+        """
+        return individuals.abduct_population(self, observations, likelihood, name)
 
-def _length(past: Cache | None) -> int:
-    return 0 if past is None else past.get_seq_length()
+    def abduct_people(
+        self,
+        observations: Mapping[str, Observations],
+        *,
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+        prior: Individual | None = None,
+        likelihood: str = "softmax",
+    ) -> Population:
+        """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`).
 
+        facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words
+        are heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
+        """
+        return individuals.abduct_people(self, observations, facts, prior, likelihood)
 
-def token_positions(
-    features: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
-) -> Tensor:
-    """Index of each token among the real tokens of its row, int64 [B, S], from whatever the caller knows."""
-    rows, length = features.shape[:2]
-    if position_ids is not None:
-        return position_ids.expand(rows, -1)[:, -length:]
-    if attention_mask is not None and attention_mask.dim() == 2:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-    start = _length(past) - length if past is not None else 0
-    return torch.arange(start, start + length, device=features.device).expand(rows, -1)
+    def shares(self, observation: str | Observation) -> list[Share]:
+        """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
+
+        At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at
+        a number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
+        """
+        return individuals.shares(self, observation)
+
+    def abduct_noise(
+        self, observation: Observation, individual: Individual | None = None, *, temperature: float = 1.0, seed: int = 0
+    ) -> ObservedNoise:
+        """Draw the own noise under which `individual` (the population average by default) wrote the text, given the text.
+
+        The noise that all tokens share stays integrated out: it is part of each token's own. temperature: of the plan that the
+        noise will be given to. See `individuals.observed_noise`.
+
+        Raises:
+            ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
+                not Gaussian.
+        """
+        return individuals.abduct_noise(self, observation, individual, temperature, seed)
+
+    # ---- questions ---------------------------------------------------------------------------------------------------
+
+    def predict_choice(
+        self, prompts: str | Sequence[str], options: Sequence[str], *, individual: Individual | None = None
+    ) -> list[ChoicePrediction]:
+        """Which of the options follows each prompt, as `individual` would say it; nobody in particular by default.
+
+        Options are what may be written behind the prompt, each to the end of its line. At every token where they part, a
+        softmax over loc_S of the tokens that they go on with says how likely each branch is (a decoder that may write nothing
+        but options). What is not known about somebody who was inferred is integrated out, over the draws of their posterior.
+
+        Raises ValueError for an empty prompt, fewer than two options or two that are alike.
+        """
+        return choices.predict_choice(self, prompts, options, individual)
+
+    def survey(
+        self, population: Population, questions: Sequence[Question] | Question, *, draws: int = 1, seed: int = 0
+    ) -> Any:
+        """Ask everybody every question: a pandas.DataFrame of people x questions, with an index of person (and draw).
+
+        An answer is a number, an option or a text. With `draws` 0 nothing is drawn: who somebody is and the noise are
+        integrated out, so that a number is its median, and options are a dictionary of their probabilities. A prompt is read
+        once for all people. Answers depend neither on the order of people and questions, nor on who else is asked what. See
+        `Survey`.
+
+        Raises:
+            ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that
+                has not learned values.
+        """
+        with extra("tables", "a survey's table"):
+            import pandas
+        rows = list(survey_rows(self, population, questions, draws=draws, seed=seed))
+        return pandas.DataFrame(rows).set_index(["person", "draw"] if draws > 1 else "person")
+
+    # ---- worlds ------------------------------------------------------------------------------------------------------
+
+    def interventional_samples(
+        self,
+        prompts: str | Sequence[str],
+        individual: Individual | None = None,
+        *,
+        num_samples: int = 1,
+        max_new_tokens: int = 64,
+        seed: int = 0,
+        temperature: float = 1.0,
+        streamer: Any = None,
+    ) -> list[list[World]]:
+        """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+
+        temperature: of the plan (`CausalDecoding`).
+        streamer: of transformers; it sees each token of each text as it comes.
+
+        Returns: `num_samples` worlds per prompt; sample j uses seed + j.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        who = "sequence" if individual is None else individual
+        plan = CausalDecoding.preset("persona", individual=who, seed=seed, temperature=temperature)
+        world, told = Intervention(), streamer
+        return [worlds.continue_prompt(self, one, plan, num_samples, max_new_tokens, world, told) for one in prompts]
+
+    def counterfactual_samples(
+        self,
+        observed: Observation,
+        interventions: Intervention | Sequence[Intervention],
+        *,
+        noise: str = "abduct",
+        individual: Individual | None = None,
+        num_samples: int = 1,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        temperature: float = 1.0,
+        streamer: Any = None,
+    ) -> list[list[World]]:
+        """What the individual behind an observed text would have written in other worlds.
+
+        Args:
+            interventions: the worlds; `Intervention()` is the one that was.
+            noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
+                explains the text stays too, so that the world that was gives the observed text back, exactly
+                in float32.
+            individual: who wrote the text; None to infer them from it.
+            num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
+            max_new_tokens: as many as the observed text has, by default.
+            temperature: of the plan (`CausalDecoding`).
+            streamer: as of `interventional_samples`.
+
+        Returns: `num_samples` worlds per intervention.
+
+        Raises:
+            ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies
+                after the last token.
+        """
+        how = noise, individual, num_samples, max_new_tokens, seed, temperature, streamer
+        return worlds.counterfactual_samples(self, observed, interventions, *how)
+
+    def value_predictions(self, world: World, individual: Individual) -> dict[int, NumberPrediction]:
+        """The law of each value of a world, but of those that were forced, by the index of its token.
+
+        It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
+        integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
+        with a voice it is read under the voice, as the text was.
+        """
+        return worlds.value_predictions(self, world, individual)
+
+    # ---- a domain of its own -------------------------------------------------------------------------------------------
+
+    def add_domain(self, name: str, **settings: Any) -> DomainNetwork:
+        """A network of a domain's own, which starts as the base's, and select it. `settings` as in `DomainNetwork`.
+
+        Raises ValueError for a name that is taken, or no name, or settings that there are not.
+        """
+        check_domain_name(name)
+        if name in self.config.domains:
+            raise ValueError(f"a domain needs a name of its own; there is a domain {name!r}")
+        network = make_domain(self.config, settings)
+        self.config.domains = {**self.config.domains, name: settings}
+        self.abduction.domains[name] = network.to(self.abduction.scale_net.weight.device)
+        self.set_domain(name)
+        return network
+
+    def set_domain(self, name: str | None) -> None:
+        """Whose abduction network is asked from now on; None for the base's. ValueError for one that is not there."""
+        if name is not None and name not in self.config.domains:
+            known = ", ".join(self.config.domains) or "none"
+            raise ValueError(f"there is no domain {name!r}; known domains: {known}")
+        self.config.domain = self.abduction.domain = name
+
+    def save_domain(self, name: str, path: str | os.PathLike) -> None:
+        """Write one domain's network alone: a safetensors file, which appears by rename."""
+        if name not in self.config.domains:
+            raise ValueError(f"there is no domain {name!r} to save")
+        about = {"name": name, "settings": self.config.domains[name]}
+        save_tensors(path, "domain", about, self.abduction.domains[name].state_dict())
+
+    def load_domain(self, path: str | os.PathLike) -> str:
+        """Add the domain that `save_domain` wrote, select it, and return its name.
+
+        Raises ValueError for another file, a model of another size, or a name that is taken.
+        """
+        about, state = load_tensors(path, "domain")
+        try:  # before anything of this model changes
+            make_domain(self.config, about["settings"]).load_state_dict(state)
+        except (RuntimeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} does not fit this model: {error}") from None
+        self.add_domain(about["name"], **about["settings"]).load_state_dict(state)
+        return about["name"]

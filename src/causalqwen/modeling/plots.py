@@ -3,7 +3,7 @@
 import html
 import io
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 from causalqwen.extras import extra
 from causalqwen.numbers import format_number, last_place
@@ -36,16 +36,11 @@ plt.rcParams.update(
     }
 )
 
-if TYPE_CHECKING:
-    from causalqwen.modeling.prediction import NumberPrediction
-
 _SHADES = {0.5: 0.4, 0.8: 0.25, 0.9: 0.14}
 
 
-def plot_prediction(
-    prediction: "NumberPrediction", value: float | None = None, axes: Axes | None = None, unit: str = ""
-) -> Figure:
-    """One prediction: its density, its intervals at 50, 80 and 90%, its median, and the truth where it is known.
+def plot_prediction(prediction: Any, value: float | None = None, axes: Axes | None = None, unit: str = "") -> Figure:
+    """One `NumberPrediction`: its density, its intervals at 50, 80 and 90%, its median, and the truth where it is known.
 
     The density is the model's own law, per unit of the data; intervals are recalibrated where levels were fitted. A number of
     the context that may come again (`candidates`) is a bar of its probability against an axis of its own. Where no number is
@@ -86,7 +81,7 @@ def plot_prediction(
     return cast(Figure, axes.figure)
 
 
-def as_html(prediction: "NumberPrediction") -> str:
+def as_html(prediction: Any) -> str:
     """A prediction for a notebook: what `str` says, and its plot."""
     return f"<p>{html.escape(str(prediction))}</p>{as_svg(plot_prediction(prediction))}"
 

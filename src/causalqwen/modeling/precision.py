@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
+from transformers import PreTrainedModel
 
 _FEWEST_COLUMNS = 256
 
@@ -19,7 +17,7 @@ def resolve_device(device: str) -> str:
     return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def bf16_pays(model: "CausalQwenForCausalLM") -> bool:
+def bf16_pays(model: PreTrainedModel) -> bool:
     """Whether this machine takes the backbone's products several times as fast in bfloat16: its weights are float32, wide
     enough that products are what takes the time, and the processor (avx512_bf16, amx_bf16) or GPU multiplies bfloat16."""
     if model.dtype != torch.float32 or model.config.hidden_size < _FEWEST_COLUMNS:
@@ -31,7 +29,7 @@ def bf16_pays(model: "CausalQwenForCausalLM") -> bool:
 
 
 @contextmanager
-def reading(model: "CausalQwenForCausalLM", bf16: bool | None = None) -> Iterator[None]:
+def reading(model: Any, bf16: bool | None = None) -> Iterator[None]:
     """Rows are read in bfloat16 meanwhile, or not; by default where that pays. No weight changes."""
     before, model.bf16 = model.bf16, bf16_pays(model) if bf16 is None else bf16
     try:
@@ -41,7 +39,7 @@ def reading(model: "CausalQwenForCausalLM", bf16: bool | None = None) -> Iterato
 
 
 @contextmanager
-def casting_once(model: "CausalQwenForCausalLM") -> Iterator[None]:
+def casting_once(model: PreTrainedModel) -> Iterator[None]:
     """Meanwhile a reading in bfloat16 casts each weight once, and not at every call: torch keeps what autocast has made of a
     parameter that requires a gradient until the outermost autocast ends, also where that one casts nothing itself. No weight
     may change, and half of their memory is taken again. Not for a generator, which may be left standing."""

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from causalqwen.decoding import Individual
 from causalqwen.distributions import StableFamily, get_value_family
 from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
-from causalqwen.modeling.heads import number_candidates
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.numbers import (
     CRPS_LEVELS,
     PLAIN,
@@ -24,13 +24,9 @@ from causalqwen.numbers import (
     ValueLaw,
     format_number,
     last_place,
-    round_significant,
 )
 from causalqwen.numbers.law import LEVELS, ends_of_interval, level_of_quantile
 from causalqwen.parts.copying import Candidates
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 logger = logging.get_logger(__name__)
 
@@ -383,56 +379,15 @@ def told(
     return finite(entry)
 
 
-def generated_values(model: Any, loc_Y: Tensor) -> Tensor:
-    """What a text says anew where the value axis is at loc_Y: t^-1, to `value_digits` digits and no finer than `value_place`,
-    and where that is none of its values the nearest of the support."""
-    axes, digits = model.value_axes, model.config.value_digits
-    transform = axes.law().transform
-    return transform.support.take_in(
-        round_significant(transform.inverse(loc_Y), digits, axes.axis(None)["value_place"])
-    )
-
-
-def said_values(model: Any, features: Tensor, new: Tensor, candidates: Candidates | None) -> Tensor:
-    """What a text says behind features [n, H]: the number of the context that has more than half of the probability, exactly,
-    where one has; elsewhere `new` [n]. candidates: None where the model does not copy."""
-    if candidates is None:
-        return new
-    copied, again = model.copy_law(features, candidates).copied()
-    return torch.where(copied, again, new)
-
-
 @torch.no_grad()
 def predict_number(
-    model: "CausalQwenForCausalLM",
+    model: GraftedModel,
     prompts: str | Sequence[str],
-    batch_size: int = 32,
-    *,
-    individual: Individual | None = None,
-    classes: str | Sequence[str | None] | None = None,
+    batch_size: int,
+    individual: Individual | None,
+    classes: str | Sequence[str | None] | None,
 ) -> list[NumberPrediction]:
-    """What number follows each prompt, as a distribution.
-
-    Args:
-        prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
-            dropped, because `<NUM>` brings its own.
-        batch_size: prompts per forward pass.
-        individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
-            inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because training
-            never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
-        classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
-            have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
-            too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
-            `number_class`.
-
-    Returns:
-        one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
-        holds numbers. A graft that has learned no numbers warns, once.
-
-    Raises:
-        ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a mixture,
-            asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
-    """
+    """`CausalQwenForCausalLM.predict_number`."""
     if not model.reads_numbers:
         logger.warning_once(_NOTHING_LEARNED)
     if individual is not None:
@@ -467,7 +422,7 @@ def predict_number(
             inputs = dict(batch.to(model.device))
             position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             features = model.features(**inputs, position_ids=position_ids).last_hidden_state
-            offered = number_candidates(model, features, **inputs)
+            offered = model.candidates(features, **inputs)
             last = None if offered is None else offered[:, -1]
             predicted = predict_values(model, features[:, -1], individual, last, [names[row] for row in rows])
             for row, prediction in zip(rows, predicted, strict=True):
@@ -484,10 +439,7 @@ def predict_values(
     candidates: Candidates | None = None,
     classes: Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
-
-    candidates: the numbers that each may be a copy of; None for none. classes: one per row; None for none.
-    """
+    """`CausalQwenForCausalLM.predict_values`."""
     chain = Chain(model, features)
     (loc, scale), prob = (column.tolist() for column in chain.value()), chain.number.log_p()[0].exp().tolist()
     plain: list[NumberPrediction]

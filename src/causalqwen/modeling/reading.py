@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,10 +10,8 @@ from torch import Tensor
 from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, ValueEvidence
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.encoded import read_as_prompt
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,11 @@ class Reading:
         return cls(*(torch.cat(column) for column in columns))
 
     @classmethod
-    def nothing(cls, model: "CausalQwenForCausalLM") -> "Reading":
+    def nothing(cls, model: GraftedModel) -> "Reading":
         """No token."""
         none = torch.zeros(0, device=model.device)
         features = torch.zeros(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
         return cls(features, none.long(), none.double())
-
-
-def reads_numbers(model: "CausalQwenForCausalLM") -> bool:
-    """Whether numbers in a text are `<NUM>` to this model: once its values were trained; before, they are digits."""
-    return model.config.value_range is not None
 
 
 NOTHING_TOLD = (
@@ -95,7 +88,7 @@ CHUNK = 512
 """Tokens of a long text that are read at a time."""
 
 
-def contexts_of(model: "CausalQwenForCausalLM", observations: Any, chunk: int = CHUNK) -> list[tuple[EncodedText, int]]:
+def contexts_of(model: GraftedModel, observations: Any, chunk: int = CHUNK) -> list[tuple[EncodedText, int]]:
     """Everything observed, `chunk` tokens at a time, each context with the index of the first token that speaks for them."""
     given = [observations] if isinstance(observations, str | Observation) else list(observations)
     limit = model.config.context_length or chunk
@@ -113,11 +106,11 @@ def contexts_of(model: "CausalQwenForCausalLM", observations: Any, chunk: int = 
     return [(context, first) for context, first in contexts if not bool(context.digits[first:].all())]
 
 
-def encode_text(model: "CausalQwenForCausalLM", text: str, *, prompt: bool = False) -> EncodedText:
+def encode_text(model: GraftedModel, text: str, *, prompt: bool = False) -> EncodedText:
     """A text without special tokens; digits are words until values are trained."""
     if not text:
         return EncodedText.of([], [], [])
-    if reads_numbers(model):
+    if model.reads_numbers:
         encoding = model.processor(text, prompt=prompt, add_special_tokens=False)
         if model.config.num_token_id in encoding["input_ids"]:
             model.config.require("a text with numbers that somebody said, or that a world holds,")
@@ -127,9 +120,7 @@ def encode_text(model: "CausalQwenForCausalLM", text: str, *, prompt: bool = Fal
     return EncodedText.of(ids, [0.0] * len(ids), [False] * len(ids))
 
 
-def read_contexts(
-    model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None
-) -> Reading:
+def read_contexts(model: GraftedModel, contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None) -> Reading:
     """Everything observed as the backbone reads it: what somebody chose, and what came before it. voice: whose, [L, H].
 
     Raises ValueError where nothing comes before any token.
@@ -140,7 +131,7 @@ def read_contexts(
 
 
 def read_each(
-    model: "CausalQwenForCausalLM", contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None
+    model: GraftedModel, contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None
 ) -> list[Reading]:
     """Each context as the backbone reads it; contexts that differ in nothing but their last token are read once."""
     columns: list[Reading] = []
@@ -162,7 +153,7 @@ def read_each(
     return columns
 
 
-def token_evidence(model: "CausalQwenForCausalLM", read: Reading, likelihood: str = "softmax") -> TokenEvidence:
+def token_evidence(model: GraftedModel, read: Reading, likelihood: str = "softmax") -> TokenEvidence:
     """The words among what was read."""
     action, words = model.action, read.targets != model.config.num_token_id
     chain = Chain(model, read.features[words])
@@ -187,9 +178,9 @@ def token_evidence(model: "CausalQwenForCausalLM", read: Reading, likelihood: st
     )
 
 
-def value_evidence(model: "CausalQwenForCausalLM", read: Reading) -> ValueEvidence:
+def value_evidence(model: GraftedModel, read: Reading) -> ValueEvidence:
     """The numbers among what was read; none before values are trained."""
-    numbers = (read.targets == model.config.num_token_id) & reads_numbers(model)
+    numbers = (read.targets == model.config.num_token_id) & model.reads_numbers
     chain, values = Chain(model, read.features[numbers]), read.values[numbers]
     if len(values):
         values = model.value_transform.forward(values)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +24,13 @@ from causalqwen.distributions import (
     check_seed,
     uniform_draws,
 )
-from causalqwen.extras import extra
 from causalqwen.files import batches
 from causalqwen.individuals import Branches
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.choices import check_options, last_features, read_options
 from causalqwen.modeling.prediction import mixed_quantiles
-from causalqwen.modeling.reading import EncodedText, reads_numbers
+from causalqwen.modeling.reading import EncodedText
 from causalqwen.numbers import ValueLaw
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +143,10 @@ class AskedNumber:
     family: StableFamily
 
     @classmethod
-    def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedNumber":
+    def read(cls, model: GraftedModel, question: "Question", prompt: str) -> "AskedNumber":
         """ValueError for a model that copies, or that has not learned values."""
         model.config.require("a number that a survey asks for")
-        if not reads_numbers(model):
+        if not model.reads_numbers:
             raise ValueError(
                 f"{question.name!r} asks for a number, and this model has not learned values yet: train it"
             )
@@ -188,7 +185,7 @@ class AskedValues:
     values: Tensor
 
     @classmethod
-    def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedValues":
+    def read(cls, model: GraftedModel, question: "Question", prompt: str) -> "AskedValues":
         """As `AskedNumber.read`."""
         values = torch.tensor(question.values, dtype=torch.float64)
         return cls(AskedNumber.read(model, question, prompt), list(question.options), values)
@@ -224,7 +221,7 @@ class AskedWords:
     family: StableFamily
 
     @classmethod
-    def read(cls, model: "CausalQwenForCausalLM", question: "Question", prompt: str) -> "AskedWords":
+    def read(cls, model: GraftedModel, question: "Question", prompt: str) -> "AskedWords":
         """As `read_options`."""
         options = [str(option) for option in question.options]
         return cls(options, read_options(model, prompt, options).cpu(), model.action.law)
@@ -248,7 +245,7 @@ def _told(options: Sequence[Any], probabilities: Tensor) -> list[Any]:
     return [dict(zip(options, row, strict=True)) for row in probabilities.tolist()]
 
 
-_READ: dict[str, Callable[["CausalQwenForCausalLM", Question, str], Asked]] = {
+_READ: dict[str, Callable[[GraftedModel, Question, str], Asked]] = {
     "number": AskedNumber.read,
     "values": AskedValues.read,
     "words": AskedWords.read,
@@ -273,7 +270,7 @@ class Survey:
 
     def __init__(
         self,
-        model: "CausalQwenForCausalLM",
+        model: GraftedModel,
         population: Population,
         questions: Sequence[Question] | Question,
         draws: int = 1,
@@ -398,38 +395,14 @@ def _q_of(family: StableFamily, g: Tensor, known: dict[str, Tensor]) -> Tensor:
 
 
 def survey_rows(
-    model: "CausalQwenForCausalLM",
+    model: GraftedModel,
     population: Population,
     questions: Sequence[Question] | Question,
     *,
     draws: int = 1,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of `survey`, one by one; `PEOPLE_AT_ONCE` are held at a time."""
+    """The rows of `CausalQwenForCausalLM.survey`, one by one; `PEOPLE_AT_ONCE` are held at a time."""
     asked = Survey(model, population, questions, draws, seed)
     for items in batches(asked.items(), PEOPLE_AT_ONCE):
         yield from asked.rows(items)
-
-
-def survey(
-    model: "CausalQwenForCausalLM",
-    population: Population,
-    questions: Sequence[Question] | Question,
-    *,
-    draws: int = 1,
-    seed: int = 0,
-) -> Any:
-    """Ask everybody every question: a pandas.DataFrame of people x questions, with an index of person (and draw).
-
-    An answer is a number, an option or a text. With `draws` 0 nothing is drawn: who somebody is and the noise are integrated
-    out, so that a number is its median, and options are a dictionary of their probabilities. A prompt is read once for all
-    people. Answers depend neither on the order of people and questions, nor on who else is asked what. See `Survey`.
-
-    Raises:
-        ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that has
-            not learned values.
-    """
-    with extra("tables", "a survey's table"):
-        import pandas
-    rows = list(survey_rows(model, population, questions, draws=draws, seed=seed))
-    return pandas.DataFrame(rows).set_index(["person", "draw"] if draws > 1 else "person")

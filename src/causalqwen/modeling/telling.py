@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, read_factor
-from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.hearing import chunk_of
-from causalqwen.modeling.reading import EncodedText
+from causalqwen.modeling.prediction import NumberPrediction, predict_values
+from causalqwen.modeling.reading import EncodedText, encode_text, read_contexts, token_evidence, value_evidence
 
 MOST_TOKENS = 600
 """Of texts, each of whose tokens is told."""
@@ -47,7 +48,7 @@ class Said:
 
 @torch.no_grad()
 def what_told(
-    model: CausalQwenForCausalLM, texts: Sequence[str], individual: Individual, shown: int = MOST_TOKENS
+    model: GraftedModel, texts: Sequence[str], individual: Individual, shown: int = MOST_TOKENS
 ) -> tuple[list[list[Said]], tuple[TokenEvidence, TokenEvidence]]:
     """The first `shown` tokens of the texts, each with what it said; and the evidence of the words among them, as nobody says
     them and under the individual's voice."""
@@ -57,7 +58,7 @@ def what_told(
     contexts = []
     left = shown
     for text in texts:
-        whole = model.encode_text(text)
+        whole = encode_text(model, text)
         while left < len(whole.ids) and whole.digits[left]:  # a number is not cut
             left += 1
         encoded = whole.part(slice(left))
@@ -65,13 +66,13 @@ def what_told(
         read_texts.append(encoded)
         parts = [encoded.part(slice(start, start + limit)) for start in range(0, len(encoded.ids), limit)]
         contexts += [(part, 1) for part in parts if len(part.ids) > 1]
-    read = model.read(contexts)
+    read = read_contexts(model, contexts)
     heard = individual.evidence[-1].likelihood if individual.evidence else "softmax"
     likelihood = "ovr" if heard == "ovr" else "softmax"
-    nobodys = tokens = model.token_evidence(read, likelihood)
+    nobodys = tokens = token_evidence(model, read, likelihood)
     if individual.voice is not None:
-        tokens = model.token_evidence(model.read(contexts, individual.voice), likelihood)
-    numbers = model.value_evidence(read)
+        tokens = token_evidence(model, read_contexts(model, contexts, individual.voice), likelihood)
+    numbers = value_evidence(model, read)
     g, centre = individual.normal.to(model.device), torch.zeros_like(individual.normal, device=model.device)
     is_number = (read.targets == model.config.num_token_id) & model.reads_numbers
     gains = torch.zeros(len(read.targets), dtype=torch.float64, device=model.device)
@@ -80,7 +81,7 @@ def what_told(
     at_numbers = read.features[is_number]
     laws: Iterator[tuple[NumberPrediction, NumberPrediction]] = iter(())
     if individual.knows_values:
-        laws = zip(model.predict_values(at_numbers, individual), model.predict_values(at_numbers), strict=True)
+        laws = zip(predict_values(model, at_numbers, individual), predict_values(model, at_numbers), strict=True)
     scored = iter(zip(gains.tolist(), is_number.tolist(), strict=True))
     said: list[list[Said]] = []
     for encoded in read_texts:
@@ -101,7 +102,7 @@ def what_told(
     return said, (nobodys, tokens)
 
 
-def token_texts(model: CausalQwenForCausalLM, text: EncodedText) -> list[str]:
+def token_texts(model: GraftedModel, text: EncodedText) -> list[str]:
     """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all.
 
     Of a `<NUM>` and the digits behind it, the first adds the number, the others nothing.
@@ -129,7 +130,7 @@ class Favoured:
 
 @torch.no_grad()
 def favoured_tokens(
-    model: CausalQwenForCausalLM,
+    model: GraftedModel,
     evidence: tuple[TokenEvidence, TokenEvidence],
     individual: Individual,
     count: int = _FAVOURED,

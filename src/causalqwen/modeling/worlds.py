@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +18,14 @@ from transformers import LogitsProcessorList
 
 from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, ObservedNumber
+from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.encoded import NumberText
-from causalqwen.modeling.heads import standing
 from causalqwen.modeling.individuals import abduct, abduct_noise
 from causalqwen.modeling.loop import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import Observation, encode_text
 
 logger = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
 
 
 @dataclass(frozen=True)
@@ -76,63 +73,19 @@ class World:
     digits: tuple[int, ...] = ()
 
 
-def interventional_samples(
-    model: "CausalQwenForCausalLM",
-    prompts: str | Sequence[str],
-    individual: Individual | None = None,
-    *,
-    num_samples: int = 1,
-    max_new_tokens: int = 64,
-    seed: int = 0,
-    temperature: float = 1.0,
-    streamer: Any = None,
-) -> list[list[World]]:
-    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
-
-    temperature: of the plan (`CausalDecoding`).
-    streamer: of transformers; it sees each token of each text as it comes.
-
-    Returns: `num_samples` worlds per prompt; sample j uses seed + j.
-    """
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    who = "sequence" if individual is None else individual
-    plan = CausalDecoding.preset("persona", individual=who, seed=seed, temperature=temperature)
-    world = Intervention()
-    return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, world, streamer) for prompt in prompts]
-
-
 def counterfactual_samples(
-    model: "CausalQwenForCausalLM",
+    model: GraftedModel,
     observed: Observation,
     interventions: Intervention | Sequence[Intervention],
-    *,
-    noise: str = "abduct",
-    individual: Individual | None = None,
-    num_samples: int = 1,
-    max_new_tokens: int | None = None,
-    seed: int = 0,
-    temperature: float = 1.0,
-    streamer: Any = None,
+    noise: str,
+    individual: Individual | None,
+    num_samples: int,
+    max_new_tokens: int | None,
+    seed: int,
+    temperature: float,
+    streamer: Any,
 ) -> list[list[World]]:
-    """What the individual behind an observed text would have written in other worlds.
-
-    Args:
-        interventions: the worlds; `Intervention()` is the one that was.
-        noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
-            explains the text stays too, so that the world that was gives the observed text back, exactly
-            in float32.
-        individual: who wrote the text; None to infer them from it.
-        num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
-        max_new_tokens: as many as the observed text has, by default.
-        temperature: of the plan (`CausalDecoding`).
-        streamer: as of `interventional_samples`.
-
-    Returns: `num_samples` worlds per intervention.
-
-    Raises:
-        ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies after
-            the last token.
-    """
+    """`CausalQwenForCausalLM.counterfactual_samples`."""
     if noise not in ("redraw", "abduct"):
         raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
     worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
@@ -144,11 +97,11 @@ def counterfactual_samples(
         individual = abduct(model, observed)
     individual.check_size(model.config.causal_size)
     samples: list[list[World]] = [[] for _ in worlds]
-    with standing(model):
+    with model.standing():
         for sample in range(num_samples):
             plan = CausalDecoding(individual=individual, own="token", seed=seed + sample, temperature=temperature)
             if noise == "abduct":
-                kept = abduct_noise(model, observed, individual, seed=seed + sample, temperature=temperature)
+                kept = abduct_noise(model, observed, individual, temperature, seed + sample)
                 plan = replace(plan, own=kept)
             for place, world in enumerate(worlds):
                 prompt, speaker = world.prompt_from(observed.prompt), world.model or model
@@ -166,7 +119,7 @@ def _check_places(world: Intervention, length: int) -> None:
             )
 
 
-def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM") -> None:
+def _check_speaker(model: GraftedModel, other: GraftedModel) -> None:
     if other.config.causal_size != model.config.causal_size or other.config.num_token_id != model.config.num_token_id:
         raise ValueError("the other checkpoint has another vocabulary or causal size: who and noise do not fit it")
     if other.config.context != model.config.context:
@@ -176,15 +129,8 @@ def _check_speaker(model: "CausalQwenForCausalLM", other: "CausalQwenForCausalLM
 
 
 @torch.no_grad()
-def value_predictions(
-    model: "CausalQwenForCausalLM", world: World, individual: Individual
-) -> dict[int, NumberPrediction]:
-    """The law of each value of a world, but of those that were forced, by the index of its token.
-
-    It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
-    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
-    with a voice it is read under the voice, as the text was.
-    """
+def value_predictions(model: GraftedModel, world: World, individual: Individual) -> dict[int, NumberPrediction]:
+    """`CausalQwenForCausalLM.value_predictions`."""
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
     if not places:
@@ -200,7 +146,7 @@ def value_predictions(
 
 
 def continue_prompt(
-    model: "CausalQwenForCausalLM",
+    model: GraftedModel,
     prompt: str,
     plan: CausalDecoding,
     num_samples: int,
@@ -252,7 +198,7 @@ def continue_prompt(
 
 
 def _world(
-    model: "CausalQwenForCausalLM",
+    model: GraftedModel,
     prompt: str,
     sequence: tuple[Tensor, Tensor],
     start: int,

@@ -11,17 +11,13 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from causalqwen.distributions import StableFamily
 
-if TYPE_CHECKING:
-    from causalqwen.modeling.model import CausalQwenForCausalLM
-
-_DIRECTIONS = 8
 _COMPONENTS = 8  # of the features, that a start looks at
 _LEAST = 0.03  # of the widest component's spread, that a component has
 _RIDGE = 1e-2  # of the mean square of what products are explained by
@@ -381,15 +377,3 @@ def _shared_out(values: Tensor, count: int) -> Tensor:
     for _ in range(count - int(times.sum())):
         times[(wanted - times).argmax()] += 1
     return torch.repeat_interleave(torch.arange(len(values), device=values.device), times.long())
-
-
-def let_cross(model: "CausalQwenForCausalLM") -> Crossing:
-    """The crossing of how a model's value head reads, a branch, which is made where there is none: nobody crosses yet."""
-    reader: Any = model.value_reader
-    config = model.config
-    if reader.crossing is None:
-        config.value_crossing = _DIRECTIONS if model.action.value_law.alpha == 2 else 1
-        made = Crossing(len(reader.feature_mean), config.causal_size, config.value_crossing)
-        reader.crossing = made.to(reader.feature_mean.device)
-    crossing: Crossing = reader.crossing
-    return crossing

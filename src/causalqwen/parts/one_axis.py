@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,18 +10,15 @@ from torch import Tensor
 from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.law import ClassLaws
 
-if TYPE_CHECKING:
-    from causalqwen.modeling.configuration import CausalQwenConfig
-
 
 @dataclass(frozen=True)
 class OneAxis:
     """The laws of values in the data's units, by the class of a number.
 
-    own: the class of numbers that are not said to be of another; None for none.
+    config: a `CausalQwenConfig`. own: the class of numbers that are not said to be of another; None for none.
     """
 
-    config: "CausalQwenConfig"
+    config: Any
     own: str | None = None
 
     @property

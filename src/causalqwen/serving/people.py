@@ -18,6 +18,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, mode
 from causalqwen.decoding import Individual, mix
 from causalqwen.individuals import LIKELIHOODS
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
+from causalqwen.modeling.reading import encode_text
 from causalqwen.modeling.telling import Favoured, favoured_tokens, lie_among, what_told
 from causalqwen.serving.requests import Seed, Strict
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
@@ -186,7 +187,7 @@ class People:
             made = mix(one, other, who.share)
             return replace(made, name=who.name or made.name)
         heard = [one if isinstance(one, str) else one.heard for one in who.observations or []]
-        tokens = sum(len(model.encode_text(words).ids) for one in heard for words in _words_of(one))
+        tokens = sum(len(encode_text(model, words).ids) for one in heard for words in _words_of(one))
         if tokens > self.settings.max_heard:
             message = f"the observations have {tokens} tokens, this server hears {self.settings.max_heard} at once"
             raise ApiError(400, message, param="observations")

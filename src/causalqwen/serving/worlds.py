@@ -9,7 +9,7 @@ from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
 from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.prediction import told
-from causalqwen.modeling.reading import EncodedText
+from causalqwen.modeling.reading import EncodedText, encode_text
 from causalqwen.modeling.telling import token_texts
 from causalqwen.serving.people import People, TaskRequest, Who, about
 from causalqwen.serving.requests import Count, Points, Seed, Strict, Temperature
@@ -59,7 +59,7 @@ class WorldsRequest(TaskRequest):
 
 def _worlds(asked: WorldsRequest, people: People, task: Task) -> None:
     model, settings = people.model, people.settings
-    of_text = 0 if asked.text is None else len(model.encode_text(asked.text).ids)
+    of_text = 0 if asked.text is None else len(encode_text(model, asked.text).ids)
     length, count = asked.max_tokens or of_text or _LENGTH, len(asked.interventions) * asked.num_samples
     if max(length, of_text) > settings.max_tokens:
         message = f"a world has {max(length, of_text)} tokens, this server writes {settings.max_tokens}"
@@ -89,7 +89,7 @@ def _worlds(asked: WorldsRequest, people: People, task: Task) -> None:
 
 def _told(model: CausalQwenForCausalLM, asked: WorldsRequest, world: World, speaker: Individual) -> dict[str, Any]:
     """A world as plain data; beside what was said, where something was."""
-    before = model.encode_text(world.prompt, prompt=True)
+    before = encode_text(model, world.prompt, prompt=True)
     digits = torch.zeros(len(world.tokens), dtype=torch.bool)
     digits[list(world.digits)] = True
     whole = before.then(EncodedText(world.tokens, world.values, digits))

@@ -16,12 +16,12 @@ from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.abduction import check_domain_name
 from causalqwen.modeling.depths import decoder_layers
+from causalqwen.modeling.grafting import own_scores
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
-from causalqwen.modeling.own_scores import own_scores
-from causalqwen.parts import domain
 from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.crossing import let_cross
+from causalqwen.parts.crossing import Crossing
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.announcing import announce
@@ -34,6 +34,9 @@ from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCa
 
 _LEAST_SPREAD = 1 / 512
 """Of a coordinate of the features, in its own root mean square: less is what rounding makes of it (experiments 8)."""
+
+_DIRECTIONS = 8
+"""In which an individual may turn around from context to context, under a Gaussian law."""
 
 _LEAST_SHARE = 0.05
 """Of the noise's standard deviation, that a start leaves to who speaks."""
@@ -149,7 +152,7 @@ def check_stages(
             "heads: score_matrix 'shared' is the backbone's lm_head, and this model's scores have their own"
         )
     if settings.heads is not None and settings.heads.domain is not None:
-        domain.check_asked(model, settings.heads.domain, settings.heads.domain_asked)
+        _check_domain(model, settings.heads.domain, settings.heads.domain_asked)
     for name, stage in stages.items():
         moves = name in ("lora", "backbone") or (name == "heads" and _moves_embedding(model, stage))
         if moves and model.config.value_columns:
@@ -256,6 +259,17 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     branch.log_noise.add_(math.log(unit * noise / noise_scale))
 
 
+def let_cross(model: Any) -> Crossing:
+    """The crossing of how a model's value head reads, a branch, which is made where there is none: nobody crosses yet."""
+    reader, config = model.value_reader, model.config
+    if reader.crossing is None:
+        config.value_crossing = _DIRECTIONS if model.action.value_law.alpha == 2 else 1
+        made = Crossing(len(reader.feature_mean), config.causal_size, config.value_crossing)
+        reader.crossing = made.to(reader.feature_mean.device)
+    crossing: Crossing = reader.crossing
+    return crossing
+
+
 @torch.no_grad()
 def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> None:
     """Start at the axis's own centre, where no individual has a mean to make up for: who speaks has scale 1 there, the
@@ -358,6 +372,16 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
     model.value_branch.feature_std.copy_(std)
 
 
+def _check_domain(model: CausalQwenForCausalLM, name: str, settings: dict[str, Any]) -> None:
+    """ValueError for a name that `add_domain` would not take, or settings that the domain of this name does not have."""
+    own = model.config.domains.get(name)
+    if own is None:
+        return check_domain_name(name)
+    for key, value in settings.items():
+        if value != own.get(key):
+            raise ValueError(f"domain {name!r} is there already, its {key} {own.get(key)!r}: leave domain_{key} out")
+
+
 # ---- the heads -------------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +391,11 @@ def _train_heads(run: Run) -> None:
         own_scores(model)
     if stage.domain is not None:
         model.requires_grad_(False)
-        domain.ask(model, stage.domain, **stage.domain_settings).requires_grad_(True)
+        if stage.domain in model.config.domains:
+            model.set_domain(stage.domain)
+        else:
+            model.add_domain(stage.domain, **stage.domain_settings)
+        model.abduction.domains[stage.domain].requires_grad_(True)
     else:
         _train_numbers_only(model)
         action = model.action

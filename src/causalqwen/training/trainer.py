@@ -20,9 +20,8 @@ from causalqwen.files import check_sums, write_sums, write_text, writing, writin
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.heads import losses
+from causalqwen.modeling.abduction import divergence
 from causalqwen.parts.copying import Candidates
-from causalqwen.parts.domain import divergence
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import known_of_number
@@ -138,7 +137,7 @@ class TrainedForCausalLM(nn.Module):
             None if offered is None else offered[masks.num_mask],
             None if classes is None else classes[masks.num_mask],
         )
-        parts = losses(model, masks, rest_loss, chain.number.log_p(), value_losses)
+        parts = model.losses(masks, rest_loss, chain.number.log_p(), value_losses)
         loss = parts.total
         if self.closeness and self.training:
             domain = model.abduction.asked
