@@ -23,8 +23,8 @@ from causalqwen.decoding import (
 from causalqwen.decoding.population import KEPT, seed_of
 from causalqwen.distributions import upcast
 from causalqwen.individuals import (
-    ROUNDINGS,
     LIKELIHOODS,
+    ROUNDINGS,
     Evidence,
     ValueEvidence,
     find_posterior,
