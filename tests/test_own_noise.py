@@ -363,7 +363,7 @@ def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, tempe
 
 
 def positions_of(size, rows, seed, spread, T=1.0, share=0.6):
-    """Scores as grafts have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2; up to `share` of it is drawn of U'."""
+    """Scores as grafts have them: own_k^2 = T^2 (1 - d_k) + T max(C - loc_k, 0)/2, d_k up to `share` drawn of U'."""
     generator = torch.Generator().manual_seed(seed)
     loc = spread * torch.randn(rows, size, generator=generator)
     below = (T * ((loc / T).logsumexp(-1, keepdim=True) - 0.6) - loc).clamp(min=0)
@@ -437,13 +437,35 @@ def test_noise_given_what_was_observed_is_the_noise_where_that_was_observed():
         assert together[0] == pytest.approx(together[1], abs=0.09)
 
 
+@pytest.mark.parametrize("change", [lambda model: model, uneven])
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_scores_under_somebody_who_is_held_are_those_of_each_position(tiny_tokenizer, kind, change):
+    """Where they move all positions alike, too."""
+    model = change(graft_tiny(kind, tiny_tokenizer))
+    with torch.no_grad():
+        model.action.num_row.copy_(torch.randn(model.action.num_row.shape, generator=torch.Generator().manual_seed(2)))
+        head = model.get_output_embeddings()
+        head.bias = torch.nn.Parameter(torch.randn(len(head.weight), generator=torch.Generator().manual_seed(3)))
+    z, plan = (
+        law_of(model, -9)[None],
+        CausalDecoding(individual=Individual.from_seed(3, 32), own="token", temperature=0.7),
+    )
+    bound = BoundDecoding.bind(plan, 1, 32, z.device)
+    one, other = (Chain(model, z, bound.at(torch.arange(9)[None])) for _ in range(2))
+    with torch.no_grad():
+        loc, own = model.action.scales.of_held(one)
+        torch.testing.assert_close(loc, model.action.scales.in_race(other))
+        torch.testing.assert_close(own, model.action.scales.own(other))
+    assert not torch.equal(one.loc_S, one.integrated.loc_S)
+
+
 CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen3", "both")]
 
 
 @pytest.mark.parametrize(("kind", "context"), CONTEXTS)
 @pytest.mark.parametrize(
-    ("temperature", "dtype"),
-    [(T, torch.float32) for T in (1.0, 0.7, 1.3, 0.05, 0.01)] + [(T, torch.bfloat16) for T in (1.0, 0.1, 0.01)],
+    ("dtype", "temperature"),
+    [(torch.float32, T) for T in (1.0, 0.7, 1.3, 0.05, 0.01)] + [(torch.bfloat16, T) for T in (1.0, 0.1, 0.01)],
 )
 def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature, dtype):
     """Random tokens, and numbers of 1 to 9 digits among them; of somebody known, drawn, or inferred."""
