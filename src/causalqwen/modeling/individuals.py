@@ -350,7 +350,7 @@ def abduct_noise(
     found: list[tuple[Tensor, ...]] = [(nothing, nothing, nothing.double())]
     for part in torch.arange(len(chosen)).split(_EXPLAINED):
         scored = chain(read.features[part], chosen[part])
-        own, loc = model.action.scales.own(scored)[0], scored.scores.masked(upcast(scored.loc_S), -torch.inf)[0]
+        own, loc = scored.own()[0], scored.scores.masked(upcast(scored.loc_S), -torch.inf)[0]
         rows, others, normals = observed_normals(loc, own, read.targets[part], seed, positions[chosen[part]])
         found.append((chosen[part][rows.cpu()], others.cpu(), normals.cpu()))
     places, exceptions, normals = (torch.cat(column) for column in zip(*found, strict=True))
