@@ -89,7 +89,7 @@ def main() -> None:
     for index, z in enumerate(tqdm(features_of(model, given.positions), desc="integrals")):
         chain = Chain(model, z[None, None], bound.at(torch.zeros(1, 1, dtype=torch.int64, device=device)), words=words)
         loc = chain.scores.masked(chain.loc_S, -torch.inf)[0, 0].double()
-        own = model.action.scales.own(chain)[0, 0].double()
+        own = chain.own()[0, 0].double()
         loc, own = loc[taken := loc > -torch.inf], own[taken]
         softmax = (loc / T).softmax(-1)
         threshold = chain.threshold.item()

@@ -20,7 +20,7 @@ from causalqwen.evaluation.number_table import NumberTable, number_table
 from causalqwen.evaluation.people import OPENINGS, other_world, people
 from causalqwen.evaluation.report import example_rows, table_rows, value_figures, write_report
 from causalqwen.evaluation.rivals import RIVALS, score_rivals
-from causalqwen.modeling.vocabulary import Vocabulary
+from causalqwen.modeling.scores import Vocabulary
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from conftest import graft_tiny

@@ -28,7 +28,7 @@ from causalqwen import (
     Observation,
 )
 from causalqwen.distributions import get_family
-from causalqwen.modeling import vocabulary
+from causalqwen.modeling import scores
 from causalqwen.modeling.abduction import softplus_inverse
 from causalqwen.modeling.configuration import SECTIONS
 from causalqwen.modeling.loading import load_model
@@ -591,7 +591,7 @@ def test_a_plan_given_to_forward_situates_scores_and_values(tiny_llama):
 @pytest.mark.parametrize("block", [1, 7, 8192])
 def test_what_follows_from_the_vocabulary_is_that_of_its_rows(block, tiny_tokenizer, monkeypatch):
     """In blocks of rows, of which the last may be shorter; rows that no token uses are 0, whatever stands there."""
-    monkeypatch.setattr(vocabulary, "_ROWS_AT_ONCE", {"cpu": block})
+    monkeypatch.setattr(scores, "_ROWS_AT_ONCE", {"cpu": block})
     model = graft_tiny("llama", tiny_tokenizer)
     weight, used = model.get_output_embeddings().weight, model.action.vocabulary_mask[: model.action.rows]
     used[[3, -1]] = False

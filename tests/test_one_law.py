@@ -11,7 +11,7 @@ from causalqwen import CausalDecoding
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
-from causalqwen.modeling.action import ActionNetwork, ActionSettings
+from causalqwen.modeling.scores import ActionNetwork, ActionSettings
 from conftest import graft_tiny
 
 TEXT = "They say that -3.5 of the people who came here went on to count 1,000 more"
@@ -87,7 +87,7 @@ def test_scores_with_all_drawn_pass_their_thresholds_as_often_as_p_says(tiny_tok
         passed = torch.zeros(len(model.action.vocabulary_mask))
         for seed in range(0, count, 2_000):
             chain = drawn(model, z, CausalDecoding.preset(preset, seed=seed, temperature=temperature), 2_000)
-            passed += (model.action.scales.raced(chain) > chain.threshold).sum(0)[0]
+            passed += (chain.raced() > chain.threshold).sum(0)[0]
     p = whole.scores.p()[0, 0].double()
     sure = p * count > 20
     assert sure.sum() > 5
@@ -233,7 +233,7 @@ def test_it_holds_on_the_real_backbone(smollm2):
         whole = Chain(model, z)
         likely = whole.scores.p().topk(50)
         one = BoundDecoding.bind(CausalDecoding.preset("causal"), 1, model.config.causal_size, z.device)
-        left = model.action.scales.own(Chain(model, z[None], one.at(torch.arange(20)[None])))[0]
+        left = Chain(model, z[None], one.at(torch.arange(20)[None])).own()[0]
         left = left.gather(-1, likely.indices).double()
         rows = upcast(model.vocabulary().weight)[likely.indices].transpose(-1, -2)  # [20, C, 50]
         total = squares = torch.zeros(20, 50).double()
@@ -257,7 +257,7 @@ def test_it_holds_on_the_real_backbone(smollm2):
 @pytest.mark.parametrize("size", [1, 7, 1024])
 def test_scales_of_all_tokens_are_the_formula_s(tiny_tokenizer, monkeypatch, family, size):
     """Values and gradients, float64, block by block of the matrix's rows."""
-    monkeypatch.setattr("causalqwen.modeling.vocabulary._ROWS_AT_ONCE", {"cpu": size})
+    monkeypatch.setattr("causalqwen.modeling.scores._ROWS_AT_ONCE", {"cpu": size})
     model = graft_tiny("qwen2", tiny_tokenizer, vocabulary_family=family).double()
     words, generator = model.vocabulary(), torch.Generator().manual_seed(0)
     scale = torch.rand(3, 2, model.config.causal_size, generator=generator, dtype=torch.float64).requires_grad_()

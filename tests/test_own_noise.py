@@ -11,7 +11,6 @@ from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, ObservedNoise
 from causalqwen.distributions import BLOCK, block_largest, block_uniforms, own_uniforms, upcast
 from causalqwen.individuals.observed_noise import LEAD, draw_best, observed_normals
-from causalqwen.kernels import Race
 from conftest import graft_tiny
 from test_one_law import drawn, law_of, uneven, unlike
 
@@ -103,7 +102,7 @@ def test_the_race_is_won_by_the_best_of_all_scores(tiny_tokenizer, preset, setti
             plan = CausalDecoding.preset(preset, seed=seed, temperature=temperature, **settings)
             with torch.no_grad():
                 one, other = chains(model, 12, plan)
-                found, every = Race(one).scores(), model.action.scales.raced(other).flatten(0, -2)
+                found, every = one.race().scores(), other.raced().flatten(0, -2)
             best = every.argmax(-1, keepdim=True)
             near = 1e-4 if dtype == torch.float32 else 0.05  # one product of two, which bfloat16 rounds
             assert (found[:, masked] == -torch.inf).all() and not found.isnan().any()
@@ -138,8 +137,8 @@ def test_the_tokens_of_a_race_are_those_of_transformers_samplers(tiny_tokenizer,
         kept, plan = logits > -torch.inf, CausalDecoding.preset(preset, own="token", seed=1, temperature=T, **settings)
         with torch.no_grad():
             one, other = chains(model, 12, plan)
-            assert torch.equal(model.action.scales.raced(one).flatten(0, -2) > -torch.inf, kept)
-            assert kept.gather(-1, Race(other).scores().argmax(-1, keepdim=True)).all()
+            assert torch.equal(one.raced().flatten(0, -2) > -torch.inf, kept)
+            assert kept.gather(-1, other.race().scores().argmax(-1, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("asked", [{}, {"output_scores": True}, {"suppress_tokens": list(range(260, 340))}], ids=str)
@@ -173,7 +172,7 @@ def test_the_race_knows_observed_noise(tiny_tokenizer, kind):
         plan = CausalDecoding("sequence", own="token", seed=case, temperature=T)
         with torch.no_grad():
             one, other = chains(model, places, plan, noise)
-            found, every = Race(one).scores(), model.action.scales.raced(other).flatten(0, -2)
+            found, every = one.race().scores(), other.raced().flatten(0, -2)
         torch.testing.assert_close(found.amax(-1), every.amax(-1), rtol=1e-4, atol=1e-4)
         assert torch.equal(found.argmax(-1), every.argmax(-1))
 
@@ -181,7 +180,7 @@ def test_the_race_knows_observed_noise(tiny_tokenizer, kind):
 def test_few_tokens_are_drawn(tiny_tokenizer):
     model = uneven(graft_tiny("qwen2", tiny_tokenizer))
     with torch.no_grad():
-        found = Race(chains(model, 12, CausalDecoding.preset("sample", seed=1))[0]).scores()
+        found = chains(model, 12, CausalDecoding.preset("sample", seed=1))[0].race().scores()
     assert (found > -torch.inf).float().mean() < 0.2
 
 
@@ -334,7 +333,7 @@ def test_the_race_decides_as_a_softmax_does(tiny_tokenizer, kind, temperature):
     model = graft_tiny(kind, tiny_tokenizer)
     with torch.no_grad():
         chain = drawn(model, law_of(model, -20), CausalDecoding(own="token", temperature=temperature), 1)
-        own, loc = model.action.scales.own(chain)[:, 0], upcast(chain.loc_S)[:, 0]
+        own, loc = chain.own()[:, 0], upcast(chain.loc_S)[:, 0]
     used, divergences = model.action.vocabulary_mask, []
     for place in range(len(loc)):
         p = (loc[place, used].double() / temperature).softmax(-1)
@@ -349,7 +348,7 @@ def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, tempe
     z, used, picks = law_of(model), model.action.vocabulary_mask, torch.zeros(len(model.action.vocabulary_mask))
     with torch.no_grad():
         whole = drawn(model, z, CausalDecoding(own="token", temperature=temperature), 1)
-        p = race_distribution(upcast(whole.loc_S)[0, 0, used], model.action.scales.own(whole)[0, 0, used]) * count
+        p = race_distribution(upcast(whole.loc_S)[0, 0, used], whole.own()[0, 0, used]) * count
         for seed in range(0, count, 2_000):
             chain = drawn(model, z, CausalDecoding(own="token", temperature=temperature, seed=seed), 2_000)
             picks += torch.bincount(chain.ranked()[:, 0].argmax(-1), minlength=len(picks))

@@ -5,21 +5,21 @@ import torch
 
 from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.core import Chain
-from causalqwen.parts import PARTS
-from causalqwen.parts.common_scale import CommonScale
+from causalqwen.modeling.scores import SCORE_SCALES, ActionNetwork, ActionSettings, CommonScale
+from causalqwen.parts.contexts import CONTEXTS
 from conftest import graft_tiny
 
 
 class HighThreshold(CommonScale):
     """As a newcomer would write it: the default, its threshold three higher."""
 
-    def threshold(self, chain: Chain) -> torch.Tensor:
-        return super().threshold(chain) + 3
+    def threshold(self, *of_position) -> torch.Tensor:
+        return super().threshold(*of_position) + 3
 
 
 def test_a_new_variant_is_a_class_and_a_row(tiny_tokenizer, tmp_path, monkeypatch):
     """The recipe of CONTRIBUTING.md: nothing else is touched, and every road through the chain takes it."""
-    monkeypatch.setitem(PARTS["score_scale"], "high", HighThreshold())
+    monkeypatch.setitem(SCORE_SCALES, "high", HighThreshold())
     model, plain = (graft_tiny("llama", tiny_tokenizer, **named) for named in ({"score_scale": "high"}, {}))
     inputs = model.processor("It is 5 and so on", return_tensors="pt")
     labels = inputs["input_ids"]
@@ -57,16 +57,18 @@ def test_a_setting_that_would_do_nothing_is_refused(tiny_tokenizer, settings, ne
     assert same.config.copy_size == 64
 
 
-@pytest.mark.parametrize("kind", PARTS)
-def test_the_table_says_which_names_there_are(kind):
-    for name in PARTS[kind]:
-        assert CausalQwenConfig(**{kind: name}).part(kind) is PARTS[kind][name]
-    known = ", ".join(map(repr, list(PARTS[kind])[:-1]))
+@pytest.mark.parametrize(("kind", "table"), [("score_scale", SCORE_SCALES), ("number_context", CONTEXTS)])
+def test_the_table_says_which_names_there_are(kind, table):
+    for name in table:
+        config = CausalQwenConfig(**{kind: name})
+        chosen = config.context if table is CONTEXTS else ActionNetwork(4, 8, ActionSettings.of(config)).scales
+        assert chosen is table[name]
+    known = ", ".join(map(repr, list(table)[:-1]))
     with pytest.raises(ValueError, match=f"{kind}: input should be {known} or .*, got 'solvd'"):
         CausalQwenConfig(**{kind: "solvd"})
 
 
-@pytest.mark.parametrize("score_scale", PARTS["score_scale"])
+@pytest.mark.parametrize("score_scale", SCORE_SCALES)
 @pytest.mark.parametrize("family", ["qwen2", "llama"])  # a free row, and one behind the matrix
 def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, score_scale):
     """Some of the positions, `<NUM>` alone and the rest alone, without what the others know."""

@@ -20,8 +20,8 @@ step is a pair (loc, scale). A step is taken when it is first asked for: where a
 computes it.
 
 Everything that a graft is trained, scored, or asked with goes through a `Chain`. Where a step can be done in several ways, it
-is done by a part (`causalqwen.parts`) that was chosen once, by its name in the configuration; nothing here asks which. The fast
-forms of steps are in `causalqwen.kernels`; what they must equal is here.
+is done by a part that was chosen once, by its name in the configuration; of a score scale alone it is asked here whether all
+tokens share it. The fast forms of steps are in `causalqwen.kernels`; what they must equal is here.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,20 +33,20 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding import Draws, Integrated
-from causalqwen.distributions import FAR, SCALE_FLOOR, StableFamily, upcast
+from causalqwen.distributions import FAR, SCALE_FLOOR, StableFamily, own_uniforms, upcast
 from causalqwen.individuals.marginal import shared_losses
-from causalqwen.kernels import Negatives, linear_ovr_loss
+from causalqwen.kernels import Negatives, Race, linear_ovr_loss
 from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss
 
 if TYPE_CHECKING:
     from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
-    from causalqwen.modeling.action import ActionNetwork
     from causalqwen.modeling.configuration import CausalQwenConfig
-    from causalqwen.modeling.vocabulary import Vocabulary
+    from causalqwen.modeling.scores import ActionNetwork, Vocabulary
     from causalqwen.parts.branch import ValueBranch
     from causalqwen.parts.copying import Candidates
     from causalqwen.parts.plain_reader import PlainReader
 
+_LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
 POSITIONS_AT_ONCE = 256
 """Of which all scores are held, where they are looked at one by one."""
 
@@ -152,7 +152,11 @@ class Chain:
     @cached_property
     def threshold(self) -> Tensor:
         """C + c(z) [..., 1], float32, the same for all tokens of a position (theory 3.5)."""
-        return self.action.scales.threshold(self)
+        T = max(self.draws.temperature, 1e-6)
+        if self.action.scales.common and T == 1 and self.integrated is not self:
+            return self.integrated.threshold
+        constant = self.action.scales.threshold(upcast(self.action.threshold), self.log_partition, T)
+        return constant.expand(*self.loc_U.shape[:-1], 1)
 
     @torch.no_grad()
     def log_partition(self, temperature: float = 1.0) -> Tensor:
@@ -174,16 +178,45 @@ class Chain:
     @cached_property
     def number_scale(self) -> Tensor:
         """The scale of `<NUM>`'s score [...], float32 (theory 3.2, 3.5)."""
-        return self.action.scales.number_of_chain(self)
+        if self._takes_off:
+            return self.scale_S[..., self.action.num_token_id]
+        return self.action.scales.of_number(self.scale, self.words)
 
     @cached_property
     def scale_S(self) -> Tensor:
         """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold (theory 3.5).
 
-        By default (`parts.common_scale`) one for all tokens of a position, at least |W_k| scale for each of them; where
-        something is drawn, what it leaves of that: (scale^a - (|W_k| s_D)^a)^(1/a), a the family's index.
+        By default (`CommonScale`) one for all tokens of a position, at least |W_k| scale for each of them; where something is
+        drawn, what it leaves of that: (scale^a - (|W_k| s_D)^a)^(1/a), a the family's index.
         """
-        return self.action.scales.of_chain(self)
+        return self.own() if self._takes_off else self.action.scales.of_all(self.scale, self.words)
+
+    @property
+    def _takes_off(self) -> bool:
+        """Whether what is drawn, or a temperature, is taken off a scale that all tokens share."""
+        return self.action.scales.common and (self.drawn is not None or self.draws.temperature != 1)
+
+    def own(self) -> Tensor:
+        """own_k [..., V'], the scale of what is not drawn of each token's score at temperature T (theory 3.5, 3.9):
+
+        own_k^a = T^a scale^a + T^(a-1) beta max(C - loc_k, 0) - d_k^a,   loc_k with nothing drawn, d_k = |W_k| s_D
+        """
+        return self._left(self.drawn, self.draws.temperature)
+
+    def known(self) -> Tensor:
+        """The scale of each score once U is known, of the rows of the matrix, [..., V], of tokens that share one."""
+        return self._left(upcast(self.scale_U), 1.0)[..., : self.action.rows]
+
+    def _left(self, drawn: Tensor | None, temperature: float) -> Tensor:
+        a, words, whole = self.action.law.alpha, self.words, self.integrated.scores
+        power = temperature**a * whole.scale**a
+        if whole.slope:
+            fallen = (self.threshold - upcast(whole.loc)).clamp(0, FAR)
+            power = power + temperature ** (a - 1) * whole.slope * fallen
+        if drawn is not None:
+            is_even = bool((drawn == drawn[..., :1]).all())
+            power = power - (drawn[..., :1] * words.all_norms if is_even else words.scales(drawn)) ** a
+        return (power.clamp(min=SCALE_FLOOR**a) ** (1 / a)).expand(whole.loc.shape)
 
     @cached_property
     def scores(self) -> "Scores":
@@ -203,17 +236,115 @@ class Chain:
         return self._scores(loc, self.number_scale, None, self.threshold.squeeze(-1))
 
     def _scores(self, loc: Tensor, scale: Tensor, mask: Tensor | None, threshold: Tensor | None = None) -> "Scores":
-        scales, threshold = self.action.scales, self.threshold if threshold is None else threshold
-        return Scores(loc, scale, threshold, scales.slope(self), self.action.law, mask, scales.is_common(self))
+        action, threshold = self.action, self.threshold if threshold is None else threshold
+        slope = 0.0 if self._takes_off else action.score_slope  # it is in the scale already
+        return Scores(loc, scale, threshold, slope, action.law, mask, action.scales.common and self.drawn is None)
 
     # ---- decision ----------------------------------------------------------------------------------------------------
 
     def ranked(self) -> Tensor:
         """What the plan's decision is the argmax of, [..., V']; -inf for tokens that are known to lose (theory 3.6).
 
-        Without a plan that is loc_S, as the backbone decides. Under one it is P_k, or what orders tokens as P_k does.
+        Without a plan that is loc_S, as the backbone decides; and where a scale that all share decides nothing. Under one it is
+        P_k, or what orders tokens as P_k does, (loc_S - C) / own; where own noise is drawn too, S_k.
         """
-        return self.loc_S if self.draws.by_loc else self.action.scales.ranked(self)
+        draws: Any = self.draws  # a plan's, where it races
+        if draws.by_loc:
+            return self.loc_S
+        if not self.action.scales.common:
+            return self._ranked_by_bounds()
+        if not draws.races:
+            if self.drawn is None:
+                return self.loc_S
+            self._take_both()
+            return self.scores.ranked()
+        a_gpu_would_wait = self.features.device.type != "cpu"
+        if a_gpu_would_wait or draws.every_score or torch.is_grad_enabled() or self.action.law.alpha != 2:
+            return self.raced()
+        return self._raced_by_bounds()
+
+    def _ranked_by_bounds(self) -> Tensor:
+        """(loc_S - C) / scale_S [..., V']; where one position of each row is asked for, and the best token alone, scales are
+        computed only for tokens that can still win (`ScaleBounds`)."""
+        if self.draws.every_score or self.features.shape[1] > 1:
+            return self.scores.ranked()
+        action, words, of_rows = self.action, self.words, self.loc_S[:, -1, : self.action.rows]
+        scores = words.bounds.decision_scores(of_rows, self.scale[:, -1], self.threshold[:, -1], action.rest_mask)
+        excess = upcast(self.loc_S[..., action.num_token_id]) - self.threshold.squeeze(-1)
+        return action.put(scores.unsqueeze(1), lambda: excess / self.number_scale)
+
+    @torch.compiler.disable  # looks at scores
+    def _raced_by_bounds(self) -> Tensor:
+        with torch.autocast("cpu", enabled=False):  # bounds are no better than what they follow from
+            return self.race().scores().view(self.loc_S.shape)
+
+    def race(self) -> Race:
+        """The race of the scores, of which those that are known to lose are never drawn."""
+        draws: Any = self.draws
+        T, whole, loc = draws.temperature, self.integrated, self.in_race().detach().flatten(0, -2)
+        power = whole.loc_S.flatten(0, -2).to(torch.float32, copy=True)
+        least, threshold = (T * whole.scale_S.flatten()).square(), upcast(self.threshold).flatten()
+        for of_row, of_all, edge in zip(power, least, threshold, strict=True):  # each stays in a core's cache
+            of_row.neg_().add_(edge).clamp_(0, FAR).mul_(T * self.action.score_slope).add_(of_all)
+        drawn = None if self.drawn is None else self.drawn.flatten(0, -2)
+        return Race(self.action.law, loc, power, drawn, self.words.rows_at, draws.counters(), draws.exceptions())
+
+    def raced(self) -> Tensor:
+        """S_k = loc_k + own_k Q(e3_k) [..., V'] of all tokens, the slow way.
+
+        Where every score is wanted, tokens that are left out come after all others, the likeliest first.
+        """
+        draws: Any = self.draws
+        loc, law = self.in_race(), self.action.law
+        seeds, positions = draws.counters()
+        normals = law.quantile(own_uniforms(seeds, positions, loc.shape[-1])).to(loc.dtype)
+        if (given := draws.exceptions()) is not None:
+            rows, tokens, values = (column.to(loc.device) for column in given)
+            normals[rows, tokens] = values.to(loc.dtype)
+        scores = loc + self.own() * normals.view(loc.shape)
+        if draws.restricts and draws.every_score:
+            scores = torch.where(loc == -torch.inf, self._in_use(self.integrated.loc_S) - _LEFT_OUT, scores)
+        return scores
+
+    def in_race(self) -> Tensor:
+        """loc_S [..., V'], float32 at least, -inf for tokens that take no part: those that the plan leaves out, too. What the
+        population average would say decides which: loc_S with nothing drawn, the logits of a softmax's samplers."""
+        self._take_both()
+        draws: Any = self.draws
+        loc = self._in_use(self.loc_S)
+        if not draws.restricts:
+            return loc
+        return loc.masked_fill(draws.left_out(self._in_use(self.integrated.loc_S)), -torch.inf)
+
+    def _in_use(self, loc: Tensor) -> Tensor:
+        used = self.action.columns_in_use
+        return upcast(loc) if used is None else upcast(loc).masked_fill(~used, -torch.inf)
+
+    def _take_both(self) -> None:
+        """Take loc_S with what is drawn and without it in one product."""
+        if not self.draws.moves:
+            self.integrated.loc_S = self.loc_S
+            return
+        action, words, both = self.action, self.words, torch.stack([self.loc_U, self.loc])
+        self.integrated.loc_S, self.loc_S = action.put(words.at_once(both), lambda: action.num_loc(both, words))
+
+    def of_held(self) -> tuple[Tensor, Tensor]:
+        """(loc_S, own) [B, S, V'] where somebody is held for the text; loc_S is -inf for rows that no token uses.
+
+        Where scale_U is the same at all positions, they move a score by the same everywhere: one row more in one product.
+        """
+        scale, action, words = self.scale_U[:, :1], self.action, self.words
+        if bool((self.scale_U == scale).all()):
+            moved = self.draws.move(torch.zeros_like(scale), scale, action.noise, action.law)
+            rows = torch.cat([self.loc_U, moved.to(self.loc_U.dtype)], dim=1)
+            products = words.products(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)
+            scores = products[:, :-1] if words.bias is None else products[:, :-1] + words.bias
+            self.integrated.loc_S = action.put(scores, lambda: action.num_loc(self.loc_U, words))
+            self.loc_S = action.put(scores + products[:, -1:], lambda: action.num_loc(self.loc, words))
+        else:
+            self._take_both()
+        used, own = action.columns_in_use, self.own()
+        return self.loc_S if used is None else self.loc_S.masked_fill(~used, -torch.inf), own
 
     @torch.no_grad()
     def decide(self) -> Tensor:
@@ -239,7 +370,7 @@ class Chain:
             return self.rest.loss(self.words_of(targets), also_right)
         losses = linear_ovr_loss(
             self.loc.flatten(0, -2),
-            action.scales.of_products(action, self.scale, words).flatten(0, targets.dim() - 1),
+            action.scales.of_products(self.scale, words).flatten(0, targets.dim() - 1),
             words.weight,
             words.bias,
             self.threshold.flatten(0, -2),

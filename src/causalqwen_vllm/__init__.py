@@ -3,15 +3,6 @@
 Nothing here imports vLLM until a function is called or vLLM itself loads the plug-in.
 """
 
-from causalqwen_vllm.asking import Answer, Number, generate, load, request
+from causalqwen_vllm.asking import Answer, Number, generate, load, register, request
 
 __all__ = ["Answer", "Number", "generate", "load", "register", "request"]
-
-
-def register() -> None:
-    """The entry point `vllm.general_plugins`: vLLM calls it in each of its processes."""
-    from vllm import ModelRegistry
-
-    name = "CausalQwenForCausalLM"
-    if name not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(name, f"causalqwen_vllm.model:{name}")

@@ -13,7 +13,7 @@ from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
-from causalqwen.parts import value_axes
+from causalqwen.parts.class_axes import value_axes
 from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params, check_silent
@@ -71,6 +71,15 @@ class Answer:
     seed: int
 
 
+def register() -> None:
+    """The entry point `vllm.general_plugins`: vLLM calls it in each of its processes."""
+    from vllm import ModelRegistry
+
+    name = "CausalQwenForCausalLM"
+    if name not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(name, f"causalqwen_vllm.model:{name}")
+
+
 def load(model: str, **engine: Any) -> Any:
     """vLLM's `LLM` on the grafted model in a folder, with the settings that the plug-in needs; `engine` are vLLM's own.
 
@@ -80,8 +89,6 @@ def load(model: str, **engine: Any) -> Any:
     Raises:
         ValueError: settings under which a number could be wrong, all of them named.
     """
-    from causalqwen_vllm import register
-
     if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
         kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
         raise ValueError(f"a grafted model cannot be served with {', '.join(wrong)}; it needs {kept}")

@@ -21,7 +21,7 @@ from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.modeling.likelihoods import Likelihood
 from causalqwen.modeling.prediction import check_speaker
-from causalqwen.parts import value_axes
+from causalqwen.parts.class_axes import value_axes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.numbers import texts_of

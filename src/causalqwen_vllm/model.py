@@ -26,7 +26,7 @@ from causalqwen.files import batches
 from causalqwen.modeling import heads
 from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
-from causalqwen.modeling.vocabulary import Vocabulary
+from causalqwen.modeling.scores import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of

@@ -6,39 +6,40 @@ moved_k is what was drawn of U', drawn_k its scale. In a block of neighbours no 
 drawn first: only blocks that reach the best score known, drawn_k left out, are drawn.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import BLOCK, FAR, SCALE_FLOOR, block_largest, block_uniforms, upcast
-
-if TYPE_CHECKING:
-    from causalqwen.core import Chain
+from causalqwen.distributions import BLOCK, SCALE_FLOOR, StableFamily, block_largest, block_uniforms
 
 Array = np.ndarray[Any, Any]
 """Small pieces, of which numpy takes a third of torch's time."""
 
 
 class Race:
-    """The scores S [N, V'] of the N positions of a chain, -inf for tokens that are known to lose.
+    """The scores S [N, V'] of N positions, -inf for tokens that are known to lose.
 
-    loc [N, V'] are float32, what is drawn of U' included; -inf for tokens that take no part.
+    loc: [N, V'], float32, what is drawn of U' included; -inf for tokens that take no part. power: own^2 [N, V'] before drawn^2
+    is taken off. drawn: s_D [N, C]; None where nothing of U' is. rows_at: W [n, C] of tokens int64 [n]. counters: seeds and
+    positions [N]. given: rows, tokens and normals [n] of noise that is known; None for none.
     """
 
-    def __init__(self, chain: "Chain") -> None:
-        draws: Any = chain.draws  # a plan's: nothing else runs a race
-        T, whole = draws.temperature, chain.integrated
-        self.family, self.words = chain.action.law, chain.words
-        self.loc = chain.action.scales.in_race(chain).detach().flatten(0, -2)
-        self.seeds, self.positions = (column.numpy() for column in draws.counters())
-        self.given = draws.exceptions()
-        self.drawn = None if chain.drawn is None else chain.drawn.flatten(0, -2)
-        self.power = whole.loc_S.flatten(0, -2).to(torch.float32, copy=True)
-        least, threshold = (T * whole.scale_S.flatten()).square(), upcast(chain.threshold).flatten()
-        for power, of_all, edge in zip(self.power, least, threshold, strict=True):  # each stays in a core's cache
-            power.neg_().add_(edge).clamp_(0, FAR).mul_(T * chain.action.score_slope).add_(of_all)
+    def __init__(
+        self,
+        family: StableFamily,
+        loc: Tensor,
+        power: Tensor,
+        drawn: Tensor | None,
+        rows_at: Callable[[Tensor], Tensor],
+        counters: tuple[Tensor, Tensor],
+        given: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> None:
+        self.family, self.loc, self.power, self.drawn, self.rows_at = family, loc, power, drawn, rows_at
+        self.seeds, self.positions = (column.numpy() for column in counters)
+        self.given = given
 
     def scores(self) -> Tensor:
         rows, width = np.arange(len(self.loc)), self.loc.shape[-1]
@@ -88,7 +89,7 @@ class Race:
         """Write S_k of tokens [n] with normals [n]."""
         power = self.power.numpy()[rows, tokens]
         if self.drawn is not None:
-            weight = self.words.rows_at(torch.from_numpy(tokens))
+            weight = self.rows_at(torch.from_numpy(tokens))
             weight = weight * self.drawn.index_select(0, torch.from_numpy(rows))
             power = power - weight.square().sum(-1).numpy()
         made = self.loc.numpy()[rows, tokens] + z * np.sqrt(np.maximum(power, SCALE_FLOOR**2))

@@ -3,7 +3,6 @@
 from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor
 
 from causalqwen.modeling.abduction import AbductionNetwork
-from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE
 from causalqwen.modeling.choices import Choice
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig
@@ -14,6 +13,7 @@ from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutp
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.reading import Observation
+from causalqwen.modeling.scores import ActionNetwork, ActionSettings
 from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
 from causalqwen.modeling.survey import Question
 from causalqwen.modeling.worlds import Intervention, World

@@ -21,7 +21,6 @@ from causalqwen.modeling import card
 from causalqwen.modeling import heads as laws
 from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.modeling.abduction import AbductionNetwork
-from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
@@ -30,6 +29,7 @@ from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
+from causalqwen.modeling.scores import ActionNetwork
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.law import ClassLaws
 from causalqwen.parts.branch import ValueBranch

@@ -12,10 +12,10 @@ from transformers.models.auto import CONFIG_MAPPING
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
 from causalqwen.decoding import CausalDecoding
 from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
+from causalqwen.modeling.scores import SCORE_SCALES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
-from causalqwen.parts import PARTS
-from causalqwen.parts.contexts import Context
+from causalqwen.parts.contexts import CONTEXTS, Context
 from causalqwen.parts.limits import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
@@ -187,7 +187,7 @@ class CausalQwenConfig(PreTrainedConfig):
     value_columns: Annotated[int, Field(ge=0)] = 0
     value_crossing: Annotated[int, Field(ge=0)] = 0
 
-    score_scale: Annotated[str, one_of(PARTS["score_scale"])] = "common"
+    score_scale: Annotated[str, one_of(SCORE_SCALES)] = "common"
     score_noise: NotNegative = 0.0
     score_slope: NotNegative = 0.0
     token_thresholds: NotNegative | None = None
@@ -197,7 +197,7 @@ class CausalQwenConfig(PreTrainedConfig):
     initial_scale: Positive = 1.0
     initial_noise: NotNegative = 1.0
     initial_threshold: Finite = 0.0
-    number_context: Annotated[str, one_of(PARTS["number_context"])] = "value"
+    number_context: Annotated[str, one_of(CONTEXTS)] = "value"
     number_embedding: Literal["added", "multiplied", "features"] = "added"
     number_encoding: Literal["log", "fourier"] = "log"
     initial_direction: NotNegative = 1.0
@@ -335,10 +335,6 @@ class CausalQwenConfig(PreTrainedConfig):
             check_values(CausalQwenConfig, axis, f"class_values[{name!r}].")
             _check_axis(f"class_values[{name!r}].", axis["value_transform"], axis["value_range"])
 
-    def part(self, kind: str) -> Any:
-        """The variant that this configuration names of a part (`causalqwen.parts`)."""
-        return PARTS[kind][getattr(self, kind)]
-
     @property
     def domain_settings(self) -> dict[str, Any]:
         """Those of the domain that is asked."""
@@ -347,8 +343,7 @@ class CausalQwenConfig(PreTrainedConfig):
     @property
     def context(self) -> Context:
         """What the context holds of a number."""
-        context: Context = self.part("number_context")
-        return context
+        return CONTEXTS[self.number_context]
 
     @property
     def by_tokens_alone(self) -> bool:

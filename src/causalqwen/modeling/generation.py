@@ -20,7 +20,6 @@ from transformers.utils import logging
 
 from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, ObservedNumber
-from causalqwen.modeling.action import ActionNetwork
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.encoded import NumberText
@@ -35,6 +34,7 @@ from causalqwen.modeling.loop import (
     WriteDigits,
 )
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput, GenerateCausalBeamOutput, GenerateCausalOutput
+from causalqwen.modeling.scores import ActionNetwork
 from causalqwen.parts.copying import Candidates
 
 logger = logging.get_logger(__name__)

@@ -18,8 +18,7 @@ from causalqwen.modeling.heads import VALUE_MODULES, make_heads
 from causalqwen.modeling.narrowing import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.proof import logger, prove
-from causalqwen.modeling.vocabulary import effective_linear
-from causalqwen.parts import PARTS
+from causalqwen.modeling.scores import SCORE_SCALES, effective_linear
 from causalqwen.parts.limits import NEEDS
 
 _PROBES = (
@@ -94,7 +93,7 @@ def from_backbone(
     if start == "faithful":
         weight = head.weight if narrow is None else narrow.weight
         settings |= faithful_start(free, (settings | config)["vocabulary_family"], weight)
-    if not PARTS["score_scale"][(settings | config)["score_scale"]].common:
+    if not SCORE_SCALES[(settings | config)["score_scale"]].common:
         settings |= {"score_noise": 0.0, "score_slope": 0.0}
     attention = backbone.config._attn_implementation
     grafted = CausalQwenConfig(text_config=backbone.config, given=sorted(config), **(settings | config))

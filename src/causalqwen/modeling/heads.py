@@ -12,16 +12,15 @@ from causalqwen.core import Chain
 from causalqwen.decoding import Draws
 from causalqwen.losses import LossMasks, LossParts, total_loss
 from causalqwen.modeling.abduction import AbductionNetwork, make_domain
-from causalqwen.modeling.action import ActionNetwork, ActionSettings
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
 from causalqwen.modeling.embedding import NumericEmbedding
 from causalqwen.modeling.gated_features import GatedFeatures
 from causalqwen.modeling.outputs import CausalQwenOutput
-from causalqwen.modeling.vocabulary import Vocabulary
+from causalqwen.modeling.scores import ActionNetwork, ActionSettings, Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform, round_significant
-from causalqwen.parts import value_axes
 from causalqwen.parts.branch import ValueBranch
+from causalqwen.parts.class_axes import value_axes
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
 from causalqwen.parts.one_axis import OneAxis
@@ -318,7 +317,7 @@ def check_made(model: Any) -> None:
     if config.num_token_id != action.num_token_id:
         raise ValueError("the configuration was changed after the model was made, and describes another num_token_id")
     again: Any = made["action"]
-    for name in ("law", "value_law", "scales", "number"):
+    for name in ("law", "value_law", "scales"):
         if _kind(getattr(again, name)) != _kind(getattr(action, name)):
             raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
 

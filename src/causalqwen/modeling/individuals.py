@@ -351,7 +351,7 @@ def abduct_noise(
     found: list[tuple[Tensor, ...]] = [(nothing, nothing, nothing.double())]
     for part in torch.arange(len(chosen)).split(_EXPLAINED):
         scored = chain(read.features[part], chosen[part])
-        loc, own = (column[0] for column in model.action.scales.of_held(scored))
+        loc, own = (column[0] for column in scored.of_held())
         rows, others, normals = observed_normals(loc, own, read.targets[part], seed, positions[chosen[part]])
         found.append((chosen[part][rows.cpu()], others.cpu(), normals.cpu()))
     places, exceptions, normals = (torch.cat(column) for column in zip(*found, strict=True))

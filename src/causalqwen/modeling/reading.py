@@ -161,7 +161,7 @@ def token_evidence(model: GraftedModel, read: Reading, likelihood: str = "softma
     if likelihood == "ovr":
         model.config.require("the likelihood 'ovr' of words")
         settings = {
-            "known": lambda part: action.scales.known(chain[part]),
+            "known": lambda part: (chain[part].known(), 0.0),
             "thresholds": chain.threshold.squeeze(-1),
         }
     rows = chain.words

@@ -211,7 +211,8 @@ def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
     ):  # which takes as long for fewer
         chain.loc_U = chain.features.to(weight.dtype)
     chain.threshold = threshold.unsqueeze(-1)
-    chain.action.scales.keep(chain, num_scale)
+    if chain.action.scales.common:  # which does not follow `<NUM>`'s row
+        chain.number_scale = num_scale
 
 
 def batches_by_length(examples: Sequence[Sized], tokens: int) -> Iterator[list[int]]:
