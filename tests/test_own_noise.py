@@ -452,7 +452,7 @@ def test_scores_under_somebody_who_is_held_are_those_of_each_position(tiny_token
     bound = BoundDecoding.bind(plan, 1, 32, z.device)
     one, other = (Chain(model, z, bound.at(torch.arange(9)[None])) for _ in range(2))
     with torch.no_grad():
-        loc, own = model.action.scales.of_held(one)
+        loc, own = one.of_held()
         torch.testing.assert_close(loc, model.action.scales.in_race(other))
         torch.testing.assert_close(own, model.action.scales.own(other))
     assert not torch.equal(one.loc_S, one.integrated.loc_S)
