@@ -18,7 +18,7 @@ PARTS = {
         "docs/fitting_in.md",
         "docs/reliability.md",
     ),
-    ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md", "docs/scale.md"),
+    ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md"),
     ("Reference", "参考"): ("docs/api.md", "CHANGELOG.md"),
     ("Project", "项目"): (
         "CONTRIBUTING.md",
