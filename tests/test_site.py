@@ -197,7 +197,7 @@ def test_the_site_is_built_in_two_minutes_without_a_warning(tmp_path):
     for place, titles in (("", ("Theory", "Start")), ("zh/", ("理论", "开始"))):
         page = (tmp_path / "site" / f"{place}theory.html").read_text(encoding="utf-8")
         assert all(title in page for title in titles), place
-        reference = (tmp_path / "site" / f"{place}api/losses-and-laws.html").read_text(encoding="utf-8")
+        reference = (tmp_path / "site" / f"{place}api/losses-and-distributions.html").read_text(encoding="utf-8")
         assert 'id="causalqwen.linear_ovr_loss"' in reference and "Products run in the dtype of" in reference
         charts = (tmp_path / "site" / f"{place}diagrams.html").read_text(encoding="utf-8")
         assert charts.count("<svg id=") == 4
