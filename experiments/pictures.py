@@ -1,6 +1,6 @@
-"""The pictures of docs/experiments/, from the tables that stand on the same pages. (seconds)
+"""The pictures of docs/research/experiments/, from the tables that stand on the same pages. (seconds)
 
-.venv/bin/python experiments/pictures.py [--output docs/experiments]
+.venv/bin/python experiments/pictures.py [--output docs/research/experiments]
 """
 
 import argparse
@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-PAGES = Path(__file__).parent.parent / "docs" / "experiments"
+PAGES = Path(__file__).parent.parent / "docs" / "research" / "experiments"
 COLOURS = ("#2d6ca2", "#d2692c", "#7a9a3a", "#8a6fb0", "#888888")
 Row = dict[str, str]
 

@@ -1,4 +1,4 @@
-"""What a larger backbone and a trillion tokens cost, part by part (`docs/scale.md`; a minute).
+"""What a larger backbone and a trillion tokens cost, part by part (`docs/research/scale.md`; a minute).
 
 .venv/bin/python experiments/scale.py [--achieved 4e14] [--gpus 1024] [--tokens 1e12]
 

@@ -1,4 +1,4 @@
-"""Claims of the documents that no other file tests, each shown or refuted; docs/claims.md lists them all."""
+"""Claims of the documents that no other file tests, each shown or refuted; docs/research/claims.md lists them all."""
 
 import math
 import re

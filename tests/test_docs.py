@@ -30,11 +30,12 @@ from test_serving import serving
 ROOT = Path(__file__).parent.parent
 THEORY = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
 THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
-CLAIMS = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-CLAIMS_ZH = (ROOT / "docs" / "claims.zh.md").read_text(encoding="utf-8")
-INDEX = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-INDEX_ZH = (ROOT / "docs" / "experiments.zh.md").read_text(encoding="utf-8")
-LOG = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs" / "experiments").glob("*.md"))}
+RESEARCH = ROOT / "docs" / "research"
+CLAIMS = (RESEARCH / "claims.md").read_text(encoding="utf-8")
+CLAIMS_ZH = (RESEARCH / "claims.zh.md").read_text(encoding="utf-8")
+INDEX = (RESEARCH / "index.md").read_text(encoding="utf-8")
+INDEX_ZH = (RESEARCH / "index.zh.md").read_text(encoding="utf-8")
+LOG = {p.name: p.read_text(encoding="utf-8") for p in sorted((RESEARCH / "experiments").glob("*.md"))}
 PAGES = {name: page for name, page in LOG.items() if not name.endswith(".zh.md")}
 PAGES_ZH = {name: page for name, page in LOG.items() if name.endswith(".zh.md")}
 SOURCES = [p for folder in ("src", "tests", "experiments", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
@@ -51,6 +52,11 @@ def table_rows(text: str, columns: int) -> list[list[str]]:
     rules = [place for place, row in enumerate(rows) if set(row[0]) == {"-"}]
     heads = {place - back for place in rules for back in (0, 1)}
     return [[cell.strip() for cell in row] for place, row in enumerate(rows) if place not in heads]
+
+
+def claims_section(text: str, number: int, columns: int) -> list[list[str]]:
+    """Rows of the tables of a numbered section of research/claims.md."""
+    return table_rows(text.split(f"\n## {number}. ")[1].split("\n## ")[0], columns)
 
 
 @functools.cache
@@ -85,12 +91,12 @@ def resolve(name: str) -> object:
     raise ImportError(name)
 
 
-@pytest.mark.parametrize("theory", [THEORY, THEORY_ZH], ids=["en", "zh"])
-def test_every_citation_resolves(theory):
+@pytest.mark.parametrize(("theory", "claims"), [(THEORY, CLAIMS), (THEORY_ZH, CLAIMS_ZH)], ids=["en", "zh"])
+def test_every_citation_resolves(theory, claims):
     headings = set(re.findall(r"^#+ (\d+(?:\.\d+)*)", theory, re.M))
     entries = {number for page in PAGES.values() for number in re.findall(r"^## (\d+\.\d+) ", page, re.M)}
     entries |= {number.split(".")[0] for number in entries}
-    rows = set(re.findall(r"^\| (\w+ \d+(?:\.\d+)*) \|", theory, re.M))
+    rows = set(re.findall(r"^\| (\w+ \d+(?:\.\d+)*) \|", claims, re.M))
     cited = {match for path in [*SOURCES, *DOCS] for match in CITATION.findall(path.read_text(encoding="utf-8"))}
     assert len(cited) > 25
     for name, place in sorted(cited):
@@ -119,7 +125,7 @@ def test_the_log_leads_to_every_entry(index, pages, title):
     links = re.findall(r"^\| \[([\d.]+)\]\(([^)]*)\)(, older|，旧)? \| (.*?) \| .+ \|$", by_question, re.M)
     assert {number: (target, asked) for number, target, _, asked in links} == headings
     assert len(links) == len(headings)
-    assert all(bool(older) == ("/older." in target) for _, target, older, _ in links)
+    assert all(bool(older) == ("/archive." in target) for _, target, older, _ in links)
     for number, _, entries in table_rows(by_number, 3):
         found = re.findall(r"\[([\d.]+)\]\(([^)]*)\)", entries)
         of_number = {n: place for n, (place, _) in headings.items() if f"experiments {n.split('.')[0]}" == number}
@@ -133,7 +139,7 @@ def test_the_chinese_index_leads_to_the_same_entries():
     assert lines[0] == lines[1]
     rows = [table_rows(text.split("\n## By number")[0].split("\n## 按编号")[0], 3) for text in (INDEX, INDEX_ZH)]
     assert all(re.search(r"[\u4e00-\u9fff]", "".join(row[1:])) for row in rows[1])
-    for english, other in zip(*rows, strict=True):  # one that moves to older.md does so in both
+    for english, other in zip(*rows, strict=True):  # one that moves to archive.md does so in both
         assert english[0].endswith("older") == other[0].endswith("旧"), english[0]
 
 
@@ -144,7 +150,7 @@ def test_a_chinese_page_of_the_log_has_the_same_entries_commands_and_pictures(na
         assert found[0] == found[1], pattern
 
 
-@pytest.mark.parametrize(("name", "word"), [("older.md", "**Older**"), ("older.zh.md", "**旧**")], ids=["en", "zh"])
+@pytest.mark.parametrize(("name", "word"), [("archive.md", "**Older**"), ("archive.zh.md", "**旧**")], ids=["en", "zh"])
 def test_every_older_entry_says_what_it_is_of(name, word):
     entries = re.split(r"^## ", LOG[name], flags=re.M)[1:]
     assert len(entries) > 10
@@ -168,7 +174,7 @@ def test_a_picture_of_the_log_is_of_the_table_beside_it(tmp_path, name):
     assert f"]({name}.svg)" in page
     PICTURES["draw"](name, page, tmp_path / "drawn.svg")
     texts = svg_texts(tmp_path / "drawn.svg")
-    assert texts == svg_texts(ROOT / "docs" / "experiments" / f"{name}.svg")
+    assert texts == svg_texts(RESEARCH / "experiments" / f"{name}.svg")
     cell = {"sentences": "60.76", "tables": "5.66", "people": "42.18", "sampling": "11.3 (10.5"}[name]
     PICTURES["draw"](name, page.replace(cell, "9" + cell), tmp_path / "other.svg")
     assert svg_texts(tmp_path / "other.svg") != texts
@@ -185,7 +191,7 @@ def test_tests_and_code_that_the_theory_names_exist():
 
 
 def test_every_claim_has_a_verdict_and_evidence_that_exists():
-    rows = table_rows(CLAIMS, 5)
+    rows = claims_section(CLAIMS, 1, 5)
     assert len(rows) >= 30
     counts = dict.fromkeys(VERDICTS, 0)
     for claim, where, verdict, fact, shown in rows:
@@ -200,7 +206,7 @@ def test_every_claim_has_a_verdict_and_evidence_that_exists():
 
 
 def test_the_ledger_says_the_same_in_both_languages():
-    for english, chinese in zip(table_rows(CLAIMS, 5), table_rows(CLAIMS_ZH, 5), strict=True):
+    for english, chinese in zip(claims_section(CLAIMS, 1, 5), claims_section(CLAIMS_ZH, 1, 5), strict=True):
         assert english[1].replace(", ", "、") == chinese[1]
         assert VERDICTS[english[2].strip("*")] == chinese[2].strip("*"), english[0]
         assert english[4] == chinese[4], english[0]
@@ -209,8 +215,8 @@ def test_the_ledger_says_the_same_in_both_languages():
 
 
 def test_every_system_has_a_test_that_exists():
-    for name in ("coverage.md", "coverage.zh.md"):
-        rows = table_rows((ROOT / "docs" / name).read_text(encoding="utf-8"), 4)
+    for text in (CLAIMS, CLAIMS_ZH):
+        rows = claims_section(text, 2, 4)
         assert len(rows) > 25
         for system, how, shown, _ in rows:
             assert how, system
@@ -220,9 +226,9 @@ def test_every_system_has_a_test_that_exists():
                 assert test in functions_of(path) if test else (ROOT / path).is_file(), (path, test)
 
 
-@pytest.mark.parametrize("theory", [THEORY, THEORY_ZH], ids=["en", "zh"])
-def test_every_equation_leads_to_a_function_and_a_test(theory):
-    rows = table_rows(theory[theory.index("\n## 6") :], 5)
+@pytest.mark.parametrize("claims", [CLAIMS, CLAIMS_ZH], ids=["en", "zh"])
+def test_every_equation_leads_to_a_function_and_a_test(claims):
+    rows = claims_section(claims, 5, 5)
     assert len(rows) >= 20
     places = [[int(part) for part in re.findall(r"\d+", where)] for where, *_ in rows]
     assert places == sorted(places), "not in the order of the overview"
@@ -333,7 +339,7 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
 def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to(name):
     """Each line as it is, but for its spaces, and a test of that name; the same code in both languages."""
     english, rows = (
-        table_rows((ROOT / "docs" / page).read_text(encoding="utf-8").replace("| 删去 |", "| `left out` |"), 6)
+        table_rows((RESEARCH / page).read_text(encoding="utf-8").replace("| 删去 |", "| `left out` |"), 6)
         for page in ("mutations.md", name)
     )
     assert len(rows) > 100 and [row[1:5] for row in rows] == [row[1:5] for row in english]

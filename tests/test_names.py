@@ -1,4 +1,4 @@
-"""Every line of docs/names.md runs."""
+"""Every line of the names in docs/research/claims.md runs."""
 
 import torch
 
@@ -9,7 +9,7 @@ from causalqwen.data.synthetic import questions, statements
 from causalqwen.distributions import get_family
 from causalqwen.numbers import symlog
 from conftest import graft_tiny
-from test_docs import ROOT, table_rows
+from test_docs import CLAIMS, CLAIMS_ZH, claims_section
 
 
 def test_every_line_runs_in_both_languages(tiny_tokenizer, tmp_path):
@@ -31,9 +31,7 @@ def test_every_line_runs_in_both_languages(tiny_tokenizer, tmp_path):
     }
     known |= {"model": model, "text": text, "inputs": inputs, "z": z, "loc_U": loc_U, "scale_U": scale_U, "out": out}
     known["law"] = get_family("cauchy")
-    english, chinese = (
-        table_rows((ROOT / "docs" / name).read_text(encoding="utf-8"), 3) for name in ("names.md", "names.zh.md")
-    )
+    english, chinese = (claims_section(text, 3, 3) for text in (CLAIMS, CLAIMS_ZH))
     assert [row[1:] for row in english] == [row[1:] for row in chinese] and len(english) > 30
     for name, _, line in english:
         found = eval(line.strip("`"), dict(known))  # lines of our own

@@ -83,6 +83,17 @@ def test_pages_keep_their_lines_and_lead_to_each_other(small, tmp_path):
     assert Page.of("docs/tutorials/one.md").name == "tutorials/one"
 
 
+def test_pages_of_research_have_one_line_of_the_navigation(small, tmp_path, monkeypatch):
+    parts = {("Project", "项目"): ("docs/research/index.md", "docs/research/log/*.md"), **site_pages.PARTS}
+    monkeypatch.setattr(site_pages, "PARTS", parts)
+    pages = ("docs/research/index", "docs/research/log/one")
+    write(small, {f"{page}{ending}": "# One\n" for page in pages for ending in (".md", ".zh.md")})
+    lay_out(small, tmp_path / "en", "en")
+    front, index = ((tmp_path / "en" / name).read_text(encoding="utf-8") for name in ("index.md", "research/index.md"))
+    assert "\nresearch/index\n" in front and "research/log/one" not in front
+    assert index == "# One\n\n```{toctree}\n:hidden:\n\n/research/log/one\n```\n"
+
+
 HTML = """<html lang="{}"><title>T</title><link rel="stylesheet" href="{}a.css">
 <a href="{}">other</a><a href="b.html#x">b</a></html>"""
 PLACE = '<html lang="{}"><title>T</title><a href="{}">other</a><p id="x"><img src="{}p.svg"></html>'
@@ -186,7 +197,7 @@ def test_the_site_is_built_in_two_minutes_without_a_warning(tmp_path):
     for place, titles in (("", ("Theory", "Start")), ("zh/", ("理论", "开始"))):
         page = (tmp_path / "site" / f"{place}theory.html").read_text(encoding="utf-8")
         assert all(title in page for title in titles), place
-        reference = (tmp_path / "site" / f"{place}api/losses-and-laws.html").read_text(encoding="utf-8")
+        reference = (tmp_path / "site" / f"{place}api/losses-and-distributions.html").read_text(encoding="utf-8")
         assert 'id="causalqwen.linear_ovr_loss"' in reference and "Products run in the dtype of" in reference
         charts = (tmp_path / "site" / f"{place}diagrams.html").read_text(encoding="utf-8")
         assert charts.count("<svg id=") == 4

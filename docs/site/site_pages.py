@@ -18,18 +18,20 @@ PARTS = {
         "docs/fitting_in.md",
         "docs/reliability.md",
     ),
-    ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md", "docs/scale.md"),
-    ("Reference", "参考"): ("docs/api.md", "docs/names.md", "CHANGELOG.md"),
-    ("Experiments", "实验"): ("docs/experiments.md", "docs/experiments/*.md"),
-    ("Decisions", "取舍"): (
-        "docs/claims.md",
-        "docs/coverage.md",
-        "docs/mutations.md",
+    ("Ideas", "思想"): ("docs/theory.md", "docs/diagrams.md"),
+    ("Reference", "参考"): ("docs/api.md", "CHANGELOG.md"),
+    ("Project", "项目"): (
         "CONTRIBUTING.md",
         "SECURITY.md",
+        "docs/research/index.md",
+        "docs/research/[!i]*.md",
+        "docs/research/experiments/*.md",
     ),
 }
 """Part, in both languages, to its files, in order. A pattern may name none; a part without a page is left out."""
+
+RESEARCH = "research/index"
+"""One line of the navigation for all pages below its folder."""
 
 LANGUAGES = ("en", "zh")
 _SWITCH = re.compile(r"^\[(?:中文|English)\]\([^)]*\)$", re.M)  # the theme has a switch of its own
@@ -111,6 +113,9 @@ def lay_out(root: Path, target: Path, language: str) -> None:
             return f"{bang}[{words}](/{path.relative_to(root)}{anchor})"
 
         text = _LINK.sub(link, _SWITCH.sub("", source.read_text(encoding="utf-8")))
+        if page.name == RESEARCH:
+            below = "\n".join("/" + other.name for other in pages if _below_research(other))
+            text += f"\n```{{toctree}}\n:hidden:\n\n{below}\n```\n"
         if page.name == "index":
             text += "".join(_contents(titles[LANGUAGES.index(language)], part) for titles, part in parts.items())
         file = target / f"{page.name}.md"
@@ -118,6 +123,10 @@ def lay_out(root: Path, target: Path, language: str) -> None:
         file.write_text(text, encoding="utf-8")
 
 
+def _below_research(page: Page) -> bool:
+    return page.name.startswith("research/") and page.name != RESEARCH
+
+
 def _contents(title: str, pages: list[Page]) -> str:
-    names = "\n".join(page.name for page in pages)
+    names = "\n".join(page.name for page in pages if not _below_research(page))
     return f"\n```{{toctree}}\n:caption: {title}\n:maxdepth: 1\n\n{names}\n```\n"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _MMAP_THRESHOLD = -3  # mallopt's M_MMAP_THRESHOLD
-_LARGE = 16 << 20  # bytes; from 1 MiB a long prompt costs a quarter more time (docs/experiments/speed.md 9.1)
+_LARGE = 16 << 20  # bytes; from 1 MiB a long prompt costs a quarter more time (docs/research/experiments/speed.md 9.1)
 
 
 @contextlib.contextmanager
