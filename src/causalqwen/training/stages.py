@@ -181,7 +181,7 @@ def _train_values(run: Run) -> None:
     _train_numbers_only(model)
     if model.action.scales.common:
         # Else a threshold says nothing of other tokens' scores, and `<NUM>`'s row is learned in passing.
-        if run.watched:
+        if run.watched and not model.config.value_columns:  # the row of a table has its number anyway
             announce(model, train_store)
         for fitted in (model.action.num_row, model.action.num_bias):
             fitted.requires_grad_(False)
