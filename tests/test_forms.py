@@ -266,9 +266,12 @@ def test_a_law_of_values_may_lie_between(tiny_tokenizer, tmp_path):
 # ---- several right tokens --------------------------------------------------------------------------------------------
 
 
-def test_a_label_may_stand_beside_others_that_are_right_too(tiny_llama):
-    """The model's loss with and without logits, against the written-out one; trained, both answers pass their thresholds."""
-    model, ids = tiny_llama, ids_of(tiny_llama)
+@pytest.mark.parametrize("start", ["faithful", "minimal"])
+def test_a_label_may_stand_beside_others_that_are_right_too(tiny_tokenizer, start):
+    """The model's loss with and without logits, against the written-out one; trained, all three answers pass their thresholds,
+    or under the common scale share a sum of about 1."""
+    model = graft_tiny("llama", tiny_tokenizer, start=start)
+    ids = ids_of(model)
     also = torch.full((*ids.shape, 2), -1)
     also[0, 3, 0], also[0, 5] = 20, torch.tensor([30, 40])
     out = model(ids, labels=ids, output_ovr=True)
@@ -291,4 +294,8 @@ def test_a_label_may_stand_beside_others_that_are_right_too(tiny_llama):
         optimizer.step()
     with torch.no_grad():
         probs = model(ids, output_ovr=True).ovr_probs[0, 4]
-    assert (probs[[ids[0, 5].item(), 30, 40]] > 0.9).all() and probs.sum() < 3.3
+    of_right = probs[[ids[0, 5].item(), 30, 40]]
+    if start == "faithful":
+        assert of_right.sum() > 0.8 and 0.8 < probs.sum() < 1.25
+    else:
+        assert (of_right > 0.7).all()  # which no softmax could give all three

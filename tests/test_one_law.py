@@ -152,8 +152,9 @@ def test_decisions_are_those_of_somebody_who_reads_the_law(tiny_tokenizer, prese
     z, count, T = law_of(model), 30_000, 2.0
     with torch.no_grad():
         chain = Chain(model, z)
-        loc, scale, noise, threshold = (
-            part.double().numpy() for part in (chain.loc_U[0], chain.scale_U[0], model.action.noise, chain.threshold[0])
+        loc, scale, noise, c = (
+            part.double().numpy()
+            for part in (chain.loc_U[0], chain.scale_U[0], model.action.noise, model.action.threshold)
         )
         rows, bias, used = (None if part is None else part.double().numpy() for part in chain.words.rows_of_all())
         made = [drawn(model, z, CausalDecoding.preset(preset, seed=seed, temperature=T), 2_000).ranked()
@@ -166,6 +167,7 @@ def test_decisions_are_those_of_somebody_who_reads_the_law(tiny_tokenizer, prese
     scores = (loc + T * moved) @ rows.T + (0 if bias is None else bias)
     if preset != "individual-only":  # there nothing is left
         marginal = loc @ rows.T + (0 if bias is None else bias)
+        threshold = T * (c + np.log(np.exp(marginal[model.action.rest_mask] / T).sum()))
         longest = np.sqrt((rows[: model.action.rows] ** 2 * used[: model.action.rows, None]).sum(-1).max())
         common = longest**2 * (scale[0] ** 2 + noise[0] ** 2) + model.config.score_noise**2
         taken = (rows**2).sum(-1) * (has_U * scale[0] ** 2 + has_noise * noise[0] ** 2)
@@ -199,8 +201,9 @@ def test_token_and_value_of_one_draw_move_together(tiny_tokenizer, value_family)
     z, count = law_of(model), 20_000
     with torch.no_grad():
         chain = drawn(model, z, CausalDecoding.preset("causal", seed=2), count)
-        scale, token = upcast(Chain(model, z).scale_U[0]), 7
-        row, of_value = upcast(model.vocabulary().weight[token]), model.action.value_linear[0][0]
+        scale, of_value = upcast(Chain(model, z).scale_U[0]), model.action.value_linear[0][0]
+        rows = upcast(model.vocabulary().weight)
+        row = rows[(torch.nn.functional.normalize(rows) @ (scale.square() * of_value)).abs().argmax()]
         of_token = upcast(chain.loc[:, 0]) @ row
         of_values = chain.value()[0][:, 0]
         g = torch.randn(200_000, len(row), generator=torch.Generator().manual_seed(1))
@@ -296,5 +299,5 @@ def test_a_layer_that_has_a_product_of_its_own_is_asked_for_it(tiny_tokenizer):
     with torch.no_grad():
         chain = drawn(model, z, plan, 3)
         found, wanted = Chain(model, chain.features, chain.draws, words).ranked(), chain.ranked()
-    assert asked[0] == 3
+    assert asked[0] == 6  # with what is drawn and without
     torch.testing.assert_close(found, wanted)

