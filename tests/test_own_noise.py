@@ -190,9 +190,8 @@ def test_autocast_moves_what_is_read_and_no_bound(tiny_tokenizer, kind):
     for preset in ("causal", "sample"):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             one, other = chains(model, 12, CausalDecoding.preset(preset, seed=1))
-            scales = model.action.scales
             found = one.ranked().flatten(0, -2)
-            slow = scales.raced(other).flatten(0, -2) if preset == "sample" else other.scores.ranked().flatten(0, -2)
+            slow = other.raced().flatten(0, -2) if preset == "sample" else other.scores.ranked().flatten(0, -2)
         best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
         torch.testing.assert_close(best, slow.amax(-1), rtol=5e-2, atol=5e-2)
 
@@ -453,8 +452,8 @@ def test_scores_under_somebody_who_is_held_are_those_of_each_position(tiny_token
     one, other = (Chain(model, z, bound.at(torch.arange(9)[None])) for _ in range(2))
     with torch.no_grad():
         loc, own = one.of_held()
-        torch.testing.assert_close(loc, model.action.scales.in_race(other))
-        torch.testing.assert_close(own, model.action.scales.own(other))
+        torch.testing.assert_close(loc, other.in_race())
+        torch.testing.assert_close(own, other.own())
     assert not torch.equal(one.loc_S, one.integrated.loc_S)
 
 
