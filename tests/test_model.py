@@ -220,6 +220,13 @@ def test_ovr_outputs_agree_with_the_formula(tiny_tokenizer, score_scale):
     torch.testing.assert_close(out.num_prob, out.ovr_probs[..., model.config.num_token_id])
 
 
+def test_a_constant_threshold_starts_where_the_log_partition_lies(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, score_scale="documents")
+    with torch.no_grad():
+        log_partition = model(**model.processor("春天来了，河水流进大海。", return_tensors="pt")).logits.logsumexp(-1)
+    assert abs(model.action.threshold + 0.6 - log_partition.median()) < 0.5
+
+
 def test_the_documents_scale_changes_rankings_and_the_common_one_does_not(tiny_tokenizer):
     text = " ".join(TEXTS)
     agree = {}

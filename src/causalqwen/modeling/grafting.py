@@ -95,6 +95,9 @@ def from_backbone(
         settings |= faithful_start(free, (settings | config)["vocabulary_family"], weight)
     if not SCORE_SCALES[(settings | config)["score_scale"]].common:
         settings |= {"score_noise": 0.0, "score_slope": 0.0}
+        if start == "faithful":  # a constant threshold, so the log-partition's median
+            scores = head(_features(backbone, tokenizer, _PROBE).to(head.weight.dtype)).float()
+            settings["initial_threshold"] += scores.logsumexp(-1).median().item()
     attention = backbone.config._attn_implementation
     grafted = CausalQwenConfig(text_config=backbone.config, given=sorted(config), **(settings | config))
     if grafted.context.writes and "value_digits" not in config:
