@@ -74,7 +74,11 @@ def test_who_asks_such_a_model_names_a_class(with_axes, tmp_path):
     for ask in (
         lambda: model.predict_number("The big one is"),
         lambda: model.predict_number(["It is"] * 2, classes=["heads", None]),
-        lambda: model.generate(**model.processor("The big one is", return_tensors="pt"), max_new_tokens=2),
+        lambda: model.generate(
+            **model.processor("The big one is", return_tensors="pt"),
+            max_new_tokens=2,
+            prefix_allowed_tokens_fn=lambda *_: [model.config.num_token_id],
+        ),
         lambda: model.value_transform,
     ):
         with pytest.raises(ValueError, match="axes of their own: name one of grams, heads, for each number"):

@@ -143,7 +143,7 @@ def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, no
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "softmax"])
 def test_presets_decide_as_the_slow_loop_and_write_numbers(talker, name):
-    plan = CausalDecoding.preset(name, seed=5)
+    plan = CausalDecoding.preset(name, seed=7)
     ids, values, _ = step_by_step(talker, PROMPTS[1], plan, 20)
     made = talker.generate(**encode(talker, PROMPTS[1:2]), max_new_tokens=20, causal_decoding=plan)
     assert torch.equal(made.sequences[0], ids)

@@ -302,9 +302,9 @@ def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_
     )
     assert [world["individual"] for world in found["worlds"]] == ["Ann <A>"] * 2 + ["Bob"] * 2
     assert all("men" in world["text"] for world in found["worlds"]) and found["html"] == str(page)
-    world = next(w for w in found["worlds"][:2] if w["numbers"] and w["numbers"][0]["start"] == 0)
+    world = next(w for w in found["worlds"][:2] if w["numbers"])
     first = world["numbers"][0]
-    (law,) = model.predict_number(world["prompt"], individual=people["Ann <A>"])
+    (law,) = model.predict_number(world["prompt"] + world["text"][: first["start"]], individual=people["Ann <A>"])
     assert [first["low"], first["high"]] == pytest.approx(law.interval(0.9), rel=1e-4)
     assert len(read_page(page).texts("th", scope="col")) == 3
     alone = run(*common, "--value", "0=-7.5").stdout

@@ -200,7 +200,7 @@ def test_real_sentences_survive_the_round_trip(any_processor):
     texts += [sentence({"name": "hexan-2-one", "formula": "C6H12O", "kelvin": k / 8}) for k in range(0, 4000, 7)]
     encoded = any_processor(texts)
     assert any_processor.batch_decode(encoded) == texts
-    assert sum(map(len, encoded.number_texts)) > 2000
+    assert sum(map(len, encoded.number_texts)) > 1500
 
 
 def test_free_rows_are_those_that_no_token_uses(tiny_tokenizer):

@@ -304,10 +304,10 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
 
 @pytest.mark.parametrize("name", ["Ann", "Eva"])
 def test_a_named_individual_speaks_and_their_numbers_are_theirs(name, server, model):
-    choice = server.complete({"preset": "shared-individual", "individual": name}).choices[0]
+    choice = server.complete({"preset": "shared-individual", "individual": name}, max_tokens=90).choices[0]
     inputs = model.processor(PROMPT, prompt=True, return_tensors="pt")
     plan = CausalDecoding(individual=PEOPLE[name])
-    out = model.generate(**inputs, max_new_tokens=24, causal_decoding=plan)
+    out = model.generate(**inputs, max_new_tokens=90, causal_decoding=plan)
     made = out.numeric_values[0, inputs["input_ids"].shape[1] :]
     text = model.processor.decode(out.sequences[0], out.numeric_values[0], skip_special_tokens=True)
     assert PROMPT + choice.text == text

@@ -188,7 +188,7 @@ def test_a_number_alone_has_the_same_law_however_an_individual_turns_around(tiny
     assert model.config.value_crossing == (8 if family == "gaussian" else 1)
     torch.testing.assert_close(Chain(model, z).value(), before)
     torch.testing.assert_close(Chain(model, z).value_loadings(), (whole, left))  # nobody crosses yet
-    torch.nn.init.normal_(crossing.turn.weight, std=0.3)
+    torch.nn.init.normal_(crossing.turn.weight, std=3.0)
     law, (loadings, noise) = model.action.value_law, Chain(model, z).value_loadings()
     torch.testing.assert_close(Chain(model, z).value(), before)
     r = crossing(model.value_branch.standardize(z))
