@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
 POSITIONS_AT_ONCE = 256
-"""Of which all scores are held, where they are looked at one by one."""
+"""How many positions have all their scores held at once, where they are looked at one by one."""
 
 ROWS_IN_CACHE = 8
-"""Whose scores stay in a core's cache while one thing after another is taken of them, which is several times as fast. On a GPU
+"""How many rows of scores stay in a core's cache while one thing after another is taken of them, which is several times as fast. On a GPU
 it is the number of kernels that takes the time: `POSITIONS_AT_ONCE` there."""
 
 
@@ -220,18 +220,18 @@ class Chain:
 
     @cached_property
     def scores(self) -> "Scores":
-        """Of all tokens, `<NUM>` too, [..., V']."""
+        """Scores of all tokens, `<NUM>` too, [..., V']."""
         return self._scores(self.loc_S, self.scale_S, self.action.columns_in_use)
 
     @cached_property
     def rest(self) -> "Scores":
-        """Of all tokens but `<NUM>`, [..., V]: the rows of the matrix, without what `<NUM>` adds to one of them."""
+        """Scores of all tokens but `<NUM>`, [..., V]: rows of the matrix, without what `<NUM>` adds to one of them."""
         rows = self.action.rows
         return self._scores(self.loc_S[..., :rows], self.scale_S[..., :rows], self.action.rest_in_use)
 
     @cached_property
     def number(self) -> "Scores":
-        """Of `<NUM>` alone: [...], without a last axis (theory 3.2)."""
+        """The score of `<NUM>` alone: [...], without a last axis (theory 3.2)."""
         loc = self.action.num_loc(self.loc, self.words)
         return self._scores(loc, self.number_scale, None, self.threshold.squeeze(-1))
 
@@ -501,11 +501,11 @@ class Scores:
 
     @property
     def at_once(self) -> int:
-        """Of how many positions scores are best looked at together."""
+        """How many positions' scores are best looked at together."""
         return ROWS_IN_CACHE if self.loc.device.type == "cpu" else POSITIONS_AT_ONCE
 
     def parts(self) -> Iterator["Scores"]:
-        """Those of `at_once` positions at a time, [n, K]. Scale and threshold may be the same for positions that share them."""
+        """Scores of `at_once` positions at a time, [n, K]. Positions may share scale and threshold."""
         alike = (column.expand(*self.loc.shape[:-1], -1) for column in (self.loc, self.scale, self.threshold))
         columns = (column.flatten(0, -2).split(self.at_once) for column in alike)
         for loc, scale, threshold in zip(*columns, strict=True):
@@ -528,7 +528,7 @@ class Scores:
         return self.law.log_cdf_and_hazard((self.threshold - upcast(self.loc)) / self.graded())[0]
 
     def at(self, index: Tensor) -> "Scores":
-        """Those of the tokens int64 [..., R], masked ones too."""
+        """Scores of the tokens int64 [..., R], masked ones too."""
         loc, scale, threshold = (
             column if column.shape[-1] == 1 else column.expand(self.loc.shape).gather(-1, index)
             for column in (self.loc, self.scale, self.threshold)

@@ -52,7 +52,6 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _skip_keys_device_placement = [CACHE]  # noqa: RUF012
     _keep_in_fp32_modules_strict = laws.IN_FLOAT32
-    _keys_to_ignore_on_load_unexpected = [r"action\.draw_(unit|slope)"]  # noqa: RUF012 # of older checkpoints, unused
 
     @torch.no_grad()
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
