@@ -51,8 +51,8 @@ POSITIONS_AT_ONCE = 256
 """How many positions have all their scores held at once, where they are looked at one by one."""
 
 ROWS_IN_CACHE = 8
-"""How many rows of scores stay in a core's cache while one thing after another is taken of them, which is several times as fast. On a GPU
-it is the number of kernels that takes the time: `POSITIONS_AT_ONCE` there."""
+"""How many rows of scores stay in a core's cache while one thing after another is taken of them, which is several times as
+fast. On a GPU it is the number of kernels that takes the time: `POSITIONS_AT_ONCE` there."""
 
 
 class Grafted(Protocol):
