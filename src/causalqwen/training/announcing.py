@@ -60,9 +60,10 @@ def announce(model: CausalQwenForCausalLM, store: FactStore) -> None:
     def joined(name: str) -> Tensor:
         return torch.cat([part.tensor(name) for part in parts]).to(model.device)
 
-    z, scale, threshold = (joined(name) for name in ("features", "num_scale", "threshold"))
+    z, scale, words = joined("features"), joined("num_scale"), model.vocabulary()
+    threshold = Chain(model, z, words=words).threshold.squeeze(-1).detach().clone()
     threshold[len(z) - len(parts[1]) :] -= _MARGIN  # other text is nearer to the rows than this text is
-    words, comes = model.vocabulary(), torch.arange(len(z), device=z.device) < len(taken[0])
+    comes = torch.arange(len(z), device=z.device) < len(taken[0])
     with torch.no_grad():  # always from the same start: a run that is taken up comes to the same
         spread = upcast(Chain(model, z[len(z) - len(parts[1]) :], words=words).loc_U).std(0)
         row.copy_(words.weight.float().mean(0)) if model.config.num_token_appended else row.zero_()

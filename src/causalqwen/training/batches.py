@@ -67,7 +67,7 @@ class FactRows(torch.utils.data.Dataset):
         batch |= {
             "labels": torch.cat([first, packed("targets").long()], dim=1),
             "numeric_labels": torch.cat([first.double(), packed("values")], dim=1),
-            "facts": {name: packed(name) for name in ("features", "threshold", "num_scale")},
+            "facts": {name: packed(name) for name in facts.columns if name in ("features", "threshold", "num_scale")},
         }
         if facts.numbers is not None:
             candidates = facts.numbers.candidates()

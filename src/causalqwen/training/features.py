@@ -36,7 +36,7 @@ from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
 from causalqwen.training.sharding import is_sharded, on_whole
 
-FORMAT = 4
+FORMAT = 5
 
 _NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
@@ -53,8 +53,9 @@ class TokenFacts:
     target_logit: the target's score (0 on `<NUM>`). rest_log_partition: log sum exp of the scores of the rest.
     rival_score, rival_id: the best decision score of the rest, and whose it is. backbone_id, backbone_nll: the backbone's
         argmax, and its nats for the target (0 on `<NUM>`) over all rows of its matrix.
-    num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z).
-    also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer than R.
+    num_scale, threshold: scale of `<NUM>`'s score when the facts were taken, and C + c(z). threshold is None where rows were
+        read without the rest and nobody asks for `<NUM>`'s score (`learns_when`).
+    also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer.
     numbers: those in the positions' rows, where the model copies; it is no column.
     table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from the examples each
         time, and stand behind z in `tensor("features")`.
@@ -64,8 +65,8 @@ class TokenFacts:
     targets: np.ndarray
     values: np.ndarray
     num_scale: np.ndarray
-    threshold: np.ndarray
     also_right: np.ndarray
+    threshold: np.ndarray | None = None
     rest_loss: np.ndarray | None = None
     rest_prob_sum: np.ndarray | None = None
     rest_log_p: np.ndarray | None = None
@@ -89,7 +90,7 @@ class TokenFacts:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of those that there are."""
-        return NUMBER if self.rest_loss is None else COLUMNS
+        return tuple(name for name in COLUMNS if getattr(self, name) is not None)
 
     def tensor(self, name: str) -> Tensor:
         """One column as a tensor; it shares the column's memory, and where that is a file, nothing is read yet. ValueError for
@@ -105,10 +106,22 @@ class TokenFacts:
 _BESIDE = ("numbers", "table")
 COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in _BESIDE)
 REST = COLUMNS[COLUMNS.index("rest_loss") :]
-NUMBER = COLUMNS[: -len(REST)]
-"""What the training of numbers needs."""
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
 _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
+
+
+def learns_when(model: CausalQwenForCausalLM) -> bool:
+    """Whether training on numbers alone reads `<NUM>`'s score at every position: its row is learned beside the values, or the
+    gate asks for P_NUM. Else the row has a fit of its own (`announce`), and no threshold is taken, which is a product."""
+    config = model.config
+    return not model.action.scales.common or bool(config.value_columns) or config.gate_alpha < 1
+
+
+def _columns_of(model: CausalQwenForCausalLM, rest: bool) -> tuple[str, ...]:
+    if rest:
+        return COLUMNS
+    without = REST if learns_when(model) else ("threshold", *REST)
+    return tuple(name for name in COLUMNS if name not in without)
 
 
 @torch.no_grad()
@@ -146,7 +159,7 @@ def facts_of(
     is_num = targets == model.config.num_token_id
     values = torch.where(is_num, values, torch.nan)
     also_right = targets.new_empty(len(targets), 0) if also_right is None else also_right
-    columns: dict[str, list[Tensor]] = {name: [] for name in (COLUMNS if rest else NUMBER)}
+    columns: dict[str, list[Tensor]] = {name: [] for name in _columns_of(model, rest)}
     for part in torch.arange(len(z), device=z.device).split(positions_at_once):
         chain = Chain(model, z[part], words=words)
         facts = _rest_facts(model, chain, targets[part], is_num[part], also_right[part]) if rest else {}
@@ -155,9 +168,10 @@ def facts_of(
             "targets": targets[part],
             "values": values[part],
             "num_scale": chain.number_scale,
-            "threshold": chain.threshold.squeeze(-1),
             "also_right": also_right[part],
         }
+        if "threshold" in columns:
+            facts["threshold"] = chain.threshold.squeeze(-1)
         for name, tensor in facts.items():
             columns[name].append(tensor.cpu())
     made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
@@ -203,14 +217,15 @@ def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
     }
 
 
-def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor) -> None:
+def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor | None) -> None:
     """Tell a chain at kept features what is known of its positions, [...]: `<NUM>` follows the heads as they are now."""
     weight = chain.model.abduction.loc_net.weight
     if (
         chain.features.numel() >= weight.numel() and chain.model.abduction.keeps_features
     ):  # which takes as long for fewer
         chain.loc_U = chain.features.to(weight.dtype)
-    chain.threshold = threshold.unsqueeze(-1)
+    if threshold is not None:
+        chain.threshold = threshold.unsqueeze(-1)
     if chain.action.scales.common:  # which does not follow `<NUM>`'s row
         chain.number_scale = num_scale
 
@@ -273,7 +288,7 @@ class FactStore:
         self.folder = folder
         with telling_kept(folder):
             check_sums(folder)
-            names = COLUMNS if (folder / f"{REST[0]}.npy").exists() else NUMBER
+            names = [name for name in COLUMNS if (folder / f"{name}.npy").exists()]
             # mapped, but as plain arrays: part of a memmap costs several times as much
             arrays: dict[str, Any] = {
                 name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names
@@ -351,7 +366,7 @@ class FactStore:
         """Each rank its share of the batches, into arrays in `part` that all of them see."""
         lengths = np.array([example.positions for example in examples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        size, numbers, names = model.config.hidden_size, None, COLUMNS if rest else NUMBER
+        size, numbers, names = model.config.hidden_size, None, _columns_of(model, rest)
         if model.copies:
             numbers = KeptNumbers.of(examples, model.config.num_token_id, np.empty(0))
         if ranks.rank() == 0:
@@ -505,6 +520,8 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
     for numbers in (False, True):
         for whole in (False, True):
             of_these = digest.copy()
-            of_these.update(b"numbers" * numbers + b"values" * (not whole))
+            of_these.update(
+                b"numbers" * numbers + b"values" * (not whole) + b"when" * (not whole and learns_when(model))
+            )
             keys[numbers, whole] = of_these.hexdigest()
     return [keys[served] for served in keys if served[0] >= model.copies and served[1] >= rest]

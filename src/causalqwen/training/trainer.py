@@ -122,7 +122,7 @@ class TrainedForCausalLM(nn.Module):
         rest_loss = torch.zeros(masks.targets.shape, device=features.device)
         decisions: Tensor | None = None
         if facts is not None and not self.heads:
-            known_of_number(chain, facts["num_scale"], facts["threshold"])
+            known_of_number(chain, facts["num_scale"], facts.get("threshold"))
         else:
             chain.situated()
             sample = sample_negatives(self.negatives) if self.negatives is not None and self.training else None
@@ -137,7 +137,9 @@ class TrainedForCausalLM(nn.Module):
             None if offered is None else offered[masks.num_mask],
             None if classes is None else classes[masks.num_mask],
         )
-        parts = model.losses(masks, rest_loss, chain.number.log_p(), value_losses)
+        values_alone = facts is not None and not self.heads and "threshold" not in facts
+        log_p = (rest_loss, rest_loss) if values_alone else chain.number.log_p()
+        parts = model.losses(masks, rest_loss, log_p, value_losses)
         loss = parts.total
         if self.closeness and self.training:
             domain = model.abduction.asked
