@@ -46,7 +46,7 @@ def scored(test: TokenEvidence, people: list[Tensor]) -> list[float]:
     shape = test.reach[0]
     size = (test.reach @ shape / shape.square().sum()).unsqueeze(-1)
     assert torch.allclose(test.reach, size * shape, rtol=1e-4)
-    added = torch.stack([test.weight @ (shape * read_factor(test.reader, g)[0].float()) for g in people])
+    added = torch.stack([test.weight @ (shape * read_factor(test.law, g)[0].float().to(shape.device)) for g in people])
     totals = [0.0] * len(people)
     for part in torch.arange(len(test)).split(test.positions_at_once):
         scores = (test.loc[part] @ test.weight.T).masked_fill_(~test.mask, -torch.inf)
@@ -64,8 +64,9 @@ def main() -> None:
     parser.add_argument("--speeches", type=Path, required=True)
     parser.add_argument("--observed", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--scored", type=int, default=2048)
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
-    model = CausalQwenForCausalLM.from_pretrained(given.model).eval()
+    model = CausalQwenForCausalLM.from_pretrained(given.model).eval().to(given.device)
     everybody, nobody = presidents(given.speeches), Individual.nobody(model.config.causal_size)
     speeches = dict(list(everybody.items())[-12:])
     before = {name: start_of(model, paths[0], 1024) for name, paths in list(everybody.items())[-24:-12]}
@@ -87,7 +88,7 @@ def main() -> None:
                 continue
             started = time.perf_counter()
             for (ids, *_), _ in contexts_of(model, Observation(text), CHUNK):
-                model.backbone(input_ids=ids[None])
+                model.backbone(input_ids=ids[None].to(model.device))
             ratios.append(taken / (time.perf_counter() - started))
         if ratios:
             print(f"abduction from {observed} tokens costs {statistics.median(ratios):.2f} forward passes", flush=True)

@@ -18,9 +18,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling.reading import encode_text
+from causalqwen.modeling.worlds import abduct_noise
 
 YEARS, BEFORE, BEHIND = (1941, 1962, 1985, 2002, 2012, 2016), 16, 24
 EDITS = {
@@ -33,41 +34,45 @@ EDITS = {
 
 
 class ObservedGumbel(LogitsProcessor):
-    """Adds Gumbel noise under which the softmax's observed tokens were the best scores, and fresh noise after their end."""
+    """Adds Gumbel noise under which the softmax's observed tokens were the best scores, and fresh noise after their end; a row
+    for each seed."""
 
-    def __init__(self, scores: Tensor, tokens: Tensor, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, scores: Tensor, tokens: Tensor, seeds: list[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         best = self._gumbel(scores.logsumexp(-1, keepdim=True))
         shifted = -torch.log(torch.exp(-best) + torch.exp(-self._gumbel(scores)))  # truncated at the best
-        shifted.scatter_(-1, tokens.unsqueeze(-1), best)
+        shifted.scatter_(-1, tokens.expand(len(seeds), -1).unsqueeze(-1), best)
         self.noise, self.step = shifted - scores, 0
 
     def _gumbel(self, loc: Tensor) -> Tensor:
-        return loc - torch.log(-torch.log(torch.rand(loc.shape, generator=self.generator).clamp(1e-20, 1 - 1e-7)))
+        uniforms = torch.stack([torch.rand(loc.shape, generator=generator) for generator in self.generators])
+        return loc - torch.log(-torch.log(uniforms.clamp(1e-20, 1 - 1e-7)))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        known = self.step < len(self.noise)
-        noise = self.noise[self.step] if known else self._gumbel(torch.zeros_like(scores[0]))
+        known = self.step < self.noise.shape[1]
+        noise = self.noise[:, self.step] if known else self._gumbel(torch.zeros_like(scores[0]))
         self.step += 1
         return scores + noise
 
 
 class ReplayedUniforms(LogitsProcessor):
-    """A generator replayed: per step one uniform number, read by the inverse of the softmax's distribution function.
+    """A generator replayed: per step one uniform number, read by the inverse of the softmax's distribution function; a row for
+    each seed.
 
     The numbers are drawn given the observed tokens, as if a generator had made them.
     """
 
-    def __init__(self, scores: Tensor, tokens: Tensor, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, scores: Tensor, tokens: Tensor, seeds: list[int]) -> None:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        share = torch.stack([torch.rand(len(tokens), generator=own, dtype=torch.float64) for own in generators])
         p = scores.double().softmax(-1)
-        share = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
         own = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         self.uniforms = p.cumsum(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - own * share
         self.step = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        token = torch.searchsorted(scores.double().softmax(-1).cumsum(-1), self.uniforms[self.step].view(1, 1))
+        sums = scores.double().softmax(-1).cumsum(-1)
+        token = torch.searchsorted(sums, self.uniforms[:, self.step, None].contiguous())
         self.step += 1
         return torch.full_like(scores, -torch.inf).scatter(-1, token.clamp(max=scores.shape[-1] - 1), 0.0)
 
@@ -115,6 +120,11 @@ def common_prefix(a: list[int], b: list[int]) -> float:
     return same / max(len(a), 1)
 
 
+def told_apart(said: list[int], tokens: list[int]) -> tuple[float, float, float]:
+    """Edit distance, common prefix, and whether the two are one."""
+    return distance(said, tokens), common_prefix(said, tokens), float(said == tokens)
+
+
 def edited(prompt: str) -> str | None:
     """The prompt with its last word that is in `EDITS` replaced."""
     words = [m for m in re.finditer(r"[A-Za-z]+", prompt) if m[0] in EDITS]
@@ -150,31 +160,32 @@ def main() -> None:
     chosen = [(o, ids, edited(o.prompt)) for o, ids in texts if edited(o.prompt)][: given.edits]
     columns: dict[str, list[tuple[float, float, float]]] = {}
     for place, (observed, ids, prompt) in enumerate(tqdm(chosen, desc="edits")):
-        said, world = ids[BEFORE:].tolist(), Intervention(prompt=prompt)
+        said, keys = ids[BEFORE:].tolist(), [place + 10_000 * seed for seed in range(given.seeds)]
         people = {"population average": nobody, "abducted": model.abduct(observed)}
         scores = model.backbone(input_ids=ids[None]).logits[0, BEFORE - 1 : -1].float()
-        start = encode_text(model, prompt, prompt=True)[0][None]
-        for key in (place + 10_000 * seed for seed in range(given.seeds)):
-            made: dict[str, list[int]] = {}
-            for name, who in people.items():
-                for noise, what in (("abduct", "kept"), ("redraw", "drawn anew")):
-                    settings = {"individual": who, "noise": noise, "seed": key}
-                    ((found,),) = model.counterfactual_samples(observed, world, **settings)
-                    made[f"{name}, noise {what}"] = found.tokens.tolist()
-            rivals = (
-                ("Gumbel noise kept", ObservedGumbel(scores, ids[BEFORE:], key)),
-                ("uniform numbers replayed", ReplayedUniforms(scores, ids[BEFORE:], key)),
-                ("softmax, drawn anew", ObservedGumbel(scores[:0], ids[:0], key)),
+        start = encode_text(model, prompt, prompt=True)[0].expand(len(keys), -1)
+        values = torch.full(start.shape, torch.nan, dtype=torch.float64)
+        asked = {
+            "attention_mask": torch.ones_like(start), "max_new_tokens": BEHIND, "eos_token_id": None, "pad_token_id": 0
+        }  # fmt: skip
+        for name, who in people.items():
+            kept = [abduct_noise(model, observed, who, 1.0, key) for key in keys]
+            for noise, own in (("kept", kept), ("drawn anew", "token")):
+                plan = CausalDecoding(individual=[who] * len(keys), own=own, seed=keys)
+                out = model.generate(start, numeric_values=values, causal_decoding=plan, **asked).sequences
+                made = columns.setdefault(f"{name}, noise {noise}", [])
+                made += [told_apart(said, row[start.shape[1] :].tolist()) for row in out]
+        rivals = (
+            ("Gumbel noise kept", ObservedGumbel(scores, ids[BEFORE:], keys)),
+            ("uniform numbers replayed", ReplayedUniforms(scores, ids[BEFORE:], keys)),
+            ("softmax, drawn anew", ObservedGumbel(scores[:0], ids[:0], keys)),
+        )
+        for name, processor in rivals:
+            out = model.backbone.generate(
+                start, do_sample=False, logits_processor=LogitsProcessorList([processor]), **asked
             )
-            for name, processor in rivals:
-                out = model.backbone.generate(
-                    start, max_new_tokens=BEHIND, do_sample=False, logits_processor=LogitsProcessorList([processor]),
-                    attention_mask=torch.ones_like(start), eos_token_id=None, pad_token_id=0,
-                )  # fmt: skip
-                made[name] = out[0, start.shape[1] :].tolist()
-            for name, tokens in made.items():
-                told = distance(said, tokens), common_prefix(said, tokens), float(said == tokens)
-                columns.setdefault(name, []).append(told)
+            made = columns.setdefault(name, [])
+            made += [told_apart(said, row[start.shape[1] :].tolist()) for row in out]
     print(f"{len(chosen)} edits, {given.seeds} seeds: edit distance, common prefix, identical")
     for name, rows in columns.items():
         far, prefix, same = (statistics.mean(column) for column in zip(*rows, strict=True))
