@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,15 @@ def trained(place):
     )  # fmt: skip
     assert json.loads(result.stdout)["metrics"]["num_f1"] >= 0  # nothing but the object on stdout
     return place / "trained"
+
+
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_threads_wait_without_spinning_unless_the_user_says_otherwise(own):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if own is None else {"OMP_WAIT_POLICY": own}
+    code = "import sys, causalqwen_cli, os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [own or "PASSIVE", "False"]
 
 
 def test_help_answers_without_heavy_imports():

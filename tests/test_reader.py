@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from causalqwen.modeling.outputs import CACHE
 from causalqwen.modeling.reader import EVERY, read_backbone
 from conftest import graft_tiny
 
@@ -33,7 +34,7 @@ def test_features_are_the_same_however_a_text_is_read(tiny_tokenizer, family, co
             torch.testing.assert_close(block, torch.cat(parts), rtol=1e-4, atol=1e-5)
     found, ends = of_texts(model, TEXTS[:1], "left")
     first = {name: column[:, :4] for name, column in found.items()}
-    cache = model.features(**first, use_cache=True).past_key_values
+    cache = model.features(**first, use_cache=True)[CACHE]
     rest = {"input_ids": found["input_ids"][:, 4:], "numeric_values": found["numeric_values"][:, 4:]}
     behind = read_backbone(
         model, **rest, attention_mask=found["attention_mask"], rows=rows[:1], places=ends - 4, cache=cache
@@ -48,7 +49,7 @@ def test_the_mean_is_an_attention_query_of_zeros_and_the_rest_are_every_third_la
     with torch.no_grad():
         out = model.features(**found, use_cache=True, output_hidden_states=True)
     blocks = read_backbone(model, **found, rows=torch.arange(3), places=ends)
-    layers = out.past_key_values.layers
+    layers = out[CACHE].layers
     states, means = blocks[: -len(layers)], blocks[-len(layers) :]
     assert len(states) == -(-len(layers) // EVERY) and torch.equal(states[-1], out.last_hidden_state[:, -1])
     for mean, layer in zip(means, layers, strict=True):

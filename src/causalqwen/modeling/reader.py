@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.outputs import CACHE
 
 EVERY = 3
 
@@ -34,9 +35,9 @@ def read_backbone(
     attention_mask: [B, S], or [B, P + S] behind a cache of P positions (a transformers cache; it grows by S).
     """
     out = model.features(
-        input_ids, attention_mask, numeric_values, past_key_values=cache, use_cache=True, output_hidden_states=True
+        input_ids, attention_mask, numeric_values, cache=cache, use_cache=True, output_hidden_states=True
     )
-    hidden, values = out.hidden_states[1:], [layer.values for layer in out.past_key_values.layers]
+    hidden, values = out.hidden_states[1:], [layer.values for layer in out[CACHE].layers]
     taken = range(len(hidden) - 1, -1, -EVERY)
     last = [out.last_hidden_state if index == len(hidden) - 1 else hidden[index] for index in reversed(taken)]
     ends = places + values[0].shape[2] - input_ids.shape[1]  # counted from the cache's start
