@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, _THIRD, Axes, as_svg, matplotlib, plt
+from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, _THIRD, Axes, as_svg, plt
 
 
 def predicted_against_true(values: np.ndarray, columns: np.ndarray, unit: str, level: float, seed: int = 0) -> str:
@@ -112,87 +112,5 @@ def language(metrics: dict[str, Any]) -> str:
             right.plot(*zip(*curve, strict=True), marker="o", ms=4, label=sampler, color=colours.get(sampler))
         right.set(xlabel="distinct-2 (diversity)", ylabel="backbone's perplexity of the texts", yscale="log")
         right.legend(frameon=False)
-    figure.tight_layout()
-    return as_svg(figure)
-
-
-def speed(results: dict[str, Any]) -> str:
-    """What `benchmark_speed` measured: time and memory of the loss as it grows, and generation against the backbone's."""
-    growth = results.get("growth", {})
-    axes_of = [axis for axis in ("tokens", "vocabulary", "hidden") if axis in growth]
-    rows = 1 + bool(results.get("generate"))
-    figure = plt.figure(figsize=(12.0, 3.8 * rows))
-    colours = dict(
-        zip(
-            next(iter(growth.values()), [{"seconds": {}}])[0]["seconds"],
-            matplotlib.color_sequences["tab10"],
-            strict=False,
-        )
-    )
-    for place, axis_name in enumerate(axes_of):
-        panel = figure.add_subplot(rows, 4, place + 1)
-        for name in growth[axis_name][0]["seconds"]:
-            points = [(row[axis_name], row["seconds"][name]) for row in growth[axis_name]]
-            panel.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
-        panel.set(xlabel=axis_name, xscale="log", yscale="log", title="loss and gradients, s" if not place else "")
-    if "tokens" in growth and "bytes" in growth["tokens"][0]:
-        panel = figure.add_subplot(rows, 4, 4)
-        for name in growth["tokens"][0]["bytes"]:
-            points = [(row["tokens"], row["bytes"][name] / 2**20) for row in growth["tokens"]]
-            panel.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
-        panel.set(xlabel="tokens", xscale="log", yscale="log", title="memory beside the inputs, MiB")
-    if axes_of:
-        figure.axes[0].legend(frameon=False, fontsize=7)
-    if results.get("generate"):
-        grid = figure.add_gridspec(rows, 4)
-        panel = figure.add_subplot(grid[-1, :3])
-        names = list(results["generate"][0]["speed_ratio"])
-        width = 0.8 / len(results["generate"])
-        for place, row in enumerate(results["generate"]):
-            left = np.arange(len(names)) + place * width
-            panel.bar(
-                left, [row["speed_ratio"][name] for name in names], width, label=f"{row['model']}, batch {row['batch']}"
-            )
-        panel.set_xticks(np.arange(len(names)) + 0.4 - width / 2, names, rotation=15)
-        panel.axhline(1.0, color="black", lw=0.8)
-        panel.set(ylabel="tokens/s over the backbone's greedy generate")
-        panel.legend(frameon=False, fontsize=7, ncol=2, loc="lower right")
-        panel = figure.add_subplot(grid[-1, 3])
-        first = [row for row in results["generate"] if row["model"] == results["generate"][0]["model"]]
-        for name in names:
-            points = [(row["batch"], row["tokens_per_second"][name]) for row in first]
-            panel.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
-        panel.set(xlabel="batch", xscale="log", yscale="log", title=f"generate, {first[0]['model']}, tokens/s")
-        panel.legend(frameon=False, fontsize=6)
-    figure.tight_layout()
-    return as_svg(figure)
-
-
-def numbers(results: dict[str, Any]) -> str:
-    """What `benchmark numbers` gave: CRPS over the constant's, with bootstrap intervals, and coverage."""
-    tables = {name: table["methods"] for name, table in results["tables"].items()}
-    names = list(dict.fromkeys(name for rows in tables.values() for name in reversed(rows) if name != "constant"))
-    figure, axes = plt.subplots(
-        2, len(tables), figsize=(3.0 * len(tables) + 1.2, 0.6 * len(names) + 2.4), squeeze=False, sharey=True
-    )
-    for column, (table, rows) in enumerate(tables.items()):
-        top, bottom = axes[:, column]
-        for place, name in enumerate(names):
-            if name not in rows:
-                continue
-            colour = _SECOND if name.startswith("causalqwen") else _MAIN
-            if "crps" in rows[name]["over_constant"]:
-                over = rows[name]["over_constant"]["crps"]
-                top.plot([over["low"], over["high"]], [place, place], color=colour, lw=1.6)
-                top.plot(over["mean"], place, "o", color=colour, ms=5)
-            for level, mark in (("0.5", "o"), ("0.8", "s"), ("0.9", "D")):
-                bottom.plot(rows[name][f"cover_{level}"], place + 0.12, mark, color=colour, ms=4)
-                bottom.plot(rows[name][f"conformal_{level}"], place - 0.18, mark, color=_GREY, ms=3, fillstyle="none")
-        top.axvline(1.0, color="black", lw=0.8)
-        for nominal in (0.5, 0.8, 0.9):
-            bottom.axvline(nominal, color="black", lw=0.8, ls=":")
-        top.set(title=table, xlabel="CRPS over the constant's")
-        bottom.set(xlabel="values inside 50/80/90% intervals\n(hollow: conformal)", xlim=(0.3, 1.02))
-    axes[0, 0].set_yticks(range(len(names)), names)
     figure.tight_layout()
     return as_svg(figure)
