@@ -11,7 +11,7 @@ MOST_LINES = {
     "causalqwen/data": 1_791,
     "causalqwen/decoding": 1_199,
     "causalqwen/distributions": 732,
-    "causalqwen/evaluation": 2_278,
+    "causalqwen/evaluation": 2_017,
     "causalqwen/individuals": 841,
     "causalqwen/kernels": 992,
     "causalqwen/losses": 301,
@@ -20,10 +20,10 @@ MOST_LINES = {
     "causalqwen/parts": 1_119,
     "causalqwen/serving": 3_046,
     "causalqwen/training": 5_380,
-    "causalqwen_cli": 1_346,
+    "causalqwen_cli": 1_337,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_851,
-    "tests": 30_683,
+    "tests": 30_609,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered; none is raised."""
 

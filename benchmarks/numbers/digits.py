@@ -26,9 +26,9 @@ from causalqwen.training.adapters import add_adapters
 from causalqwen.training.features import batches_by_length
 
 _TOKENS = 2048
-"""Of rows that are trained at once, with their padding; longer batches take several turns."""
+"""Tokens of rows that are trained at once, with their padding; longer batches take several turns."""
 _CACHED = 40_000
-"""Of samples that are drawn at once, with their prompts."""
+"""Tokens of samples that are drawn at once, with their prompts."""
 _WRITING = 0.75
 """When fewer of the samples than this are still written, the others leave the cache."""
 _ANSWER = re.compile(r"\s*([+-]?\d+(?:,\d{3})*(?:\.\d+)?)")

@@ -16,7 +16,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.extras import extra
 
 ROWS = (800, 200, 400)
-"""Of a table by default: to train, to validate, to test."""
+"""Rows of a table by default: to train, to validate, to test."""
 
 _SOME = r"<?\d[\d,.O]*(?:\s*(?:-|TO|AND|&|OR|/)\s*<?\d[\d,.O]*)*"
 _IS = r"\.?(?:\s*(?:=|OF|AT|IS|WAS|ABOUT|APPROX\.?|PROBABLY|REPTD AS|LESS THAN|BELOW|ABOVE))*\s*"

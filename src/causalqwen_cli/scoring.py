@@ -91,9 +91,9 @@ def evaluate(
     from causalqwen.modeling.loading import load_model
 
     with extra("evaluate", "causalqwen evaluate"):
-        from causalqwen.evaluation import figures
+        from causalqwen.evaluation import plots
         from causalqwen.evaluation.language import evaluate_language, language_facts
-        from causalqwen.evaluation.report import class_rows, table_rows, value_figures, write_report
+        from causalqwen.evaluation.page import write_page
 
     if data is None and language is None:
         raise ValueError("nothing to score: give --data or --language")
@@ -119,30 +119,23 @@ def evaluate(
         lead.append(f"{len(rows[0]):,} rows, {len(values['value']):,} numbers")
         facts.append(figures_line(metrics))
         if len(values["value"]):
-            content |= value_figures(result["law"], values, unit)
-            content |= {"rows": table_rows(metrics), "classes": class_rows(metrics)}
-            content["classes_note"] = (
-                "Numbers of rows that name a class. Intervals of a class with levels of its own were recalibrated on its own "
-                "validation rows, the others on all of them."
-            )
-            content["table_note"] = (
-                "In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and CRPS, "
-                "higher for the log score."
-            )
+            content |= plots.value_figures(result["law"], values, unit)
     if language is not None:
         of_language = evaluate_language(loaded, words, texts=texts, seed=seed, say=say)
         metrics = metrics | {"language": of_language}
         lead.append(f"{of_language['tokens']:,} tokens of text")
         facts += language_facts(of_language)
-        content["language"] = figures.language(of_language)
+        content["language"] = plots.language(of_language)
     output.mkdir(parents=True, exist_ok=True)
     write_metrics(output / "metrics.json", metrics)
     names = " and ".join(path.name for path in (data, language) if path is not None)
-    write_report(
+    write_page(
         output / "report.html",
+        "report.html",
         title=f"{model.name} on {names}",
         lead=", ".join(lead) + ".",
         facts=facts,
+        metrics=metrics,
         footer="Made by `causalqwen evaluate`.",
         **content,
     )
