@@ -97,14 +97,14 @@ check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
 
 lint: $(READY)  ## style, types and who imports whom
-	@$(BIN)/ruff check src tests experiments examples docs/site
-	@$(BIN)/ruff format --check src tests experiments examples docs/site
+	@$(BIN)/ruff check src benchmarks tests experiments examples docs/site
+	@$(BIN)/ruff format --check src benchmarks tests experiments examples docs/site
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo >$(VENV)/imports.log || { cat $(VENV)/imports.log >&2; exit 1; }
 
 format: $(READY)  ## rewrite to the house style
-	@$(BIN)/ruff check --fix src tests experiments examples docs/site
-	@$(BIN)/ruff format src tests experiments examples docs/site
+	@$(BIN)/ruff check --fix src benchmarks tests experiments examples docs/site
+	@$(BIN)/ruff format src benchmarks tests experiments examples docs/site
 
 # What releases are made and looked at with, apart from what the library runs on.
 $(RELEASE)/.ready: Makefile

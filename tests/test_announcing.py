@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from causalqwen import NumberPrediction
 from causalqwen.data import EncodedRows, encode_rows
 from causalqwen.data.texts import speech_paragraphs
-from causalqwen.evaluation.heard import _told
 from causalqwen.evaluation.page import number_row
+from causalqwen.evaluation.portrait import _median_and_interval
 from causalqwen.evaluation.predict import predict_file, predict_rows
-from causalqwen.evaluation.sketch import sketch
+from causalqwen.evaluation.quick import sketch
 from causalqwen.losses import shift_targets
 from causalqwen.modeling import prediction as predicting
 from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well, told
@@ -163,7 +163,7 @@ def test_a_value_that_was_observed_is_shown_as_it_is(value, text):
 def test_values_are_shown_by_one_rule():
     law = ValueLaw(family="gaussian")
     sharp = NumberPrediction(373.15, 1e-9, None, law)
-    assert _told(sharp).startswith("373.15 (") and "^ 373.15" in sketch(sharp)
+    assert _median_and_interval(sharp).startswith("373.15 (") and "^ 373.15" in sketch(sharp)
 
 
 def test_scores_are_one_sentence():

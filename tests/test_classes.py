@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from causalqwen import CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.data import EncodedRows, RowError, encode_rows, number_classes, parse_row, read_rows
 from causalqwen.evaluation import evaluate, predict_file, predict_rows
-from causalqwen.evaluation.figures import calibration
+from causalqwen.evaluation.plots import calibration
 from causalqwen.numbers import CRPS_LEVELS, ClassLaws, ValueLaw, ValueTransform
 from causalqwen.numbers.law import FEWEST_OF_CLASS, WANTED_LEVELS
 from causalqwen.parts.copying import CopyLaw

@@ -18,7 +18,7 @@ from conftest import graft_tiny, make_backbone
 ROWS = [{"text": f"The {'long' if i % 2 else 'short'} one is {50 + 40 * (i % 2) + i % 5} in all."} for i in range(40)]
 
 
-def run(*arguments: object, code: int = 0):
+def run(*arguments: object, code: int = 0, app=app):
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -342,16 +342,3 @@ def test_a_run_that_is_killed_outright_can_be_resumed(place, tmp_path):
     assert curves[0] == curves[1]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "killed")]
     assert weights[0] == weights[1]
-
-
-def test_the_benchmark_of_numbers_names_what_it_does_not_know(tmp_path):
-    said = run("benchmark", "numbers", "--output", tmp_path, "--tables", "cities", code=1).output
-    assert "unknown table 'cities'; known: boiling, birds-height" in said
-    said = run("benchmark", "numbers", "--output", tmp_path, "--methods", "guess", code=1).output
-    assert "unknown methods guess; known: constant, ridge" in said and not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("rows", ["800", "800,200", "8,1,4", "a,b,c", "²,3,4"])
-def test_a_benchmark_takes_three_sizes(rows, tmp_path):
-    wrong = run("benchmark", "numbers", "--output", tmp_path, "--rows", rows, code=1)
-    assert "--rows takes three sizes from 2 on" in wrong.stderr

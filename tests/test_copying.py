@@ -525,7 +525,8 @@ def test_a_copier_starts_as_a_model_that_does_not_copy(tiny_tokenizer):
 
 
 def test_pages_show_the_mixture(tiny_tokenizer):
-    from causalqwen.evaluation.report import example_rows, value_figures
+    from causalqwen.evaluation.page import example_rows
+    from causalqwen.evaluation.plots import value_figures
 
     model = random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True))
     model.copy_head.bias.data.fill_(50.0)
@@ -535,7 +536,7 @@ def test_pages_show_the_mixture(tiny_tokenizer):
     values = scores["values"]
     assert values["stands"].tolist() == [False, False, True]
     assert values["interval"][1].tolist() == [5.0, 5.0, 5.0]
-    (row,) = example_rows(model, ["a is 5 and b is 9 and c is"] * 3, values, count=1)
+    row, *_ = example_rows(model, ["a is 5 and b is 9 and c is"] * 3, values)
     assert [row["median"], *row["intervals"]["0.9"]] == values["interval"][2].tolist() and len(
         row["curve"]["cdf"]
     ) == 100

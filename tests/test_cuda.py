@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks.speed.generation import compiled_steps
 from causalqwen import (
     PRESETS,
     CausalDecoding,
@@ -18,7 +19,6 @@ from causalqwen import (
 )
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.evaluation.evaluate import evaluate
-from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.kernels import inclusion_probabilities, sample_negatives
 from causalqwen.modeling.loading import load_model
 from causalqwen.sklearn import NumberRegressor

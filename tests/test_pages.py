@@ -5,14 +5,14 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 
 from causalqwen import Individual, Intervention, NumberPrediction, Observation, Question
-from causalqwen.evaluation import figures
-from causalqwen.evaluation.page import figure, number_row
+from causalqwen.evaluation import plots
+from causalqwen.evaluation.page import figure, number_row, write_page
 from causalqwen.evaluation.portrait import write_portrait
-from causalqwen.evaluation.report import class_rows, table_rows, write_report
 from causalqwen.evaluation.survey_report import survey_report, write_survey_report
-from causalqwen.evaluation.worlds_page import write_worlds
+from causalqwen.evaluation.worlds import write_worlds
 from causalqwen.modeling.changes import world_numbers
 from causalqwen.numbers import ValueLaw
 from test_explore import browser, go_to, open_token, opened, write  # noqa: F401 # fixtures
@@ -61,21 +61,18 @@ EXAMPLES = [
 @pytest.fixture(scope="module")
 def pages(model, tmp_path_factory):  # noqa: F811
     """All pages that the library writes to files, of awkward content."""
-    folder, rng = tmp_path_factory.mktemp("pages"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("pages")
     metrics = SCORES | {
+        "seconds": 90.0,
         "rivals": {"ridge": SCORES},
         "classes": {"the mass of the whole thing": SCORES, "price": SCORES},
     }
-    drawn = {
-        "scatter": figures.predicted_against_true(rng.normal(size=90), rng.normal(size=(90, 3)), "K", 0.9),
-        "calibration": figures.calibration(rng.random((90, 1)), None),
-        "curves": figures.training_curves(
-            [{"step": n, "train/reg_loss_effective": 1 / n, "eval/accuracy": 0.5} for n in range(1, 9)]
-        ),
-    }
+    records = [{"step": n, "train/reg_loss_effective": 1 / n, "eval/accuracy": 0.5} for n in range(1, 9)]
+    values = {"interval": torch.randn(90, 3)} | {name: torch.ones(90).double() for name in ("loc", "scale", "value")}
+    drawn = plots.value_figures(GAUSSIAN, values, "K") | {"curves": plots.training_curves(records)}
     world = dict.fromkeys(("prompt", "said", "unchanged", "edited_prompt", "edited"), "We have come a long way.")
-    write_report(
-        folder / "report.html", title="Boiling points", rows=table_rows(metrics), classes=class_rows(metrics), world=world,
+    write_page(
+        folder / "report.html", "demo.html", backbone="b", sizes={"train": 9999, "test": 9}, metrics=metrics, world=world,
         people=[{"seed": 1, "texts": ["a house", "a small town"]}], openings=["When I was", "The best thing"],
         examples=EXAMPLES, **drawn,
     )  # fmt: skip
@@ -297,12 +294,12 @@ def test_bins_of_a_survey_are_round_and_an_outlier_has_one_of_its_own():
 @pytest.mark.parametrize("outlier", [None, 1e9])
 def test_observed_values_are_not_squeezed_by_one(outlier):
     values = np.array([*np.linspace(300, 600, 11), *([outlier] if outlier else [])])
-    axis = figures.plt.figure().subplots()
-    figures.draw_predicted(axis, values, np.stack([values, values - 10, values + 10], 1), "K", 0.9)
+    axis = plots.plt.figure().subplots()
+    plots.draw_predicted(axis, values, np.stack([values, values - 10, values + 10], 1), "K", 0.9)
     assert 200 < axis.get_xlim()[0] < 300 and 600 < axis.get_xlim()[1] < 700
     assert ("1 of 12 numbers lie outside" in axis.get_xlabel()) == (outlier is not None)
-    figures.draw_predicted(axis, values[:1], values[None, [0, 0, 0]], "K", 0.9)  # of one value alone
-    figures.plt.close("all")
+    plots.draw_predicted(axis, values[:1], values[None, [0, 0, 0]], "K", 0.9)  # of one value alone
+    plots.plt.close("all")
 
 
 def test_figures_of_pages():

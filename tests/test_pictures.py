@@ -6,24 +6,15 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from causalqwen import Individual, Intervention, Observation
 from causalqwen.evaluation.portrait import write_portrait
-from causalqwen.evaluation.worlds import mark_changes, segments
-from causalqwen.evaluation.worlds_page import write_worlds
+from causalqwen.evaluation.worlds import mark_changes, segments, write_worlds
 from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
-from causalqwen.modeling.telling import (
-    covariance_of,
-    favoured_tokens,
-    lie_among,
-    telling_plane,
-    token_texts,
-    what_told,
-)
-from causalqwen_cli.app import app
+from causalqwen.modeling.telling import covariance_of, favoured_tokens, lie_among, telling_plane, token_texts, what_told
 from conftest import graft_tiny
+from test_cli import run
 from test_generation import eager
 
 EMPTY = {"meta", "br", "link", "img", "path", "use", "rect", "circle", "hr"}
@@ -256,12 +247,6 @@ def test_the_plane_is_that_in_which_they_differ_beside_what_is_known():
     telling_plane(means, torch.zeros(4, 4, dtype=torch.float64))  # known exactly
 
 
-def run(*arguments: object, code: int = 0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
-
-
 @pytest.fixture(scope="module")
 def folder(model, people, tmp_path_factory):
     place = tmp_path_factory.mktemp("pictures")
@@ -274,32 +259,12 @@ def folder(model, people, tmp_path_factory):
 
 
 def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_path):
-    common = (
-        "counterfactual",
-        "--model",
-        folder / "model",
-        "--prompt",
-        "They say that",
-        "--text",
-        " 12 of us, 31 more",
-    )
+    base = ("counterfactual", "--model", folder / "model")
+    common = (*base, "--prompt", "They say that", "--text", " 12 of us, 31 more")
     who = [part for name in ("Ann", "Bob") for part in ("--individual", folder / f"{name}.safetensors")]
     page = tmp_path / "worlds.html"
-    found = json.loads(
-        run(
-            *common,
-            *who,
-            "--edit",
-            "We say that",
-            "--edit",
-            "I say",
-            "--force",
-            "1= men",
-            "--html",
-            page,
-            "--json",
-        ).stdout
-    )
+    edits = ("--edit", "We say that", "--edit", "I say", "--force", "1= men")
+    found = json.loads(run(*common, *who, *edits, "--html", page, "--json").stdout)
     assert [world["individual"] for world in found["worlds"]] == ["Ann <A>"] * 2 + ["Bob"] * 2
     assert all("men" in world["text"] for world in found["worlds"]) and found["html"] == str(page)
     world = next(w for w in found["worlds"][:2] if w["numbers"])
@@ -312,20 +277,11 @@ def test_the_command_line_writes_pages_and_intervals(folder, model, people, tmp_
     page = tmp_path / "twin.html"
     twin = run(*common, "--checkpoint", folder / "model", "--html", page).stdout  # the same weights say the same
     assert "[-" not in twin and "{+" not in twin and "spoken by model" in page.read_text()
-    assert [
-        line.split(":")[0] for line in run(*common, *who, "--edit", "We", "--noise", "redraw").stdout.splitlines()
-    ] == ["Ann <A>", "Bob"]
+    lines = run(*common, *who, "--edit", "We", "--noise", "redraw").stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["Ann <A>", "Bob"]
 
-    page = tmp_path / "who.html"
-    abduct = (
-        "abduct",
-        "--model",
-        folder / "model",
-        "--text",
-        folder / "said.txt",
-        "--output",
-        tmp_path / "a.safetensors",
-    )
+    page, said = tmp_path / "who.html", ("--text", folder / "said.txt")
+    abduct = ("abduct", "--model", folder / "model", *said, "--output", tmp_path / "a.safetensors")
     beside = ("--beside", folder / "Ann.safetensors", "--beside", folder / "Bob.safetensors")
     assert str(page) in run(*abduct, "--html", page, *beside, "--json").stdout
     assert "Ann <A>" in drawn(read_page(page), "PeopleMap")[0]["names"]

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from causalqwen import CausalQwenForCausalLM, NumberPrediction
-from causalqwen.evaluation.sketch import sketch
+from causalqwen.evaluation.quick import sketch
 from causalqwen.modeling.proof import prove
 from causalqwen.numbers import ValueLaw
 from conftest import graft_tiny, make_backbone

@@ -33,7 +33,6 @@ ALLOWED = {
         "causalqwen/modeling/backbones.py",
         "subprocess",
     ): "pip fetches the default backbone, when `doctor --fetch` or `demo` asks for it",
-    ("causalqwen/evaluation/speed/losses.py", "subprocess"): "a case is measured in a process of its own",
     ("causalqwen_cli/serving.py", "socket"): "the server listens",
     ("causalqwen/serving/listening.py", "socket"): "the server listens",
     (

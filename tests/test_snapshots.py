@@ -192,7 +192,7 @@ CALLS = {
     "predict table": "predict --model fitted --input few.csv --output table.jsonl --json",
 }
 """Words of each command, in the order in which they are run, in a folder that holds what the first of them read."""
-UNTOLD = {"train", "serve", "explore", "demo", "doctor", "benchmark speed", "benchmark numbers"}
+UNTOLD = {"train", "serve", "explore", "demo", "doctor"}
 """Whose output is kept elsewhere, waits for requests, is a page for people, or tells of this machine."""
 
 

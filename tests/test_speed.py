@@ -5,11 +5,14 @@ import sys
 
 import pytest
 
-from causalqwen.evaluation import figures
-from causalqwen.evaluation.speed import benchmark_speed, speed_table
-from causalqwen.evaluation.speed.generation import score_generation, score_ways
-from causalqwen.evaluation.speed.losses import SOFTMAX, LossSize, score_losses
+from benchmarks.speed.__main__ import app
+from benchmarks.speed.generation import score_generation, score_ways
+from benchmarks.speed.losses import SOFTMAX, LossSize, score_losses
+from benchmarks.speed.report import picture, table
+from benchmarks.speed.run import PARTS, measure
 from conftest import graft_tiny
+from test_cli import run
+from test_commands import bare  # noqa: F401  a fixture
 
 TINY = LossSize(tokens=32, vocabulary=2048, hidden=16, dtype="float32")
 
@@ -32,7 +35,7 @@ def test_every_preset_is_timed_against_the_backbone(tiny_tokenizer, tmp_path):
     )
     growth = {"tokens": [score_losses(TINY, [SOFTMAX, "documents"], 1, memory=False)]}
     found = {"generate": [row], "growth": growth, "loss": growth["tokens"]}
-    assert "documents" in speed_table(found) and figures.speed(found).startswith("<svg")
+    assert "documents" in table(found) and picture(found).startswith("<svg")
 
 
 @pytest.mark.slow
@@ -43,5 +46,23 @@ def test_drafts_and_compiled_steps_are_timed(tiny_tokenizer):
 
 def test_results_of_other_parts_are_kept(tmp_path):
     (tmp_path / "speed.json").write_text(json.dumps({"tokenizer": {"speed_ratio": 0.5}}))
-    found = benchmark_speed(tmp_path, parts=())
-    assert found["tokenizer"]["speed_ratio"] == 0.5 and "0.50 x the bare" in speed_table(found)
+    found = measure(tmp_path, parts=())
+    assert found["tokenizer"]["speed_ratio"] == 0.5 and "0.50 x the bare" in table(found)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_runs(bare, tmp_path, monkeypatch, part):  # noqa: F811
+    def once(cases, repeats):
+        for case in cases.values():
+            case()
+        return dict.fromkeys(cases, 1.0)
+
+    for room in ("generation", "losses", "training"):
+        monkeypatch.setattr(f"benchmarks.speed.{room}.alternate", once)
+    asked = ("--output", tmp_path, "--parts", part, "--repeats", 1, "--backbone", bare, "--device", "cpu", "--quick")
+    run(*asked, app=app)
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert found.keys() == {"threads", "devices", part} and found["devices"] == {part: "cpu"}
+    assert (tmp_path / "speed.svg").read_text().startswith("<svg")
+    wrong = run("--output", tmp_path, "--parts", "epoch", code=1, app=app)
+    assert "unknown parts epoch; known: loss" in wrong.stderr

@@ -1,4 +1,4 @@
-"""Tables on the command line: fit, predict, and the benchmark on a table of one's own."""
+"""Tables on the command line: fit and predict."""
 
 import json
 from dataclasses import replace
@@ -7,11 +7,8 @@ import pandas as pd
 import pytest
 
 from causalqwen.data.columns import Column, ColumnError, names_of, read_table, table_of
-from causalqwen.data.tables import records_of, split_records
-from causalqwen.evaluation.numbers_benchmark import regressor
 from causalqwen.sklearn import NumberRegressor
 from test_cli import run
-from test_tables import BRIEF as QUICK
 from test_tables import SMALL, folder, products  # noqa: F401  a fixture
 
 BRIEF = "values: {epochs: 1, batch_size: 32}\nevaluations: 1\n"
@@ -254,37 +251,3 @@ def test_a_file_holds_what_pandas_reads_of_it(tmp_path):
         assert read_table(tmp_path / "d.csv") == {"name": ["a", f"b{mark}"], "price": [1.5, 2.0]}
     (tmp_path / "e.csv").write_text("a;b\n1\n")
     assert read_table(tmp_path / "e.csv") == {"a;b": [1]}
-
-
-def test_too_few_groups_for_three_parts_are_told(tmp_path):
-    (tmp_path / "t.csv").write_text("a,price,shop\n" + "".join(f"x{row},{row},{row % 2}\n" for row in range(60)))
-    with pytest.raises(ValueError, match="table t: its groups are too few or too large to part it; no row is left for"):
-        split_records("t", records_of(tmp_path / "t.csv", "price", groups="shop"), (30, 10, 20))
-
-
-def test_the_benchmark_runs_on_a_table_of_ones_own(folder, table, tmp_path, monkeypatch):  # noqa: F811
-    records = records_of(table, "price", groups="shop")
-    assert len(records) == 60 and records[4]["entity"] == "s1" and records[4]["prompt"].endswith("; price:")
-    base = ("benchmark", "numbers", "--output", tmp_path, "--seeds", 1)
-    own = ("--table", table, "--target", "price", "--text", "name", "--groups", "shop", "--rows", "36,12,12")
-    found = run(*base, *own, "--methods", "constant,ridge", "--backbone", folder, "--json")
-    assert list(json.loads(found.stdout)["numbers"]["tables"]) == ["products"]
-    assert "needs --table and --target" in run(*base, "--table", table, code=1).stderr
-    assert "are for a table of your own" in run(*base, "--groups", "shop", code=1).stderr
-    asked, sizes = [], []
-
-    def brief(backbone, *, config, **given):
-        asked.append(given["text_columns"])
-        made = NumberRegressor(backbone, config=config | SMALL, settings=QUICK, **given)
-        fit = made.fit
-        monkeypatch.setattr(made, "fit", lambda X, y: (sizes.append((len(X["name"]), len(y))), fit(X, y))[1])
-        return made
-
-    monkeypatch.setattr(regressor, "NumberRegressor", brief)
-    found = run(*base, *own, "--methods", "regressor", "--backbone", folder, "--json")
-    methods = json.loads(found.stdout)["numbers"]["tables"]["products"]["methods"]
-    assert asked == [["name"]] and set(methods) == {"constant", "ridge", "regressor"}
-    assert sizes == [(48, 48)]  # the rows to validate on are learned from too
-    of_regressor = methods["regressor"]
-    assert of_regressor["crps"] < 0.7 * methods["constant"]["crps"]  # it reads the columns, not their text alone
-    assert of_regressor["conformal_0.8"] == of_regressor["cover_0.8"] and "log_score" in of_regressor

@@ -22,8 +22,7 @@ from causalqwen import (
 )
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.decoding import Voices, load_prior, mean, mix, move, nearest
-from causalqwen.evaluation.heard import what_each_told
-from causalqwen.evaluation.portrait import write_portrait
+from causalqwen.evaluation.portrait import what_each_told, write_portrait
 from causalqwen.individuals import find_posterior
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.depths import decoder_layers, depths_of

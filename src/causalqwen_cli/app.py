@@ -1,5 +1,5 @@
 """`causalqwen`: graft, train, fit, predict, generate, abduct, voices, counterfactual, population, survey,
-evaluate, benchmark, serve, explore, demo, doctor."""
+evaluate, serve, explore, demo, doctor."""
 
 from causalqwen_cli import asking, making, scoring, serving, speaking, tables
 from causalqwen_cli.base import app

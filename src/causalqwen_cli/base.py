@@ -20,11 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-benchmark = typer.Typer(
-    help="Measure speed on this machine, or forecasts of numbers beside other methods.", no_args_is_help=True
-)
-app.add_typer(benchmark, name="benchmark")
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 Model = Annotated[Path, typer.Option("--model", help="Folder of a grafted model.")]
 Device = Annotated[str, typer.Option(help="Torch device, or auto for an accelerator where there is one.")]

@@ -1,24 +1,11 @@
-"""Commands that predict and score: predict, evaluate, benchmark, demo, doctor."""
+"""Commands that predict and score: predict, evaluate, demo, doctor."""
 
-import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from causalqwen_cli.base import (
-    AsJson,
-    Device,
-    Made,
-    Model,
-    benchmark,
-    command,
-    config_fields,
-    figures_line,
-    say,
-    show,
-)
+from causalqwen_cli.base import AsJson, Device, Made, Model, command, figures_line, say, show
 
 
 @command
@@ -104,9 +91,9 @@ def evaluate(
     from causalqwen.modeling.loading import load_model
 
     with extra("evaluate", "causalqwen evaluate"):
-        from causalqwen.evaluation import figures
+        from causalqwen.evaluation import plots
         from causalqwen.evaluation.language import evaluate_language, language_facts
-        from causalqwen.evaluation.report import class_rows, table_rows, value_figures, write_report
+        from causalqwen.evaluation.page import write_page
 
     if data is None and language is None:
         raise ValueError("nothing to score: give --data or --language")
@@ -132,163 +119,28 @@ def evaluate(
         lead.append(f"{len(rows[0]):,} rows, {len(values['value']):,} numbers")
         facts.append(figures_line(metrics))
         if len(values["value"]):
-            content |= value_figures(result["law"], values, unit)
-            content |= {"rows": table_rows(metrics), "classes": class_rows(metrics)}
-            content["classes_note"] = (
-                "Numbers of rows that name a class. Intervals of a class with levels of its own were recalibrated on its own "
-                "validation rows, the others on all of them."
-            )
-            content["table_note"] = (
-                "In the units of the data; CRPS from 199 quantiles with one clip for all. Lower is better for errors and CRPS, "
-                "higher for the log score."
-            )
+            content |= plots.value_figures(result["law"], values, unit)
     if language is not None:
         of_language = evaluate_language(loaded, words, texts=texts, seed=seed, say=say)
         metrics = metrics | {"language": of_language}
         lead.append(f"{of_language['tokens']:,} tokens of text")
         facts += language_facts(of_language)
-        content["language"] = figures.language(of_language)
+        content["language"] = plots.language(of_language)
     output.mkdir(parents=True, exist_ok=True)
     write_metrics(output / "metrics.json", metrics)
     names = " and ".join(path.name for path in (data, language) if path is not None)
-    write_report(
+    write_page(
         output / "report.html",
+        "report.html",
         title=f"{model.name} on {names}",
         lead=", ".join(lead) + ".",
         facts=facts,
+        metrics=metrics,
         footer="Made by `causalqwen evaluate`.",
         **content,
     )
     told = "\n".join(facts)
     show({"output": str(output), "metrics": metrics}, f"{told}\n{output / 'report.html'}", as_json)
-
-
-def speed(
-    output: Annotated[Path, Made(whole=""), typer.Option(help="Folder for speed.json and speed.svg.")] = Path(
-        "runs/speed"
-    ),
-    parts: Annotated[
-        str,
-        typer.Option(
-            help="Any of loss, growth, generate, ways, epochs, tokenizer, with commas; the others' results stay."
-        ),
-    ] = "loss,growth,generate,ways,epochs,tokenizer",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count; medians are taken over them.")] = 3,
-    backbone: Annotated[str, typer.Option(help="Backbone of generate, ways, epochs and tokenizer.")] = "smollm2-135m",
-    device: Device = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Toy sizes: does every case run? (a minute)")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Time each case beside its rival, taking turns, as ratios: loss, generation, epoch, tokenizer (an hour on two cores)."""
-    from causalqwen.extras import extra
-    from causalqwen.files import write_text
-
-    with extra("benchmark", "causalqwen benchmark"):
-        from causalqwen.evaluation import figures
-        from causalqwen.evaluation.speed import PARTS, Sizes, benchmark_speed, speed_table
-
-    asked = tuple(part.strip() for part in parts.split(","))
-    if unknown := [part for part in asked if part not in PARTS]:
-        raise ValueError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    sizes = Sizes.quick() if quick else Sizes.full()
-    results = benchmark_speed(output, asked, repeats, backbone=backbone, device=device, sizes=sizes, say=say)
-    write_text(output / "speed.svg", figures.speed(results))
-    show({"output": str(output), "speed": results}, f"{speed_table(results)}\n{output / 'speed.svg'}", as_json)
-
-
-def numbers(
-    output: Annotated[
-        Path,
-        Made(whole=""),
-        typer.Option(help="Folder for numbers.json, numbers.md and numbers.svg, and for what is kept."),
-    ] = Path("runs/numbers"),
-    tables: Annotated[
-        str, typer.Option(help="Any of boiling, birds-height, birds-speed, breaches, movies, with commas.")
-    ] = "boiling,birds-height,birds-speed,breaches,movies",
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Any of constant, ridge, mlp, boosting, ngboost-normal, ngboost-laplace, lora-digits, lora-digits-ntl, "
-            "regressor, causalqwen, with commas (default: all)."
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every method on every table.")] = 5,
-    table: Annotated[Path | None, typer.Option(help="A table of your own (CSV, Parquet, JSON lines) instead.")] = None,
-    target: Annotated[str | None, typer.Option(help="With --table: column of the number.")] = None,
-    text: Annotated[str | None, typer.Option(help="With --table: columns that are texts, with commas.")] = None,
-    groups: Annotated[
-        str | None, typer.Option(help="With --table: column whose equal values never stand on both sides of a split.")
-    ] = None,
-    rows: Annotated[str, typer.Option(help="Rows of a table to train, to validate and to test on.")] = "800,200,400",
-    skip: Annotated[
-        int, typer.Option(min=0, help="Leave out so many records of a table first, to use rows that no run has seen.")
-    ] = 0,
-    joint: Annotated[bool, typer.Option("--joint", help="Also train one model for all these tables.")] = False,
-    bf16: Annotated[
-        bool | None,
-        typer.Option(help="Run the backbone in bfloat16, for all methods alike (default: where that is faster)."),
-    ] = None,
-    backbone: Annotated[str, typer.Option(help="Backbone of all methods that have one.")] = "smollm2-135m",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of CausalQwenConfig for every graft; repeatable.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Score distributions of numbers from text, beside what people would use instead (many hours; a stopped run goes on)."""
-    from functools import partial
-
-    from causalqwen.data.tables import records_of, split_records
-    from causalqwen.extras import extra
-    from causalqwen.files import write_text
-    from causalqwen.modeling.precision import bf16_pays
-    from causalqwen_cli.tables import named as columns_named
-
-    with extra("benchmark", "causalqwen benchmark"):
-        from causalqwen.evaluation import figures
-        from causalqwen.evaluation.numbers_benchmark import (
-            JOINT,
-            METHODS,
-            Benchmark,
-            graft,
-            markdown,
-            real_table,
-            summary,
-        )
-
-    asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
-    asked += [JOINT] if joint and JOINT not in asked else []
-    named = [name.strip() for name in tables.split(",")]
-    fields = config_fields(settings)
-    sizes = _sizes(rows)
-    read = partial(real_table, rows=sizes, skip=skip)
-    if (table is None) != (target is None):
-        raise ValueError("a table of your own needs --table and --target")
-    if table is None and (text or groups):
-        raise ValueError("--text and --groups are for a table of your own: give --table")
-    if table is not None:
-        records = records_of(table, target, text=columns_named(text), groups=groups)
-        parts = split_records(table.name, records, sizes, skip)
-        named, read = [table.stem], lambda name: (target, parts)  # type: ignore[assignment]
-    make = partial(graft, backbone)
-    read_so = bf16_pays(make()) if bf16 is None else bf16
-    made = Benchmark(output, named, backbone, make, read, fields, text=columns_named(text), bf16=read_so, say=say)
-    made.run(asked, seeds)
-    results = summary(made, METHODS, seeds)
-    write_text(output / "numbers.json", json.dumps(results, indent=1) + "\n")
-    write_text(output / "numbers.md", markdown(results))
-    write_text(output / "numbers.svg", figures.numbers(results))
-    show({"output": str(output), "numbers": results}, f"{markdown(results)}\n{output / 'numbers.svg'}", as_json)
-
-
-def _sizes(rows: str) -> tuple[int, ...]:
-    sizes = tuple(int(size) if re.fullmatch("[0-9]+", size.strip()) else 0 for size in rows.split(","))
-    if len(sizes) != 3 or min(sizes) < 2:
-        raise ValueError(f"--rows takes three sizes from 2 on, like 800,200,400, not {rows!r}")
-    return sizes
-
-
-command(speed, benchmark)
-command(numbers, benchmark)
 
 
 @command

@@ -260,7 +260,7 @@ def counterfactual(
 ) -> None:
     """What the individual behind a text would have written in other worlds; changes are marked word by word."""
     from causalqwen import Individual, Intervention, Observation
-    from causalqwen.evaluation.worlds import mark_changes
+    from causalqwen.evaluation.worlds import mark_changes, write_worlds
     from causalqwen.modeling.changes import word_changes, world_numbers
     from causalqwen.modeling.loading import load_model
 
@@ -275,8 +275,6 @@ def counterfactual(
         raise ValueError(f"--value and --force both set position {min(both)}")
     if not (edit or values or tokens or checkpoint):
         raise ValueError("nothing is different in the other world: give --edit, --value, --force or --checkpoint")
-    if html is not None:
-        from causalqwen.evaluation.worlds_page import write_worlds
     people = [(path.stem, Individual.load(path)) for path in individual or []]
     loaded = load_model(model, device)
     if values and not loaded.reads_numbers:

@@ -1,5 +1,6 @@
 """The demo: boiling points from sentences, on a real language model, in minutes."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,42 +13,29 @@ from causalqwen.data.boiling_points import PROMPT, SIZES, boiling_points, write_
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
-from causalqwen.evaluation.figures import training_curves
-from causalqwen.evaluation.people import HEARD, OPENINGS, other_world, people
-from causalqwen.evaluation.quick import clear_model
-from causalqwen.evaluation.report import (
-    example_rows,
-    read_records,
-    table_rows,
-    value_figures,
-    write_report,
-)
+from causalqwen.evaluation.page import example_rows, write_page
+from causalqwen.evaluation.plots import training_curves, value_figures
+from causalqwen.evaluation.quick import HEARD, OPENINGS, clear_model, other_world, people
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.proof import compare_with_backbone, prove
-from causalqwen.training import METRICS, TrainSettings, train
+from causalqwen.training import METRICS, train
 
 
 def run_demo(
-    output: Path,
-    backbone: str = DEFAULT_BACKBONE,
-    sizes: dict[str, int] | None = None,
-    settings: TrainSettings | None = None,
-    say: Callable[[str], None] = lambda message: None,
+    output: Path, backbone: str = DEFAULT_BACKBONE, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
     """Graft, train, score, generate, report; everything lies under `output`, the page at `report.html`.
 
     What is drawn at the start follows from a fixed seed. The model of an earlier demo is replaced; its kept features are used
     again where they still fit.
     """
-    started = time.perf_counter()
-    output = Path(output)
-    (output / "data").mkdir(parents=True, exist_ok=True)
+    started, output = time.perf_counter(), Path(output)
     say("1/6 boiling points: sentences, split by compound")
-    records = split_by_entity(boiling_points(), sizes or SIZES)
+    records, rows = split_by_entity(boiling_points(), SIZES), {}
     for name, part in records.items():
         write_sentences(output / "data" / f"{name}.jsonl", part)
-    rows = {name: read_rows(output / "data" / f"{name}.jsonl") for name in records}
+        rows[name] = read_rows(output / "data" / f"{name}.jsonl")
 
     say(f"2/6 grafting {backbone}")
     torch.manual_seed(0)
@@ -55,68 +43,45 @@ def run_demo(
     examples = {name: encode_rows(part, model.processor) for name, part in rows.items()}
     paragraphs = speech_paragraphs(numbers=False)[:24]
     proof = prove(model, paragraphs)
-    before = {name: getattr(proof, name) for name in ("tokens", "identical_logits", "agreement")}
 
     say("3/6 training the value branch and <NUM> (the backbone's features are computed once, which takes longest)")
     folder = output / "model"
     clear_model(folder)
-    train(model, examples["train"], examples["validation"], folder, settings, say=say)
+    train(model, examples["train"], examples["validation"], folder, say=say)
 
     say("4/6 scoring held-out compounds, and the rivals on the same split")
-    after = compare_with_backbone(model, paragraphs)
-    result = evaluate(
-        model,
-        examples["test"],
-        folder / "work",
-        train_examples=examples["train"],
-        validation_examples=examples["validation"],
-    )
+    known = {f"{part}_examples": examples[part] for part in ("train", "validation")}
+    result = evaluate(model, examples["test"], folder / "work", **known)
     metrics = result["metrics"]
-    metrics["language"] = {"before": before, "after": after}
+    metrics["language"] = {
+        "before": {name: getattr(proof, name) for name in ("tokens", "identical_logits", "agreement")},
+        "after": compare_with_backbone(model, paragraphs),
+    }
 
     say("5/6 three people, and what one would have said")
-    persons, world = people(model), other_world(model)
+    shown: dict[str, Any] = {"people": people(model), "openings": OPENINGS}
+    shown |= {"world": other_world(model), "heard": " ".join(HEARD)}
 
     say("6/6 the report")
     metrics["seconds"] = time.perf_counter() - started
     write_metrics(output / "metrics.json", metrics)
-    write_report(
+    curves = training_curves([*map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines())])
+    write_page(
         output / "report.html",
-        title="Boiling points, read and written by a language model",
-        lead=f"{backbone} with a number channel and an individual grafted onto it, trained on "
-        f"{len(rows['train']):,} sentences; every figure below is from {len(rows['test'])} compounds it never saw.",
+        "demo.html",
+        backbone=backbone,
+        sizes={name: len(part) for name, part in rows.items()},
         facts=[f"{proof}.", *_facts(metrics)],
-        rows=table_rows(metrics),
-        table_note="Errors and CRPS in kelvin, lower is better; CRPS from 199 quantiles with one clip for all; log score "
-        "is the mean log density, higher is better. Intervals of the model are recalibrated on validation rows, as those "
-        f"of the rivals are; raw, they cover {_percent(metrics['coverage_raw'])}.",
+        metrics=metrics,
         examples=example_rows(model, result["prompts"], result["values"]),
-        examples_note="Twelve held-out compounds, taken at random.",
-        calibration_note="A Cauchy law has heavy tails: raw, its 50% interval covers too little and its 90% one too much.",
-        curves=training_curves(read_records(folder / METRICS)),
-        numbers_use="Good for a number that a sentence asks for, where it matters how sure the answer is: a median to act on, "
-        "and an interval that holds as often as it says.",
-        people=persons,
-        openings=OPENINGS,
-        people_note="Each row is one person: a point drawn once from the law of who could be speaking, by the seed, and held "
-        "for both texts, while noise is drawn anew at every token (`persona`). "
-        "Good for varied texts out of one law, which can also be averaged over; not for a character with a biography.",
-        world=world,
-        heard=" ".join(HEARD),
-        world_note="The speaker is inferred from what they were heard saying, and then the noise that makes them say just the "
-        "observed words. With both kept, nothing changed gives the words back, and another beginning changes what follows from "
-        "it. Good for asking what one cause did to one text, where sampling again would change everything at once.",
-        footer=f"Made by `causalqwen demo` in {metrics['seconds'] / 60:.1f} minutes.",
+        curves=curves,
+        **shown,
         **value_figures(result["law"], result["values"], "K"),
     )
     example = records["test"][0]
-    water = model.predict_number(PROMPT.format(name=example["name"], formula=example["formula"]))[0]
-    say(f"for example, {example['name']} (observed {example['kelvin']} K): {water}")
+    (found,) = model.predict_number(PROMPT.format(**example))
+    say(f"for example, {example['name']} (observed {example['kelvin']} K): {found}")
     return metrics
-
-
-def _percent(coverage: dict[str, float]) -> str:
-    return ", ".join(f"{100 * share:.0f}% at {float(level):.0%}" for level, share in coverage.items())
 
 
 def _facts(metrics: dict[str, Any]) -> list[str]:

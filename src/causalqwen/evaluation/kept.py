@@ -16,7 +16,7 @@ from causalqwen.data.rows import arrow_for
 from causalqwen.files import batches, json_line, put, suffix_of, write_text, writing
 
 _ROWS_AT_ONCE = 4096
-"""Of a table that is written."""
+"""Rows of a table that are written at once."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
     write_text(note, told)
     count = _take_up(part, answers) if part.exists() else 0
     try:
-        with part.open("a", encoding="utf-8") as file, _bar(answers, count) as bar:
+        bar = tqdm(total=answers.total, initial=count, desc=answers.doing, unit="row")
+        with part.open("a", encoding="utf-8") as file, bar:
             for batch in batches(answers.source, answers.batch_size):
                 rows = answers.answer(batch)
                 file.writelines(map(json_line, rows))
@@ -73,10 +74,6 @@ def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
     part.unlink(missing_ok=True)
     note.unlink()
     return count
-
-
-def _bar(answers: Answers, count: int) -> tqdm:
-    return tqdm(total=answers.total, initial=count, desc=answers.doing, unit="row")
 
 
 def _take_up(part: Path, answers: Answers) -> int:
@@ -150,10 +147,9 @@ def _write_csv(lines: Path, output: Path) -> None:
         writing(output) as part,
         part.open("w", encoding="utf-8", newline="") as out,
     ):
-        writer = None
-        for row in map(json.loads, file):
-            writer = writer or csv.writer(out)
-            if out.tell() == 0:
+        writer = csv.writer(out)
+        for number, row in enumerate(map(json.loads, file)):
+            if not number:
                 writer.writerow(row)
             writer.writerow(
                 json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in row.values()

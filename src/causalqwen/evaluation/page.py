@@ -1,15 +1,18 @@
 """Pages that are one file each, and open from a disk: the explorer's components draw what stands on them."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
+from torch import Tensor
 
 from causalqwen.files import write_text
-from causalqwen.modeling import NumberPrediction
+from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.modeling.prediction import told
 from causalqwen.numbers import NumberStyle, format_number
 
@@ -21,6 +24,18 @@ def number_row(name: str, value: float | None, law: NumberPrediction | None, not
     """Return a number as pages draw it: what it is called, its value, and its distribution where it has one."""
     drawn = {} if law is None else told(law, points=_POINTS, beside=value)
     return {"name": name, "note": note, "value": value} | drawn
+
+
+def example_rows(
+    model: CausalQwenForCausalLM, prompts: Sequence[str], values: dict[str, Tensor]
+) -> list[dict[str, Any]]:
+    """Twelve held-out numbers taken at random, so that the page shows ordinary ones, each with its law."""
+    chosen = np.random.default_rng(0).permutation(len(prompts))[:12].tolist()
+    laws = model.predict_number([prompts[place] for place in chosen])
+    return [
+        number_row(f"{prompts[place]} …", values["value"][place].item(), law)
+        for place, law in zip(chosen, laws, strict=True)
+    ]
 
 
 def write_page(path: Path, template: str, **content: Any) -> None:

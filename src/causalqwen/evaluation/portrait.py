@@ -1,19 +1,95 @@
-"""A page about one individual: where they lie among others, what told so, and what they favour (theory 3.12)."""
+"""What each observation told about somebody, and a page about one individual: where they lie among others, what told so, and
+what they favour (theory 3.12, 3.14, 3.15)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from causalqwen.decoding import Individual
-from causalqwen.evaluation.heard import what_each_told
 from causalqwen.evaluation.page import number_row, write_page
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
-from causalqwen.modeling.reading import encode_text
+from causalqwen.modeling.changes import LEVEL
+from causalqwen.modeling.choices import read_options
+from causalqwen.modeling.hearing import windows_of
+from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
 from causalqwen.modeling.telling import Said, covariance_of, favoured_tokens, lie_among, what_told
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
 
-_SHOWN = {"coordinates": 20, "values": 12, "heard": 40}
+_COORDINATES, _VALUES, _HEARD = 20, 12, 40
+"""How many of each a page shows."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One observation: what was asked and said, of what kind, and log p(it | who) - log p(it | nobody), in nats.
+
+    own, nobodys: of a choice the probability that each gives it, of a number its median and interval; empty for words.
+    """
+
+    asked: str
+    said: str
+    kind: str
+    gain: float
+    own: str = ""
+    nobodys: str = ""
+
+
+@torch.no_grad()
+def what_each_told(
+    model: CausalQwenForCausalLM, individual: Individual, observations: Sequence[Observation | Choice]
+) -> list[Heard]:
+    """Each of the observations, those first that told most. For an individual who knows numbers alone, words told nothing."""
+    words_count = not (individual.is_inferred and individual.knows_values)
+    found = [
+        _hear_choice(model, individual, heard, words_count)
+        if isinstance(heard, Choice)
+        else _hear_text(model, individual, heard, words_count)
+        for heard in observations
+    ]
+    return sorted(found, key=lambda heard: -abs(heard.gain))
+
+
+def _hear_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Choice, words_count: bool) -> Heard:
+    taken = choice.options.index(choice.chosen)
+
+    def log_p(who: Individual) -> float:
+        branches = read_options(model, choice.prompt, choice.options, who.voice)
+        return branches.log_probs(model.action.law.quantile(who.factor.to(model.device)))[taken].item()
+
+    nobodys = log_p(Individual.nobody(len(individual.factor)))
+    own = log_p(individual) if words_count else nobodys
+    chances = (f"{torch.tensor(at).exp().item():.0%}" for at in (own, nobodys))
+    return Heard(choice.prompt, choice.chosen, "choice", own - nobodys, *chances)
+
+
+def _hear_text(model: CausalQwenForCausalLM, individual: Individual, said: Observation, words_count: bool) -> Heard:
+    contexts = contexts_of(model, [said]) if individual.voice is None else windows_of(model, [said])[0]
+    if not contexts:  # a single token that nothing comes before
+        return Heard(said.prompt, said.text.strip(), "words", 0.0)
+    read = read_contexts(model, contexts)
+    numbers, is_number = value_evidence(model, read), read.targets == model.config.num_token_id
+    g = individual.normal.to(model.device)
+    nobody, gain = torch.zeros_like(g), 0.0
+    if len(numbers):
+        gain += (numbers.each(g) - numbers.each(nobody)).sum().item()
+    if words_count and not bool(is_number.all()):
+        nobodys = tokens = token_evidence(model, read)
+        if individual.voice is not None:
+            tokens = token_evidence(model, read_contexts(model, contexts, individual.voice))
+        gain += (tokens.each(g) - nobodys.each(nobody)).sum().item()
+    if len(numbers) != 1 or not bool(is_number.all()):
+        return Heard(said.prompt, said.text.strip(), "words", gain)
+    features = read.features[is_number]
+    laws = (model.predict_values(features, who)[0] for who in (individual, None))
+    return Heard(said.prompt, said.text.strip(), "number", gain, *map(_median_and_interval, laws))
+
+
+def _median_and_interval(law: NumberPrediction) -> str:
+    low, high = law.interval(LEVEL)
+    return f"{brief(law.median)} ({brief(low)} to {brief(high)})"
 
 
 def _moved_values(said: Sequence[Sequence[Said]]) -> list[tuple[str, Said]]:
@@ -24,13 +100,7 @@ def _moved_values(said: Sequence[Sequence[Said]]) -> list[tuple[str, Said]]:
         for place, piece in enumerate(text)
         if piece.own is not None and piece.nobodys is not None
     ]
-    return sorted(told, key=lambda one: -abs(one[1].own.loc - one[1].nobodys.loc) / one[1].own.scale)
-
-
-def _coordinate(place: int, mean: float, width: float) -> dict[str, Any]:
-    """Of Phi^-1(e1), with its posterior."""
-    posterior = NumberPrediction(mean, max(width, 1e-9), None, ValueLaw(family="gaussian"))
-    return number_row(str(place), 0.0, posterior)
+    return sorted(told, key=lambda moved: -abs(moved[1].own.loc - moved[1].nobodys.loc) / moved[1].own.scale)
 
 
 def write_portrait(
@@ -41,7 +111,7 @@ def write_portrait(
     beside: Sequence[tuple[str, Individual]] = (),
     heard: Sequence[Observation | Choice] = (),
 ) -> None:
-    """The page of an individual abducted from texts, and from the answers and choices that were `heard`, among others; it
+    """Write the page of an individual abducted from texts, and from the answers and choices that were `heard`, among others; it
     appears by rename.
 
     Raises ValueError for somebody of another size, by name.
@@ -53,26 +123,30 @@ def write_portrait(
     name = individual.name or "this individual"
     people = [(name, individual), *beside]
     normal, widths = individual.normal, covariance_of(individual).diagonal().sqrt()
-    order = (normal.abs() / widths.clamp(min=1e-12)).argsort(descending=True)[: _SHOWN["coordinates"]]
+    furthest = (normal.abs() / widths.clamp(min=1e-12)).argsort(descending=True)[:_COORDINATES].tolist()
+    # What is known of each is drawn as a number is: its posterior.
+    posteriors = [
+        NumberPrediction(normal[at].item(), max(widths[at].item(), 1e-9), None, ValueLaw(family="gaussian"))
+        for at in furthest
+    ]
     said, evidence = what_told(model, texts, individual) if texts else ([], ())
-    pieces = [piece for text in said for piece in text]
     each = what_each_told(model, individual, heard)
     favoured = favoured_tokens(model, evidence, individual) if evidence and len(evidence[0]) else ([], [])
-    numbers = _moved_values(said)
+    moved = _moved_values(said)
     write_page(
         path, "portrait.html", title=name[:1].upper() + name[1:], width="58rem", about=str(individual),
         names=[name for name, _ in people], plane=lie_among([who for _, who in people]).plain,
-        coordinates=[_coordinate(at, normal[at].item(), widths[at].item()) for at in order.tolist()],
-        apart=int((normal.abs() > 1.645 * widths).sum()), size=size, shown=len(pieces),
+        coordinates=[number_row(str(at), 0.0, law) for at, law in zip(furthest, posteriors, strict=True)],
+        apart=int((normal.abs() > 1.645 * widths).sum()), size=size, shown=sum(map(len, said)),
         total=sum(int((~encode_text(model, text).digits).sum()) for text in texts),
         portrait={
             "name": name, "words": [[piece.plain for piece in text] for text in said],
-            "favoured": [vars(one) for one in favoured[0]], "avoided": [vars(one) for one in favoured[1]],
+            "favoured": [vars(token) for token in favoured[0]], "avoided": [vars(token) for token in favoured[1]],
         },
         numbers=[
-            number_row(f"… {before}", one.value, one.own, f"nobody's median {brief(one.nobodys.median)}")
-            for before, one in numbers[: _SHOWN["values"]]
+            number_row(f"… {before}", piece.value, piece.own, f"nobody's median {brief(piece.nobodys.median)}")
+            for before, piece in moved[:_VALUES]
         ],
-        of_numbers=len(numbers),
-        each=each[: _SHOWN["heard"]], of_each=len(each), gained_each=sum(one.gain for one in each),
+        of_numbers=len(moved),
+        each=each[:_HEARD], of_each=len(each), gained_each=sum(told.gain for told in each),
     )  # fmt: skip

@@ -69,8 +69,9 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
 
 def _count(scored: Scored, entry: dict[str, Any], row: Row) -> bool:
     """Add a row's predictions; True."""
-    for one, value in [(entry, row.value)] if row.asks_number else [(one, one["value"]) for one in entry["numbers"]]:
-        scored.add(one, value)
+    pairs = [(entry, row.value)] if row.asks_number else [(number, number["value"]) for number in entry["numbers"]]
+    for prediction, value in pairs:
+        scored.add(prediction, value)
     return True
 
 

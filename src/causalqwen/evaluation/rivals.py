@@ -2,7 +2,7 @@
 
 A rival is a function fit(train, validation, seed) that gives predict(table), which gives a `Forecast`. Those here predict a
 point; their distribution is that point plus the spread of its residuals on the validation rows (split conformal), and their
-log score that of a Cauchy law fitted to those residuals. Those of `benchmark numbers` stand in `numbers_benchmark`.
+log score that of a Cauchy law fitted to those residuals. Others stand in `benchmarks/numbers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -152,7 +152,7 @@ RIVALS: dict[str, Rival] = {
     "gradient_boosting": fit_boosting,
     "constant_cauchy": fit_constant_cauchy,
 }
-"""Of `evaluate` and the demo, by name."""
+"""Rivals of `evaluate` and the demo, by name."""
 
 
 def score_rivals(

@@ -21,12 +21,10 @@ _BINS, _WHO = 12, 10
 
 @dataclass(frozen=True)
 class Answered:
-    """A question: how many answered, and bars (what, share of the answers). numbers: mean, standard deviation, median and 90%
-    interval, where answers are numbers or stand for them."""
+    """A question, and bars (what, share of the answers). numbers: mean, standard deviation, median and 90% interval, where
+    answers are numbers or stand for them."""
 
     name: str
-    kind: str
-    count: int
     bars: list[tuple[str, float]]
     numbers: list[float] | None
 
@@ -56,19 +54,20 @@ def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
 
     Raises ValueError for answers that were integrated (`draws=0`): their medians and probabilities are the report already.
     """
-    table = table.reset_index() if "person" not in table.columns else table
-    asked = [question for question in questions if question.kind != "text"]
+    table = table.reset_index(drop="person" in table.columns)
     columns: dict[str, np.ndarray] = {}
     answered = []
-    for question in asked:
+    for question in questions:
+        if question.kind == "text":
+            continue
         said = table[question.name]
-        if any(isinstance(one, Mapping) or (isinstance(one, str) and one.startswith("{")) for one in said.head()):
+        if any(isinstance(answer, Mapping) or str(answer).startswith("{") for answer in said.head()):
             raise ValueError(
                 f"{question.name!r} was not drawn: a report is of answers that people gave, draws from 1 on"
             )
         if question.values is not None:
             options = dict(zip(map(str, question.options or ()), question.values, strict=True))
-            columns[question.name] = np.array([options[_as_option(one, options)] for one in said])
+            columns[question.name] = np.array([options[_as_option(answer, options)] for answer in said])
             shares = [(option, float((columns[question.name] == at).mean())) for option, at in options.items()]
         elif question.kind == "words":
             shares = [(str(option), float((said == option).mean())) for option in question.options or ()]
@@ -79,14 +78,11 @@ def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
         summary = None
         if numbers is not None:
             summary = [numbers.mean(), numbers.std(), *np.quantile(numbers, (0.5, 0.05, 0.95))]
-        answered.append(Answered(question.name, question.kind, len(said), shares, summary))
-    varied = {name: column for name, column in columns.items() if column.std() > 0}
-    values = np.stack(list(varied.values()), axis=1) if varied else np.zeros((len(table), 0))
-    ranks = np.stack([_ranks(column) for column in values.T], axis=1) if varied else values
-    together = np.atleast_2d(np.corrcoef(ranks.T)).tolist() if varied else []
-    return SurveyReport(
-        answered, list(varied), together, _who_differs(table, questions, values), table["person"].nunique(), len(table)
-    )
+        answered.append(Answered(question.name, shares, summary))
+    values = pandas.DataFrame({name: column for name, column in columns.items() if column.std() > 0})
+    together = values.corr("spearman").to_numpy().tolist()
+    people, who = table["person"].nunique(), _who_differs(table, questions, values)
+    return SurveyReport(answered, list(values.columns), together, who, people, len(table))
 
 
 def _binned(values: np.ndarray) -> list[tuple[str, float]]:
@@ -116,24 +112,19 @@ def _as_option(said: Any, options: Mapping[str, float]) -> str:
     return str(said) if str(said) in options else next(name for name, at in options.items() if at == float(said))
 
 
-def _ranks(column: np.ndarray) -> np.ndarray:
-    """Mean ranks of equal values."""
-    _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[place]
-
-
-def _who_differs(table: Any, questions: Sequence[Question], values: np.ndarray) -> list[tuple[str, str, float]]:
-    if not values.shape[1]:
+def _who_differs(table: Any, questions: Sequence[Question], values: Any) -> list[tuple[str, str, float]]:
+    if values.empty:
         return []
+    people = table["person"].astype(str)
     beside = {"person", "draw", *(question.name for question in questions)}
-    facts = [column for column in table.columns if column not in beside]
-    people, first, place = np.unique(table["person"].to_numpy(str), return_index=True, return_inverse=True)
-    away = (values - values.mean(0)) / values.std(0)
-    means = np.stack([np.bincount(place, column) / np.bincount(place) for column in away.T], axis=1)
-    far = np.sqrt(np.square(means).mean(1))
-    told = [", ".join(f"{fact} {table[fact].iloc[row]}" for fact in facts) for row in first]
-    order = np.argsort(-far, kind="stable")[:_WHO]
-    return [(str(people[at]), told[at], float(far[at])) for at in order]
+    facts = table[[column for column in table.columns if column not in beside]].groupby(people).head(1)
+    facts.index = people[facts.index]
+    away = (values - values.mean()) / values.std(ddof=0)
+    far = (away.groupby(people).mean() ** 2).mean(axis=1) ** 0.5
+    return [
+        (name, ", ".join(f"{fact} {facts.at[name, fact]}" for fact in facts.columns), distance)
+        for name, distance in far.sort_values(ascending=False, kind="stable").head(_WHO).items()
+    ]
 
 
 def write_survey_report(path: Path, table: Any, questions: Sequence[Question], title: str = "Survey") -> None:

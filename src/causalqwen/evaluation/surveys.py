@@ -53,7 +53,7 @@ def survey_file(
         asked.items(),
         asked.rows,
         lambda kept, item: (kept.get("person"), kept.get("draw", 0)) == (population.names[item[0]], item[1]),
-        batch_size=_TEXTS_AT_ONCE if any(one.kind == "text" for one in asked.questions) else PEOPLE_AT_ONCE,
+        batch_size=_TEXTS_AT_ONCE if any(question.kind == "text" for question in asked.questions) else PEOPLE_AT_ONCE,
         total=len(population) * max(draws, 1),
         doing="asking",
     )

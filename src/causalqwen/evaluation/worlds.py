@@ -1,8 +1,13 @@
-"""Worlds beside each other, as text: what changed, word by word, and each number with its interval."""
+"""Worlds beside each other, as text and as a page: what changed, word by word, and each number with its interval."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from causalqwen.decoding import Individual
+from causalqwen.evaluation.page import figure, number_row, write_page
+from causalqwen.modeling import Intervention, Observation, World
 from causalqwen.modeling.changes import WorldNumber, word_changes
 
 
@@ -46,3 +51,73 @@ def mark_changes(before: str, after: str, numbers: Sequence[WorldNumber] = ()) -
             told, kind = told + marks[kind][1] + marks[segment.kind][0], segment.kind
         told += segment.text + (f" ({segment.number})" if segment.number else "")
     return told + marks[kind][1]
+
+
+Told = tuple[World, list[WorldNumber]]
+"""A world and its numbers."""
+
+
+def write_worlds(
+    path: Path,
+    observed: Observation,
+    interventions: Sequence[Intervention],
+    people: Sequence[tuple[str, Individual]],
+    worlds: Sequence[Sequence[Sequence[Told]]],
+    noise: str,
+) -> None:
+    """Write the page of individuals by interventions; it appears by rename.
+
+    Args:
+        interventions: the columns; the first is the world that was. people: names and individuals, the rows.
+        worlds: of each individual, under each intervention, the samples. noise: "abduct" or "redraw".
+    """
+    labels = ["as it was", *(f"edit {place}" for place in range(1, len(interventions)))]
+    columns = [
+        {
+            "label": label,
+            "prompt": segments(observed.prompt, edit.prompt_from(observed.prompt)),
+            "set": _what_is_set(edit),
+        }
+        for label, edit in zip(labels, interventions, strict=True)
+    ]
+    rows, numbers = [], []
+    for (name, who), of_person in zip(people, worlds, strict=True):
+        cells = []
+        for label, cell in zip(labels, of_person, strict=True):
+            texts = _distinct(cell)
+            cells.append([{"pieces": segments(observed.text, *told), "times": times} for told, times in texts])
+            numbers += [
+                (place, number_row(f"{name} · {label} · {place + 1}", number.value, number.law, times))
+                for (_, of_text), times in texts
+                for place, number in enumerate(of_text)
+            ]
+        rows.append({"name": name, "about": _about(who), "cells": cells})
+    numbers.sort(key=lambda row: row[0])  # the first values of all texts first
+    write_page(
+        path, "worlds.html", title="What they would have said", width="84rem", kept=noise == "abduct",
+        prompt=observed.prompt, text=observed.text, columns=columns, rows=rows,
+        numbers=[row for _, row in numbers] if any("median" in row for _, row in numbers) else [],
+    )  # fmt: skip
+
+
+def _what_is_set(edit: Intervention) -> list[str]:
+    """Lines that say what is forced in the text itself, in its order."""
+    lines = {place: f"“{text}”" for place, text in edit.tokens.items()}
+    lines |= {place: f"do({figure(value, 12)})" for place, value in edit.values.items()}
+    speaker = [] if edit.model is None else [f"spoken by {Path(edit.model.name_or_path).name}"]
+    return [*speaker, *(f"behind {place} tokens: {lines[place]}" for place in sorted(lines))]
+
+
+def _about(who: Individual) -> str:
+    tokens, values = sum(e.tokens for e in who.evidence), sum(e.values for e in who.evidence)
+    return f"inferred from {tokens:,} tokens and {values:,} values" if who.evidence else "known exactly"
+
+
+def _distinct(cell: Sequence[Told]) -> list[tuple[tuple[str, list[WorldNumber]], str]]:
+    """The different texts of a cell in their order, each with its numbers, and in how many of several worlds it stands."""
+    first = {world.text: numbers for world, numbers in reversed(cell)}
+    times = Counter(world.text for world, _ in cell)
+    return [
+        ((text, first[text]), f"{count} of {len(cell)} worlds" if len(cell) > 1 else "")
+        for text, count in times.items()
+    ]

@@ -1,17 +1,23 @@
-"""Ours: `train` with its defaults on the kept features. Nothing is chosen here: what a benchmark has, everybody has."""
+"""Ours: `train` with its defaults on the kept features, and `NumberRegressor` with its defaults. Nothing is chosen here: what a
+benchmark has, everybody has."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks.numbers.parts import MakeModel, examples_of
+from causalqwen.data.columns import Columns
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, examples_of
 from causalqwen.evaluation.rivals import Forecast, Predictor
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.numbers.transforms import TRANSFORMS
+from causalqwen.sklearn import NumberRegressor
 from causalqwen.training import TrainSettings
 from causalqwen.training.choice import FAMILIES, HeldNumbers
 from causalqwen.training.run import learn
@@ -39,9 +45,9 @@ class Graft:
         model = self.make(**self.config)
         learned, kept = (
             [
-                one
+                example
                 for table in part
-                for one in examples_of(model, table.prompts, table.values.tolist(), table.class_name)
+                for example in examples_of(model, table.prompts, table.values.tolist(), table.class_name)
             ]
             for part in (training, held)
         )
@@ -88,3 +94,44 @@ def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], 
         return predict
 
     return {name: predictor(pair[1]) for name, pair in named.items()}
+
+
+@dataclass(frozen=True)
+class TextRegressor:
+    """`NumberRegressor` as a rival, on the texts that everybody reads, or on the columns that these were made of.
+
+    It is given the rows to train and to validate on together, and holds some of them out by itself; so its intervals are
+    recalibrated when it predicts.
+
+    backbone: its name. config: of its graft. text: columns that are texts. bf16: as `TrainSettings` has it. rows: a folder for
+    what was read.
+    """
+
+    backbone: str
+    config: dict[str, Any]
+    text: Sequence[str]
+    bf16: bool
+    rows: Path
+
+    def __call__(self, training: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+        texts = list(self.text) if training.cells else None
+        kept: dict[str, Any] = {"bf16": self.bf16, "cache_dir": str(self.rows), "random_state": seed}
+        made = NumberRegressor(self.backbone, config=self.config, text_columns=texts, **kept)
+        made.fit(_rows(training, validation), np.concatenate([training.values, validation.values]))
+
+        def predict(table: NumberTable) -> Forecast:
+            rows = _rows(table)
+            quantiles = np.stack(made.predict(rows, "quantiles", CRPS_LEVELS.tolist()), axis=1)
+            predictions = made.predict(rows, "full")["predictions"]
+            pairs = zip(predictions, table.values.tolist(), strict=True)
+            log_prob = np.array([prediction.log_prob(value) for prediction, value in pairs])
+            return Forecast(quantiles, log_prob=log_prob, calibrated=True)
+
+        return predict
+
+
+def _rows(*tables: NumberTable) -> list[str] | Columns:
+    """All rows of the tables: their texts, or the columns that these were made of."""
+    if tables[0].cells is None:
+        return [prompt for table in tables for prompt in table.prompts]
+    return {name: [cell for table in tables for cell in table.cells[name]] for name in tables[0].cells}

@@ -3,8 +3,10 @@
 import gc
 import json
 import shutil
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,11 +17,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.kernels import inclusion_probabilities, linear_ovr_loss, sample_negatives
 
 SOFTMAX = "softmax cross-entropy"
 SHARE = 16  # sampled negatives: one of so many tokens
+
+
+def alternate(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each case; the cases take turns, after one round that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in tqdm(range(repeats + 1), desc="taking turns", leave=False):
+        for name, case in cases.items():
+            gc.collect()
+            started = time.perf_counter()
+            case()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # what was asked of a GPU is still under way
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,7 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
     def ovr(scale: Tensor, threshold: float, **settings: Any) -> Callable[[], None]:
         return case(lambda: linear_ovr_loss(loc, scale, weight, None, threshold, targets, **settings))
 
+    gaussian: dict[str, Any] = {"family": "gaussian", "slope": 0.5}
     forms: dict[str, dict[str, str]] = {"": {}, ", compiled": {"impl": "compiled"}}
     if on_gpu:
         forms[", blocks"] = {"impl": "chunked"}
@@ -72,23 +89,14 @@ def loss_cases(size: LossSize) -> dict[str, Callable[[], None]]:
     for form, impl in forms.items():
         cases[f"documents{form}"] = ovr(own, 50.0, **impl)
         cases[f"equal, Cauchy{form}"] = ovr(common, 6.0, **impl)
-        cases[f"equal, Gaussian{form}"] = ovr(common, 6.0, family="gaussian", slope=0.5, **impl)
-    cases |= {
-        f"equal, 1/{SHARE} of the negatives": case(
-            lambda: linear_ovr_loss(
-                loc,
-                common,
-                weight,
-                None,
-                6.0,
-                targets,
-                family="gaussian",
-                slope=0.5,
-                negatives=sample_negatives(pi, generator),
-            )
-        ),
-        "documents, plain torch": ovr(own, 50.0, impl="reference"),
-    }
+        cases[f"equal, Gaussian{form}"] = ovr(common, 6.0, **gaussian, **impl)
+
+    def sampled() -> Tensor:
+        negatives = sample_negatives(pi, generator)
+        return linear_ovr_loss(loc, common, weight, None, 6.0, targets, **gaussian, negatives=negatives)
+
+    cases[f"equal, 1/{SHARE} of the negatives"] = case(sampled)
+    cases["documents, plain torch"] = ovr(own, 50.0, impl="reference")
     if shutil.which("g++") is None:
         cases = {name: case for name, case in cases.items() if "compiled" not in name}
     if hasattr(F, "linear_cross_entropy"):
@@ -101,7 +109,7 @@ def peak_memory(size: LossSize, name: str) -> float:
     if size.on_gpu:
         return _measure_memory(size, name)
     task = json.dumps({"size": asdict(size), "case": name})
-    done = subprocess.run([sys.executable, "-m", __name__, task], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, __file__, task], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 
+from benchmarks.speed.losses import SHARE, alternate
 from causalqwen.data import collate, encode_rows, parse_row
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
-from causalqwen.evaluation.speed.losses import SHARE
-from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.modeling.heads import number_parameters
 from causalqwen.training import FactStore, LoraStage

@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from causalqwen.data.tables import ROWS, TABLES, parts_of
-from causalqwen.evaluation.numbers_benchmark.digits import DigitWriter
-from causalqwen.evaluation.numbers_benchmark.grafts import Graft, fit_joint
-from causalqwen.evaluation.numbers_benchmark.parts import MakeModel, Parts, examples_of, prepare
-from causalqwen.evaluation.numbers_benchmark.regression import (
+from benchmarks.numbers.digits import DigitWriter
+from benchmarks.numbers.ours import Graft, TextRegressor, fit_joint
+from benchmarks.numbers.parts import MakeModel, Parts, examples_of, prepare
+from benchmarks.numbers.regression import (
     fit_mlp,
     fit_ngboost,
     fit_quantile_boosting,
     fit_spread_ridge,
     fit_training_quantiles,
 )
-from causalqwen.evaluation.numbers_benchmark.regressor import TextRegressor
-from causalqwen.evaluation.numbers_benchmark.scores import conformal_interval
+from benchmarks.numbers.scores import conformal_interval
+from benchmarks.numbers.tables import Records, real_table
 from causalqwen.evaluation.rivals import Predictor, Rival, central
 from causalqwen.files import writing
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -44,23 +43,16 @@ REGRESSIONS: dict[str, Rival] = {
     "ngboost-laplace": partial(fit_ngboost, law="Laplace"),
 }
 DIGITS: dict[str, dict[str, Any]] = {"lora-digits": {}, "lora-digits-ntl": {"ntl": 0.3}}
+"""Settings of `DigitWriter`."""
 REGRESSOR = "regressor"
 JOINT = "causalqwen-joint"
 GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: EACH_CLASS}
 """What each has over the defaults of `train`: one model for all tables has an axis for each of them."""
 METHODS = (*REGRESSIONS, *DIGITS, REGRESSOR, *GRAFTS)
 FORMAT = 3
-"""Of results: a number more wherever a method, or what is kept of it, changes."""
+"""Number of the format of results: one more wherever a method, or what is kept of it, changes."""
 _TEXT_ALONE = ("constant", "boosting", "boosting-numbers", *DIGITS, REGRESSOR)
 """Methods to which the kept features cost nothing."""
-
-Records = dict[str, list[dict[str, Any]]]
-
-
-def real_table(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> tuple[str, Records]:
-    """Unit and parts of one of `TABLES`, see `parts_of`."""
-    records = parts_of(name, rows, skip)  # which knows the names
-    return TABLES[name].unit, records
 
 
 def graft(backbone: str, **config: Any) -> CausalQwenForCausalLM:
@@ -76,11 +68,9 @@ class Benchmark:
     Args:
         output: folder for results and kept features. tables: their names; the joint model is one for all of these.
         backbone: its name, for the key of a result. make: a graft over it, see `graft`.
-        table: unit and records of a name, see `real_table`.
-        config: of every graft (`CausalQwenConfig`). training: its settings over the defaults (`TrainSettings`, as in a YAML
-            file).
+        table: unit and records of a name, see `real_table`. config: of every graft (`CausalQwenConfig`).
         text: columns of a table of one's own that are texts, whatever they look like.
-        digits: of every `DigitWriter`. bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
+        bf16: read with the backbone in bfloat16 (`TrainSettings.bf16`), for all alike.
     """
 
     output: Path
@@ -89,9 +79,7 @@ class Benchmark:
     make: MakeModel
     table: Callable[[str], tuple[str, Records]] = real_table
     config: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
     text: Sequence[str] = ()
-    digits: dict[str, Any] = field(default_factory=dict)
     bf16: bool = False
     say: Callable[[str], None] = lambda line: None
 
@@ -102,7 +90,7 @@ class Benchmark:
         self._parts: dict[str, Parts] = {}
 
     def run(self, methods: Sequence[str], seeds: int) -> None:
-        """Whatever of it has no result yet; each appears by rename, so that a stopped run goes on where it stopped.
+        """Compute whatever of it has no result yet; each appears by rename, so that a stopped run goes on where it stopped.
 
         Raises:
             ValueError: an unknown method or table. ImportError: a package that is not installed, before anything is fitted.
@@ -118,8 +106,9 @@ class Benchmark:
                 for method in methods:
                     if method != JOINT and not self.file(name, method, seed).exists():
                         self.say(f"{name}, seed {seed}: {method}")
-                        parts = self.parts(name)
-                        self._keep(name, method, seed, *_timed(self._rival(method, parts), parts, seed))
+                        parts, started = self.parts(name), time.perf_counter()
+                        predict = self._rival(method, parts)(parts.train, parts.validation, seed)
+                        self._keep(name, method, seed, predict, time.perf_counter() - started)
         if JOINT in methods:
             for seed in range(seeds):
                 if not all(self.file(name, JOINT, seed).exists() for name in self.tables):
@@ -128,12 +117,8 @@ class Benchmark:
     def file(self, name: str, method: str, seed: int) -> Path:
         """Where a result lies; its name holds a hash of all that it depends on."""
         made: dict[str, Any] = {"format": FORMAT, "backbone": self.backbone, "method": method, "seed": seed}
-        made["config"] = self.config
-        made |= {"digits": self.digits} if method in DIGITS else {}
+        made |= {"config": self.config, "bf16": self.bf16, "settings": DIGITS.get(method, GRAFTS.get(method))}
         made |= {"text": list(self.text)} if method == REGRESSOR else {}
-        made |= {"bf16": True} if self.bf16 else {}
-        made |= {"training": self._training(method)} if method in GRAFTS else {}
-        made |= {"settings": DIGITS.get(method)}
         read = {table: self.records(table)[1] for table in (self.tables if method == JOINT else [name])}
         key = json.dumps([made, read], sort_keys=True, default=str)  # a cell may be a date
         return self.output / "results" / f"{name}-{method}-{seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
@@ -148,8 +133,7 @@ class Benchmark:
         """A table ready to be learned, read once by the graft that all methods share."""
         if name not in self._parts:
             unit, records = self.records(name)
-            folder = self.output / "facts" / name
-            self._parts[name] = prepare(name, unit, records, self._reader(), folder)
+            self._parts[name] = prepare(name, unit, records, self._reader(), self.output / "facts" / name)
         return self._parts[name]
 
     def _reader(self) -> CausalQwenForCausalLM:
@@ -162,16 +146,13 @@ class Benchmark:
         if method in REGRESSIONS:
             return REGRESSIONS[method]
         if method in DIGITS:
-            return DigitWriter(partial(self.make, **self.config), **DIGITS[method], **{"bf16": self.bf16} | self.digits)
+            return DigitWriter(partial(self.make, **self.config), bf16=self.bf16, **DIGITS[method])
         if method == REGRESSOR:
             return TextRegressor(self.backbone, self.config, self.text, self.bf16, self.output / "rows")
         return self._graft(parts.facts, method)
 
     def _graft(self, facts: Path, method: str) -> Graft:
-        return Graft(self.make, facts, self.config, self._training(method) | {"bf16": self.bf16})
-
-    def _training(self, method: str) -> dict[str, Any]:
-        return self.training | GRAFTS[method]
+        return Graft(self.make, facts, self.config, GRAFTS[method] | {"bf16": self.bf16})
 
     def _run_joint(self, seed: int) -> None:
         """One model for all tables; a result for each, with its share of the seconds by rows."""
@@ -183,7 +164,7 @@ class Benchmark:
             tables = {name: pair[part] for name, pair in pairs.items()}
             examples = {name: examples_of(model, t.prompts, t.values.tolist()) for name, t in tables.items()}
             stores = [FactStore.build(model, these, self.output / "facts" / name) for name, these in examples.items()]
-            FactStore.gather(model, [one for these in examples.values() for one in these], stores, facts)
+            FactStore.gather(model, [example for these in examples.values() for example in these], stores, facts)
         started = time.perf_counter()
         predictors = fit_joint(self._graft(facts, JOINT), pairs, seed)
         seconds, rows = time.perf_counter() - started, sum(len(pair[0]) for pair in pairs.values())
@@ -218,9 +199,3 @@ class Benchmark:
         file.parent.mkdir(parents=True, exist_ok=True)
         with writing(file) as part, part.open("wb") as target:
             np.savez_compressed(target, about=json.dumps(about), **arrays)
-
-
-def _timed(fit: Rival, parts: Parts, seed: int) -> tuple[Predictor, float]:
-    started = time.perf_counter()
-    predict = fit(parts.train, parts.validation, seed)
-    return predict, time.perf_counter() - started

@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from causalqwen.data.boiling_points import PROMPT, boiling_points
@@ -17,7 +16,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.extras import extra
 
 ROWS = (800, 200, 400)
-"""Of a table by default: to train, to validate, to test."""
+"""Rows of a table by default: to train, to validate, to test."""
 
 _SOME = r"<?\d[\d,.O]*(?:\s*(?:-|TO|AND|&|OR|/)\s*<?\d[\d,.O]*)*"
 _IS = r"\.?(?:\s*(?:=|OF|AT|IS|WAS|ABOUT|APPROX\.?|PROBABLY|REPTD AS|LESS THAN|BELOW|ABOVE))*\s*"
@@ -36,15 +35,17 @@ _MASK, _NUMBER = "[...]", re.compile(r"\d[\d,]*")
 _GENRES = ("Action", "Animation", "Comedy", "Drama", "Documentary", "Romance", "Short")
 
 
-@dataclass(frozen=True)
-class TextTable:
-    """unit: of the values. read: its records; ImportError where the package that holds them is not installed."""
-
-    unit: str
-    read: Callable[[], list[dict[str, Any]]]
+Records = dict[str, list[dict[str, Any]]]
+"""Records of a table by part: train, validation, test."""
 
 
-def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> dict[str, list[dict[str, Any]]]:
+def real_table(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> tuple[str, Records]:
+    """Unit and parts of one of `TABLES`, see `parts_of`."""
+    records = parts_of(name, rows, skip)  # which knows the names
+    return TABLES[name][0], records
+
+
+def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> Records:
     """So many train, validation and test records of a table, split by entity, the same ones each time, behind the first `skip`.
 
     A table with fewer records gives all it has, in these proportions. ValueError for a name that is not in `TABLES`, and for a
@@ -53,7 +54,7 @@ def parts_of(name: str, rows: Sequence[int] = ROWS, skip: int = 0) -> dict[str, 
     """
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; known: {', '.join(TABLES)}")
-    return split_records(name, TABLES[name].read(), rows, skip)
+    return split_records(name, TABLES[name][1](), rows, skip)
 
 
 def records_of(
@@ -75,9 +76,7 @@ def records_of(
     ]
 
 
-def split_records(
-    name: str, records: list[dict[str, Any]], rows: Sequence[int] = ROWS, skip: int = 0
-) -> dict[str, list[dict[str, Any]]]:
+def split_records(name: str, records: list[dict[str, Any]], rows: Sequence[int] = ROWS, skip: int = 0) -> Records:
     """`parts_of` of the records of a table."""
     left = max(0, min(sum(rows), len(records) - skip))
     validation, test = (left * part // sum(rows) for part in rows[1:])
@@ -186,11 +185,11 @@ def _missing(cell: Any) -> bool:
     return cell is None or (isinstance(cell, float) and math.isnan(cell))
 
 
-TABLES: dict[str, TextTable] = {
-    "boiling": TextTable("K", _boiling),
-    "birds-height": TextTable("ft", lambda: _birds("height", HEIGHT, "The aircraft's height in feet was")),
-    "birds-speed": TextTable("kt", lambda: _birds("speed", SPEED, "The aircraft's speed in knots was")),
-    "breaches": TextTable("people", _breaches),
-    "movies": TextTable("votes", _movies),
+TABLES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
+    "boiling": ("K", _boiling),
+    "birds-height": ("ft", lambda: _birds("height", HEIGHT, "The aircraft's height in feet was")),
+    "birds-speed": ("kt", lambda: _birds("speed", SPEED, "The aircraft's speed in knots was")),
+    "breaches": ("people", _breaches),
+    "movies": ("votes", _movies),
 }
-"""By name."""
+"""Unit of the values, and what reads the records: ImportError where the package that holds them is not installed."""

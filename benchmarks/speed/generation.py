@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, CompileConfig, Qwen2Config
 
+from benchmarks.speed.losses import alternate
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.decoding import PRESETS, CausalDecoding
-from causalqwen.evaluation.speed.turns import alternate
 from causalqwen.modeling import CausalQwenForCausalLM
 
 

@@ -4,7 +4,7 @@ With `number_token_loss` beside the cross-entropy this is the rival of Zausinger
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import DynamicCache, get_cosine_schedule_with_warmup
 
+from benchmarks.numbers.parts import MakeModel
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.numbers_benchmark.parts import MakeModel
 from causalqwen.evaluation.rivals import Forecast, Predictor
 from causalqwen.losses import IGNORE_INDEX
 from causalqwen.modeling.outputs import CACHE
@@ -26,9 +26,9 @@ from causalqwen.training.adapters import add_adapters
 from causalqwen.training.features import batches_by_length
 
 _TOKENS = 2048
-"""Of rows that are trained at once, with their padding; longer batches take several turns."""
+"""Tokens of rows that are trained at once, with their padding; longer batches take several turns."""
 _CACHED = 40_000
-"""Of samples that are drawn at once, with their prompts."""
+"""Tokens of samples that are drawn at once, with their prompts."""
 _WRITING = 0.75
 """When fewer of the samples than this are still written, the others leave the cache."""
 _ANSWER = re.compile(r"\s*([+-]?\d+(?:,\d{3})*(?:\.\d+)?)")
@@ -38,14 +38,13 @@ _ANSWER = re.compile(r"\s*([+-]?\d+(?:,\d{3})*(?:\.\d+)?)")
 class DigitWriter:
     """A rival of the mechanism in `rivals`.
 
-    ntl: weight of the number token loss. steps: updates, at most; None for all of `epochs`. samples: a row.
+    ntl: weight of the number token loss. samples: a row.
     bf16: train and sample under autocast in bfloat16; weights and losses are float32.
     """
 
     make: MakeModel
     ntl: float = 0.0
     epochs: int = 2
-    steps: int | None = None
     batch_size: int = 16
     samples: int = 32
     max_new_tokens: int = 10
@@ -82,14 +81,17 @@ class DigitWriter:
         backbone.requires_grad_(False)
         add_adapters(backbone, stage)
         weights = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        total = -(-len(rows) // self.batch_size) * self.epochs
-        total = total if self.steps is None else min(total, self.steps)
+        generator = torch.Generator().manual_seed(seed)
+        order = [
+            picked.tolist()
+            for _ in range(self.epochs)
+            for picked in torch.randperm(len(rows), generator=generator).split(self.batch_size)
+        ]
         optimizer = torch.optim.AdamW(weights, lr=stage.learning_rate, weight_decay=stage.weight_decay)
-        schedule = get_cosine_schedule_with_warmup(optimizer, int(stage.warmup * total), total)
+        schedule = get_cosine_schedule_with_warmup(optimizer, int(stage.warmup * len(order)), len(order))
         digits = digit_ids(tokenizer)
-        order = _order(len(rows), self.batch_size, total, torch.Generator().manual_seed(seed))
         backbone.train()
-        for picked in tqdm(order, total=total, desc="LoRA", leave=False):
+        for picked in tqdm(order, desc="LoRA", leave=False):
             optimizer.zero_grad()
             for some in batches_by_length([rows[index][0] for index in picked], _TOKENS):
                 ids, labels = _padded([rows[picked[place]] for place in some], backbone.device)
@@ -200,12 +202,3 @@ def _padded(rows: Sequence[tuple[list[int], list[int]]], device: torch.device) -
         ids[row, :end] = torch.tensor(prompt + answer)
         labels[row, len(prompt) : end] = torch.tensor(answer)
     return ids.to(device), labels.to(device)
-
-
-def _order(count: int, batch_size: int, total: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """So many batches of shuffled rows, epoch after epoch."""
-    made = 0
-    while made < total:
-        for picked in torch.randperm(count, generator=generator).split(batch_size)[: total - made]:
-            yield picked.tolist()
-            made += 1

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.numbers.parts import spread_transform
+from benchmarks.numbers.scores import conformal_rank
 from causalqwen.data.columns import TableReader
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.numbers_benchmark.parts import spread_transform
-from causalqwen.evaluation.numbers_benchmark.scores import conformal_rank
 from causalqwen.evaluation.rivals import (
     Forecast,
     Predictor,

@@ -2,7 +2,3 @@
 
 A time alone says how fast a machine is; a ratio, taken in turns, says what the code costs.
 """
-
-from causalqwen.evaluation.speed.benchmark import PARTS, Sizes, benchmark_speed, speed_table
-
-__all__ = ["PARTS", "Sizes", "benchmark_speed", "speed_table"]

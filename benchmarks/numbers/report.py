@@ -1,4 +1,4 @@
-"""What the results say together: means over seeds, bootstrap intervals over test rows, and the table."""
+"""What the results say together: means over seeds, bootstrap intervals over test rows, the table and its picture."""
 
 import json
 from collections.abc import Sequence
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from causalqwen.evaluation.numbers_benchmark.benchmark import Benchmark
-from causalqwen.evaluation.numbers_benchmark.scores import interval_of, resampled_means, row_scores
+from benchmarks.numbers.run import Benchmark
+from benchmarks.numbers.scores import interval_of, resampled_means, row_scores
+from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, as_svg, plt
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import LEVELS
 
@@ -107,3 +108,33 @@ def markdown(results: dict[str, Any]) -> str:
             )
         lines.append("")
     return "\n".join(lines)
+
+
+def picture(results: dict[str, Any]) -> str:
+    """CRPS over the constant's, with bootstrap intervals, and coverage."""
+    tables = {name: table["methods"] for name, table in results["tables"].items()}
+    names = list(dict.fromkeys(name for rows in tables.values() for name in reversed(rows) if name != "constant"))
+    figure, axes = plt.subplots(
+        2, len(tables), figsize=(3.0 * len(tables) + 1.2, 0.6 * len(names) + 2.4), squeeze=False, sharey=True
+    )
+    for column, (table, rows) in enumerate(tables.items()):
+        top, bottom = axes[:, column]
+        for place, name in enumerate(names):
+            if name not in rows:
+                continue
+            colour = _SECOND if name.startswith("causalqwen") else _MAIN
+            if "crps" in rows[name]["over_constant"]:
+                over = rows[name]["over_constant"]["crps"]
+                top.plot([over["low"], over["high"]], [place, place], color=colour, lw=1.6)
+                top.plot(over["mean"], place, "o", color=colour, ms=5)
+            for level, mark in (("0.5", "o"), ("0.8", "s"), ("0.9", "D")):
+                bottom.plot(rows[name][f"cover_{level}"], place + 0.12, mark, color=colour, ms=4)
+                bottom.plot(rows[name][f"conformal_{level}"], place - 0.18, mark, color=_GREY, ms=3, fillstyle="none")
+        top.axvline(1.0, color="black", lw=0.8)
+        for nominal in (0.5, 0.8, 0.9):
+            bottom.axvline(nominal, color="black", lw=0.8, ls=":")
+        top.set(title=table, xlabel="CRPS over the constant's")
+        bottom.set(xlabel="values inside 50/80/90% intervals\n(hollow: conformal)", xlim=(0.3, 1.02))
+    axes[0, 0].set_yticks(range(len(names)), names)
+    figure.tight_layout()
+    return as_svg(figure)
