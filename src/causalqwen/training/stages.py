@@ -239,10 +239,8 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     chain, x = Chain(model, features), branch.standardize(features)
     left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0][places]
     noise_scale = chain.value_loadings()[1].double().mean().item()
-    row = model.action.value_linear[0][0]
     x = x[places]
-    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device), row)
-    model.config.value_crossing = branch.crossing.turn.out_features
+    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device))
     unit = _QUARTILE / law.quantile(torch.tensor(0.75)).item()  # scale for a standard deviation: quartiles alike
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
     branch.train(was_training)
