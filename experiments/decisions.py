@@ -10,9 +10,9 @@ import torch
 from tqdm.auto import tqdm
 
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
 from causalqwen.decoding import BoundDecoding
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 
 STEPS, ROWS = 20_000, 64

@@ -24,8 +24,8 @@ from tqdm.auto import tqdm
 from words import Known, windows
 
 from causalqwen import CausalQwenForCausalLM, Individual
-from causalqwen.core import Chain
 from causalqwen.decoding import Voices
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.precision import reading
 from causalqwen.training import learn_voices
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
 from causalqwen.distributions import upcast
 from causalqwen.evaluation.language import calibration_error
 from causalqwen.losses import ovr_log_probs
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 
 LINKS = [

@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data import collate, encode_rows, read_rows
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import FITTED_YEARS, speeches
 from causalqwen.evaluation.language import score_language
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import TrainSettings, score_tokens, train
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import stream_facts

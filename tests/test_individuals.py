@@ -11,7 +11,6 @@ from scipy import stats
 from torch.nn import functional as F
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
-from causalqwen.core import Chain
 from causalqwen.decoding import Observed
 from causalqwen.distributions import get_family
 from causalqwen.individuals import (
@@ -23,6 +22,7 @@ from causalqwen.individuals import (
 )
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import individuals
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, contexts_of, encode_text, read_contexts, token_evidence
 from causalqwen.modeling.worlds import continue_prompt
 from conftest import graft_tiny

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causalqwen import linear_ovr_loss
-from causalqwen.core import Scores
 from causalqwen.distributions import get_family
 from causalqwen.kernels import ScaleBounds, inclusion_probabilities, sample_negatives
 from causalqwen.kernels.polynomials import ATAN, MILLS
 from causalqwen.losses import NO_TARGET
+from causalqwen.modeling.chain import Scores
 
 FAMILIES = ["cauchy", "gaussian"]
 HAS_TRITON = True

@@ -7,10 +7,10 @@ from scipy import stats
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from causalqwen import CausalDecoding, Individual, Intervention, Observation
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, ObservedNoise
 from causalqwen.distributions import BLOCK, block_largest, block_uniforms, own_uniforms, upcast
 from causalqwen.individuals.observed_noise import LEAD, draw_best, observed_normals
+from causalqwen.modeling.chain import Chain
 from conftest import graft_tiny
 from test_one_law import drawn, law_of, uneven, unlike
 

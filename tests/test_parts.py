@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
-from causalqwen.core import Chain
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.scores import SCORE_SCALES, ActionNetwork, ActionSettings, CommonScale
 from causalqwen.parts.contexts import CONTEXTS
 from conftest import graft_tiny

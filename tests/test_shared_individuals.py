@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Observation
-from causalqwen.core import Chain
 from causalqwen.data import Example, Row, RowError, encode_rows
 from causalqwen.data.rows import parse_row
 from causalqwen.decoding import BoundDecoding
@@ -26,6 +25,7 @@ from causalqwen.individuals import (
     value_marginal,
 )
 from causalqwen.individuals.sampler import effective_draws, split_rhat
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import MixedNumberPrediction
 from causalqwen.parts.crossing import Crossing, _components, _products, _told_by_components, held
 from causalqwen.training import TrainSettings, ValueStage, train

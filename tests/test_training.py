@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.evaluation.evaluate import evaluate
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.precision import bf16_pays, reading
 from causalqwen.training import (

@@ -22,13 +22,13 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from causalqwen.core import Chain
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_missing, table_of
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS

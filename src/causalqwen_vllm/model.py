@@ -20,10 +20,10 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.files import batches
 from causalqwen.modeling import heads
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.scores import Vocabulary

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.distributions import upcast
 from causalqwen.evaluation.texts import (
@@ -19,6 +18,7 @@ from causalqwen.evaluation.texts import (
     text_curves,
 )
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 
 BINS = 15

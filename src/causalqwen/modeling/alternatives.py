@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.individuals import share_of_who
 from causalqwen.modeling.processor import NUM_TOKEN
 from causalqwen.parts.copying import Candidates

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
 from transformers.utils import can_return_tuple, logging
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
 from causalqwen.files import write_sums, writing_tensors
 from causalqwen.losses import shift_targets
@@ -22,6 +21,7 @@ from causalqwen.modeling import heads as laws
 from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.backbones import align_parameters
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
 from causalqwen.modeling.depths import speaking

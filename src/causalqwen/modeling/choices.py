@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.individuals import Branches, ChoiceEvidence
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, encode_text
 
 

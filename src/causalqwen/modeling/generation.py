@@ -18,8 +18,8 @@ from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcess
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, ObservedNumber
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.encoded import NumberText

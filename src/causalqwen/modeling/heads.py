@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Draws
 from causalqwen.losses import LossMasks, LossParts, total_loss
 from causalqwen.modeling.abduction import AbductionNetwork, make_domain
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
 from causalqwen.modeling.embedding import NumericEmbedding

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import CHUNK, EncodedText, Observation, contexts_of, encode_text
 
 WINDOW = 256

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import POSITIONS_AT_ONCE, Chain
 from causalqwen.decoding import (
     BoundDecoding,
     CausalDecoding,
@@ -35,6 +34,7 @@ from causalqwen.individuals import (
     sample_posterior,
 )
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.hearing import scores, told, windows_of

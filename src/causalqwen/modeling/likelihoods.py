@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from causalqwen.core import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import StableFamily, get_value_family
 from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import (
     CRPS_LEVELS,
     PLAIN,

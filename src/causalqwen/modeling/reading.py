@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, ValueEvidence
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.encoded import read_as_prompt
 
 

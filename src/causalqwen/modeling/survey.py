@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.decoding import CausalDecoding, Individual, Population
 from causalqwen.decoding.population import seed_of
 from causalqwen.distributions import (
@@ -27,6 +26,7 @@ from causalqwen.distributions import (
 from causalqwen.files import batches
 from causalqwen.individuals import Branches
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.choices import check_options, last_features, read_options
 from causalqwen.modeling.prediction import mixed_quantiles
 from causalqwen.modeling.reading import EncodedText

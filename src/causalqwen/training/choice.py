@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.data import Example
 from causalqwen.data.encoding import class_names
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import CRPS_LEVELS, symlog
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.class_axes import fits_each_class

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain, Scores
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import columns_of, most_also_right
 from causalqwen.distributions import upcast
 from causalqwen.files import check_sums, update_digest, write_sums, writing_folder
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain, Scores
 from causalqwen.modeling.heads import NUMBER_PARTS
 from causalqwen.modeling.precision import casting_once
 from causalqwen.training import ranks

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.kernels import inclusion_probabilities
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.training.features import TokenFacts
 
 

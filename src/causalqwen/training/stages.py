@@ -12,11 +12,11 @@ import torch
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.checking import nearest
-from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import check_domain_name
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.depths import decoder_layers
 from causalqwen.modeling.grafting import own_scores
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters

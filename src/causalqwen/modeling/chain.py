@@ -27,7 +27,7 @@ tokens share it. The fast forms of steps are in `causalqwen.kernels`; what they 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,14 +37,12 @@ from causalqwen.distributions import FAR, SCALE_FLOOR, StableFamily, own_uniform
 from causalqwen.individuals.marginal import shared_losses
 from causalqwen.kernels import Negatives, Race, linear_ovr_loss
 from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
-    from causalqwen.modeling.configuration import CausalQwenConfig
-    from causalqwen.modeling.scores import ActionNetwork, Vocabulary
-    from causalqwen.parts.branch import ValueBranch
-    from causalqwen.parts.copying import Candidates
-    from causalqwen.parts.plain_reader import PlainReader
+from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.scores import ActionNetwork, Vocabulary
+from causalqwen.parts.branch import ValueBranch
+from causalqwen.parts.copying import Candidates
+from causalqwen.parts.plain_reader import PlainReader
 
 _LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
 POSITIONS_AT_ONCE = 256
@@ -58,19 +56,19 @@ fast. On a GPU it is the number of kernels that takes the time: `POSITIONS_AT_ON
 class Grafted(Protocol):
     """What a chain needs of a model, wherever its backbone runs."""
 
-    config: "CausalQwenConfig"
-    abduction: "AbductionNetwork"
-    action: "ActionNetwork"
+    config: CausalQwenConfig
+    abduction: AbductionNetwork
+    action: ActionNetwork
     training: bool
 
     @property
-    def value_reader(self) -> "ValueBranch | PlainReader":
+    def value_reader(self) -> ValueBranch | PlainReader:
         """How the value head reads U."""
 
-    def copy_law(self, features: Tensor, candidates: "Candidates | None", law: Any) -> Any:
+    def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any) -> Any:
         """The law of values that may be copied from their context; `law` where there are no candidates."""
 
-    def vocabulary(self) -> "Vocabulary":
+    def vocabulary(self) -> Vocabulary:
         """W_cls as it is now."""
 
 
@@ -83,7 +81,7 @@ class Chain:
     """
 
     def __init__(
-        self, model: Grafted, features: Tensor, draws: Draws | None = None, words: "Vocabulary | None" = None
+        self, model: Grafted, features: Tensor, draws: Draws | None = None, words: Vocabulary | None = None
     ) -> None:
         self.model, self.with_columns, self.draws = model, features, draws or Integrated()
         self.features = features[..., : model.config.hidden_size]
@@ -92,7 +90,7 @@ class Chain:
     # ---- abduction: who speaks ---------------------------------------------------------------------------------------
 
     @cached_property
-    def of_U(self) -> "LawOfU":
+    def of_U(self) -> LawOfU:
         """Who speaks (theory 2.3)."""
         return self.model.abduction.law(self.features)
 
@@ -423,7 +421,7 @@ class Chain:
         values: Tensor,
         law: Any,
         group: Tensor | None = None,
-        candidates: "Candidates | None" = None,
+        candidates: Candidates | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
         """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of
