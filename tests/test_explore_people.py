@@ -19,7 +19,7 @@ from causalqwen.evaluation.worlds_page import write_worlds
 from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.loading import fingerprint
 from causalqwen.modeling.survey import survey_rows
-from causalqwen.modeling.telling import covariance_of, lie_among, what_told
+from causalqwen.modeling.explain_individual import covariance_of, lie_among, what_told
 from causalqwen.numbers import ValueLaw
 from test_explore import (  # noqa: F401 # fixtures
     HOSTILE,

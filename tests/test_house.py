@@ -18,7 +18,7 @@ MOST_LINES = {
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 933,
     "causalqwen/serving": 3_046,
-    "causalqwen/training": 5_398,
+    "causalqwen/training": 5_380,
     "causalqwen_cli": 1_492,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_851,

@@ -14,7 +14,7 @@ from causalqwen.evaluation.worlds import mark_changes, segments
 from causalqwen.evaluation.worlds_page import write_worlds
 from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
-from causalqwen.modeling.telling import (
+from causalqwen.modeling.explain_individual import (
     covariance_of,
     favoured_tokens,
     lie_among,

@@ -15,7 +15,7 @@ from causalqwen import Choice, Individual, Intervention, Observation, Population
 from causalqwen.decoding import mix
 from causalqwen.modeling.changes import word_changes
 from causalqwen.modeling.survey import survey_rows
-from causalqwen.modeling.telling import lie_among, what_told
+from causalqwen.modeling.explain_individual import lie_among, what_told
 from causalqwen.serving.people import MOST_PEOPLE
 from test_serving import PEOPLE, held, serving, talker, until
 
