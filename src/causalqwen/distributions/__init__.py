@@ -1,6 +1,5 @@
 """Laws and draws: the mathematics that everything else stands on. Imports nothing of this package."""
 
-from causalqwen.distributions.between import VALUE_FAMILIES, get_value_family
 from causalqwen.distributions.draws import (
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
@@ -11,6 +10,7 @@ from causalqwen.distributions.draws import (
     philox,
     uniform_draws,
 )
+from causalqwen.distributions.intermediate_stable import VALUE_FAMILIES, get_value_family
 from causalqwen.distributions.own_noise import BLOCK, block_largest, block_uniforms, own_uniforms
 from causalqwen.distributions.stable import FAMILIES, FAR, SCALE_FLOOR, StableFamily, get_family, upcast, widen
 

@@ -8,8 +8,8 @@ from causalqwen.decoding import Individual
 from causalqwen.evaluation.heard import what_each_told
 from causalqwen.evaluation.page import number_row, write_page
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
-from causalqwen.modeling.reading import encode_text
 from causalqwen.modeling.explain_individual import Said, covariance_of, favoured_tokens, lie_among, what_told
+from causalqwen.modeling.reading import encode_text
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
 

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
 from causalqwen.modeling.changes import word_changes, world_numbers
+from causalqwen.modeling.explain_individual import token_texts
 from causalqwen.modeling.prediction import told
 from causalqwen.modeling.reading import EncodedText, encode_text
-from causalqwen.modeling.explain_individual import token_texts
 from causalqwen.serving.people import People, TaskRequest, Who, about
 from causalqwen.serving.requests import Count, Points, Seed, Strict, Temperature
 from causalqwen.serving.settings import ApiError
