@@ -24,9 +24,9 @@ from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
-from causalqwen.modeling.depths import speaking
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
+from causalqwen.modeling.layer_shift import speaking
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.scores import ActionNetwork

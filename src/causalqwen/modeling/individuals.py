@@ -36,8 +36,8 @@ from causalqwen.individuals import (
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.choices import Choice, choice_evidence
-from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.hearing import scores, told, windows_of
+from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.precision import reading
 from causalqwen.modeling.reading import (
     NOTHING_TOLD,

@@ -17,9 +17,9 @@ from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import check_domain_name
 from causalqwen.modeling.chain import Chain
-from causalqwen.modeling.depths import decoder_layers
 from causalqwen.modeling.grafting import own_scores
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
+from causalqwen.modeling.layer_shift import decoder_layers
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import Crossing
 from causalqwen.training import ranks, sharding

@@ -11,8 +11,8 @@ from tqdm.auto import tqdm
 
 from causalqwen.decoding import Voices
 from causalqwen.modeling import CausalQwenForCausalLM, Observation
-from causalqwen.modeling.depths import depths_of
 from causalqwen.modeling.hearing import WINDOW, Context, Words, log_likelihood, scores, windows_of
+from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.precision import reading
 
 Texts = list[list[Context]]
