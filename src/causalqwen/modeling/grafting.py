@@ -15,7 +15,7 @@ from causalqwen.modeling.backbones import align_parameters, check_graftable, fre
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.heads import VALUE_MODULES, make_heads
-from causalqwen.modeling.narrowing import narrow_head
+from causalqwen.modeling.low_rank_head import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.proof import logger, prove
 from causalqwen.modeling.scores import SCORE_SCALES, effective_linear
