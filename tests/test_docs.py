@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import causalqwen_vllm
 from causalqwen import Individual
-from causalqwen.parts.limits import NEEDS
+from causalqwen.parts.compatibility import NEEDS
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen_cli.app import app
 from causalqwen_vllm import asking

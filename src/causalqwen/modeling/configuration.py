@@ -15,8 +15,8 @@ from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
 from causalqwen.modeling.scores import SCORE_SCALES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
+from causalqwen.parts.compatibility import check_needs, missing
 from causalqwen.parts.contexts import CONTEXTS, Context
-from causalqwen.parts.limits import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 FORMAT = 3
@@ -352,11 +352,11 @@ class CausalQwenConfig(PreTrainedConfig):
         return self.context.hides and not self.copy_numbers
 
     def allows(self, what: str) -> bool:
-        """Whether the settings are those of `parts.limits.NEEDS`."""
+        """Whether the settings are those of `parts.compatibility.NEEDS`."""
         return not missing(what, vars(self))
 
     def require(self, what: str) -> None:
-        """ValueError where `what` is asked for and the settings of `parts.limits.NEEDS` are others."""
+        """ValueError where `what` is asked for and the settings of `parts.compatibility.NEEDS` are others."""
         check_needs(what, vars(self))
 
     def check_plan(self, plan: CausalDecoding) -> None:

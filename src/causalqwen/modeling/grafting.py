@@ -19,7 +19,7 @@ from causalqwen.modeling.low_rank_head import narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.proof import logger, prove
 from causalqwen.modeling.scores import SCORE_SCALES, effective_linear
-from causalqwen.parts.limits import NEEDS
+from causalqwen.parts.compatibility import NEEDS
 
 _PROBES = (
     "The river rises in the hills and runs through three towns before it meets the sea. Nobody knows who built the old "
