@@ -13,9 +13,9 @@ from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, read_factor
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.changes import LEVEL
-from causalqwen.modeling.hearing import chunk_of
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import EncodedText, encode_text, read_contexts, token_evidence, value_evidence
+from causalqwen.modeling.voice_likelihood import chunk_of
 
 MOST_TOKENS = 600
 """Of texts, each of whose tokens is told."""

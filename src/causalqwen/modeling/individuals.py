@@ -36,7 +36,6 @@ from causalqwen.individuals import (
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.choices import Choice, choice_evidence
-from causalqwen.modeling.hearing import scores, told, windows_of
 from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.precision import reading
 from causalqwen.modeling.reading import (
@@ -49,6 +48,7 @@ from causalqwen.modeling.reading import (
     token_evidence,
     value_evidence,
 )
+from causalqwen.modeling.voice_likelihood import scores, told, windows_of
 
 Observations = str | Observation | Choice | Sequence[str | Observation | Choice]
 """What somebody said and chose."""
