@@ -24,7 +24,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.ends import MANY
-from causalqwen.modeling.loop import (
+from causalqwen.modeling.logits_processors import (
     ForceTokens,
     KeepNumbers,
     MaskFreeRows,

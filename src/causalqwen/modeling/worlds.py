@@ -21,7 +21,7 @@ from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, Obser
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.individuals import abduct, abduct_noise
-from causalqwen.modeling.loop import ForcedToken, ForceTokens
+from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import Observation, encode_text
 

@@ -18,7 +18,7 @@ from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.likelihoods import Likelihood, likelihoods
-from causalqwen.modeling.loop import ValueLog
+from causalqwen.modeling.logits_processors import ValueLog
 from causalqwen.modeling.prediction import told
 from causalqwen.parts.copying import Candidates
 from causalqwen.serving.logprobs import Told
