@@ -52,7 +52,7 @@ class Curve:
         return torch.where(far, self.first - self.power * logs + torch.log1p(tail), near)
 
 
-class Between(StableFamily):
+class IntermediateStable(StableFamily):
     """S(a, loc, scale) with 1 < a < 2, by the name "stable-a"."""
 
     def __init__(self, alpha: float) -> None:
@@ -117,7 +117,7 @@ class Between(StableFamily):
         return float(2 * np.trapezoid(one["f'"] ** 2 / one["f"], one["x"]))
 
     def __repr__(self) -> str:
-        return f"Between({self.alpha:g})"
+        return f"IntermediateStable({self.alpha:g})"
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
@@ -181,7 +181,7 @@ class Between(StableFamily):
 
 
 VALUE_FAMILIES: dict[str, StableFamily] = FAMILIES | {
-    family.name: family for family in (Between(1.25), Between(1.5), Between(1.75))
+    family.name: family for family in (IntermediateStable(1.25), IntermediateStable(1.5), IntermediateStable(1.75))
 }
 """Laws of values by name; their tables are made when they are first asked for, in some seconds."""
 

@@ -193,7 +193,7 @@ class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGeneratio
         """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
 
         What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
-        taken in bfloat16 (autocast). voice: of whoever speaks, [L, H] or one for each row, [B, L, H]: see `depths.speaking`.
+        taken in bfloat16 (autocast). voice: the speaker's, [L, H], or one for each row, [B, L, H]: see `layer_shift.speaking`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")

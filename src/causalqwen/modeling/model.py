@@ -60,8 +60,8 @@ class CausalQwenForCausalLM(GraftedModel):
             config: any field of `CausalQwenConfig`, over those of the start.
 
         Raises:
-            ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.compatibility`); a model that
-                is no decoder (encoder-only, encoder-decoder), or whose logits are not a linear map of its last hidden state.
+            ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.compatibility`); a
+                model that is no decoder (encoder-only, encoder-decoder), or whose logits are no linear map of its last hidden state.
         """
         return grafting.from_backbone(cls, name_or_path, dtype, start, tokenizer, text, quiet, **config)
 
