@@ -51,7 +51,7 @@ def main() -> None:
             length = features.norm(dim=-1).mean()
             net = model.abduction.scale_net
             net.weight.normal_(std=(spread * net.bias.mean() / length).item() if spread else 0.0)
-        with model.standing():
+        with model.frozen_vocabulary():
             steps, equal = compare(model, features)
             bounds = model.vocabulary().bounds
         share = f", all scales on {bounds.full / bounds.seen:.2%}" if bounds.seen else ""

@@ -243,7 +243,7 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     model = uneven(graft_tiny(kind, tiny_tokenizer))
     z, generator = law_of(model).unsqueeze(1), torch.Generator().manual_seed(0)
     plan = CausalDecoding.preset("sample", seed=1)
-    with torch.no_grad(), model.standing():
+    with torch.no_grad(), model.frozen_vocabulary():
         drawn(model, z, plan, 1).ranked()
         model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
         words, found = model.vocabulary(), drawn(model, z, plan, 1).ranked()
@@ -254,7 +254,7 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     with torch.no_grad():
         assert row.dtype == torch.float64  # not the one that was kept, though it is equal
         assert torch.equal(found, drawn(model.float(), z, plan, 1).ranked())
-    with model.standing():
+    with model.frozen_vocabulary():
         with torch.no_grad():
             kept = model.vocabulary().number_row()
         row = model.vocabulary().number_row()

@@ -377,7 +377,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         facts = found.clip(*self.limits_).astype(np.float64)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
-        with model.standing():
+        with model.frozen_vocabulary():
             for start in range(0, len(order), _ROWS_AT_ONCE):
                 count = min(len(order) - start, _ROWS_AT_ONCE)
                 rows = np.resize(order[start : start + count], _ROWS_AT_ONCE)

@@ -58,7 +58,7 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     texts = [place for place, row in enumerate(rows) if not row.asks_number]
     asked = [rows[place].text(model.processor) for place in prompts]
     of_texts: Iterator[list[dict[str, Any]]] = iter(())
-    with model.standing():
+    with model.frozen_vocabulary():
         predicted = model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts])
         if texts:
             read = [examples[place] for place in texts]
@@ -160,7 +160,7 @@ def predict_file(
         total=total,
         doing="predicting",
     )
-    with casting_once(model), model.standing():
+    with casting_once(model), model.frozen_vocabulary():
         return write_kept(output, answers, resume=resume)
 
 
@@ -186,6 +186,6 @@ class TablePredictor:
         import pyarrow as pa
 
         rows = (check_row(fields, f"row {number}") for number, fields in enumerate(table.to_pylist(), start=1))
-        with casting_once(self.model), self.model.standing():
+        with casting_once(self.model), self.model.frozen_vocabulary():
             predicted = list(predict_rows(self.model, rows, batch_size=self.batch_size, raw=self.raw))
         return pa.Table.from_struct_array(pa.array(predicted))

@@ -52,7 +52,7 @@ class CausalGenerationMixin(GenerationMixin):
 
     config: CausalQwenConfig
     action: ActionNetwork
-    standing: Any
+    frozen_vocabulary: Any
 
     _supported_generation_modes = (
         GenerationMode.GREEDY_SEARCH,
@@ -101,7 +101,7 @@ class CausalGenerationMixin(GenerationMixin):
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
         """
-        with self.standing():
+        with self.frozen_vocabulary():
             return self._generate(inputs, generation_config, *args, causal_decoding=causal_decoding, **kwargs)
 
     def _generate(

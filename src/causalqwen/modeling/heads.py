@@ -27,7 +27,7 @@ from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.plain_reader import PlainReader
 
-_STANDING: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("standing", default=())
+_FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
 """Of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of what it awaits."""
 
 
@@ -165,20 +165,20 @@ class GraftModules:
         return torch.where(copied, again, new)
 
     def vocabulary(self) -> Vocabulary:
-        """W_cls as it is now; within `standing`, as it was when that began."""
-        known = (words for entry in reversed(_STANDING.get()) for words in entry if words.action is self.action)
+        """W_cls as it is now; within `frozen_vocabulary`, as it was when that began."""
+        known = (words for entry in reversed(_FROZEN.get()) for words in entry if words.action is self.action)
         return next(known, None) or self.action.vocabulary(self.get_output_embeddings())
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def frozen_vocabulary(self) -> Iterator[None]:
         """While the block runs, W_cls stands still: what follows from it is made once, for each thread that says so."""
         own = [self.vocabulary()]
-        _STANDING.set((*_STANDING.get(), own))
+        _FROZEN.set((*_FROZEN.get(), own))
         try:
             yield
         finally:  # blocks may end in any order, and in another context than they began in
             own.clear()
-            _STANDING.set(tuple(entry for entry in _STANDING.get() if entry))
+            _FROZEN.set(tuple(entry for entry in _FROZEN.get() if entry))
 
     def heads(
         self,

@@ -413,7 +413,7 @@ def predict_number(
     predictions: list[NumberPrediction | None] = [None] * len(prompts)
     was_training = model.training
     model.eval()
-    with model.standing():
+    with model.frozen_vocabulary():
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             batch = processor(

@@ -97,7 +97,7 @@ def counterfactual_samples(
         individual = abduct(model, observed)
     individual.check_size(model.config.causal_size)
     samples: list[list[World]] = [[] for _ in worlds]
-    with model.standing():
+    with model.frozen_vocabulary():
         for sample in range(num_samples):
             plan = CausalDecoding(individual=individual, own="token", seed=seed + sample, temperature=temperature)
             if noise == "abduct":

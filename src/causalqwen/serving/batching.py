@@ -245,7 +245,7 @@ class Batcher:
         batch = self._next()
         while batch is not None:
             weights = self._weights()
-            with self.model.standing():
+            with self.model.frozen_vocabulary():
                 while batch is not None and self._weights() == weights:
                     self.step_aside()
                     if batch:

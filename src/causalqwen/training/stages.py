@@ -558,7 +558,7 @@ def _run_stage(
     if checkpoint:
         ranks.complete_random_states(checkpoint)
     stands = model.vocabulary().frozen() and not sharding.is_sharded(model)
-    with model.standing() if stands else nullcontext():
+    with model.frozen_vocabulary() if stands else nullcontext():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trained is not whole:
         sharding.restore(whole, trained)
