@@ -75,7 +75,7 @@ def scores_of(model: CausalQwenForCausalLM, chunks: list[Tensor]) -> Scores:
     for ids in chunks:
         hidden = model.features(ids[None]).last_hidden_state[0, :-1]
         for features, target in zip(hidden.split(128), ids[1:].split(128), strict=True):
-            rest = Chain(model, features).rest
+            rest = Chain(model, features).word_scores
             scores = rest.masked(upcast(rest.loc), -torch.inf).log_softmax(-1)
             sorted_ = scores.sort(-1, descending=True).values
             counts = torch.zeros(len(scores), BINS)

@@ -78,7 +78,7 @@ class Text(TextAnchor):
         if kind == "ovr":
             return chain.rest_loss(ids[:, 1:]).mean()
         wanted = F.linear(base, chain.words.weight).softmax(-1).detach()
-        log_p, log_q = chain.rest.log_p()
+        log_p, log_q = chain.word_scores.log_p()
         return -(wanted * log_p + (1 - wanted) * log_q).sum(-1).mean()
 
     @torch.no_grad()

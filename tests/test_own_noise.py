@@ -454,7 +454,7 @@ def test_scores_under_somebody_who_is_held_are_those_of_each_position(tiny_token
         loc, own = one.of_held()
         torch.testing.assert_close(loc, other.in_race())
         torch.testing.assert_close(own, other.own())
-    assert not torch.equal(one.loc_S, one.integrated.loc_S)
+    assert not torch.equal(one.loc_S, one.undrawn.loc_S)
 
 
 CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen3", "both")]

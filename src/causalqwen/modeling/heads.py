@@ -215,7 +215,7 @@ class GraftModules:
         if skip_logits:
             rest_loss = before.rest_loss(masks.targets, masks.also_right, impl=self.ovr_impl)
         else:
-            rest_loss = before.rest.loss(before.words_of(masks.targets), masks.also_right)
+            rest_loss = before.word_scores.loss(before.words_of(masks.targets), masks.also_right)
         of_values = self.value_losses(
             features[:, :-1][masks.num_mask],
             masks.values[masks.num_mask],

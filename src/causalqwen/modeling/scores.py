@@ -351,8 +351,8 @@ class Vocabulary:
     """The rows that the tokens' scores are made of, and what follows from them, made when it is first asked for.
 
     Made anew for every forward pass; kept for as long as somebody knows that the weights stand still (a text, a stage that
-    leaves them frozen: `CausalQwenForCausalLM.frozen_vocabulary`). Calling it gives loc_S of the tokens of the matrix, [..., V], from
-    loc_U [..., C].
+    leaves them frozen: `CausalQwenForCausalLM.frozen_vocabulary`). Calling it gives loc_S of the tokens of the
+    matrix, [..., V], from loc_U [..., C].
 
     Args:
         action: whose law it is; `<NUM>`'s own row, the tokens' thresholds and the rows in use are its.

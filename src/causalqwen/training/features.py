@@ -182,7 +182,7 @@ def _rest_facts(
     model: CausalQwenForCausalLM, chain: Chain, targets: Tensor, is_num: Tensor, also: Tensor
 ) -> dict[str, Tensor]:
     """The columns `REST` of a chain's positions [n]; also: int64 [n, R]."""
-    backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.rest
+    backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.word_scores
     is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
     theirs = rest.loc if is_backbones else backbone_head(chain.features.to(backbone_head.weight.dtype))
     target = targets.masked_fill(is_num, 0).unsqueeze(-1)
