@@ -61,7 +61,7 @@ class CausalQwenForCausalLM(GraftedModel):
 
         Raises:
             ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.compatibility`); a
-                model that is no decoder (encoder-only, encoder-decoder), or whose logits are no linear map of its last features.
+                model that is no decoder (encoder-only, encoder-decoder), or whose logits are no linear map of its features.
         """
         return grafting.from_backbone(cls, name_or_path, dtype, start, tokenizer, text, quiet, **config)
 
