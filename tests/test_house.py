@@ -6,17 +6,17 @@ import sys
 from test_docs import ROOT
 
 MOST_LINES = {
-    "causalqwen": 1_077,  # its own files
+    "causalqwen": 1_076,  # its own files
     "causalqwen/data": 1_987,
-    "causalqwen/decoding": 1_199,
-    "causalqwen/distributions": 732,
+    "causalqwen/decoding": 1_195,
+    "causalqwen/distributions": 729,
     "causalqwen/evaluation": 3_959,
-    "causalqwen/individuals": 841,
-    "causalqwen/kernels": 992,
-    "causalqwen/losses": 301,
-    "causalqwen/modeling": 8_621,
+    "causalqwen/individuals": 837,
+    "causalqwen/kernels": 988,
+    "causalqwen/losses": 308,
+    "causalqwen/modeling": 8_629,
     "causalqwen/numbers": 1_790,
-    "causalqwen/parts": 933,
+    "causalqwen/parts": 872,
     "causalqwen/serving": 3_046,
     "causalqwen/training": 5_380,
     "causalqwen_cli": 1_492,

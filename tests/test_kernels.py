@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from causalqwen import linear_ovr_loss
 from causalqwen.distributions import get_family
 from causalqwen.kernels import ScaleBounds, inclusion_probabilities, sample_negatives
-from causalqwen.kernels.polynomials import ATAN, MILLS
+from causalqwen.kernels.compiled_ovr import ATAN, MILLS
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling.chain import Scores
 

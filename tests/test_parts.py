@@ -5,8 +5,8 @@ import torch
 
 from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.modeling.chain import Chain
+from causalqwen.modeling.context import CONTEXTS
 from causalqwen.modeling.scores import SCORE_SCALES, ActionNetwork, ActionSettings, CommonScale
-from causalqwen.parts.contexts import CONTEXTS
 from conftest import graft_tiny
 
 

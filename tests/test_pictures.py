@@ -12,7 +12,6 @@ from causalqwen import Individual, Intervention, Observation
 from causalqwen.evaluation.portrait import write_portrait
 from causalqwen.evaluation.worlds import mark_changes, segments
 from causalqwen.evaluation.worlds_page import write_worlds
-from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.explain_individual import (
     covariance_of,
     favoured_tokens,
@@ -22,6 +21,7 @@ from causalqwen.modeling.explain_individual import (
     what_told,
 )
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
+from causalqwen.modeling.worlds import word_changes, world_numbers
 from causalqwen_cli.app import app
 from conftest import graft_tiny
 from test_generation import eager

@@ -24,7 +24,7 @@ from causalqwen.individuals import (
     sample_posterior,
     value_marginal,
 )
-from causalqwen.individuals.sampler import effective_draws, split_rhat
+from causalqwen.individuals.posterior import effective_draws, split_rhat
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import MixedNumberPrediction
 from causalqwen.parts.crossing import Crossing, _components, _products, _told_by_components, held

@@ -27,9 +27,8 @@ from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_miss
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
-from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone
+from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone, resolve_device
 from causalqwen.modeling.chain import Chain
-from causalqwen.modeling.precision import resolve_device
 from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined

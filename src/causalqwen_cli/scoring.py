@@ -54,8 +54,8 @@ def predict(
         return
     from causalqwen.data import stream_rows
     from causalqwen.evaluation import predict_file
+    from causalqwen.modeling.backbones import bf16_pays
     from causalqwen.modeling.loading import load_model
-    from causalqwen.modeling.precision import bf16_pays
     from causalqwen.modeling.prediction import Scored
 
     total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
@@ -240,7 +240,7 @@ def numbers(
     from causalqwen.data.tables import records_of, split_records
     from causalqwen.extras import extra
     from causalqwen.files import write_text
-    from causalqwen.modeling.precision import bf16_pays
+    from causalqwen.modeling.backbones import bf16_pays
     from causalqwen_cli.tables import named as columns_named
 
     with extra("benchmark", "causalqwen benchmark"):

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.modeling.alternatives import alternatives
-from causalqwen.modeling.likelihoods import likelihoods
+from causalqwen.modeling.alternatives import alternatives, likelihoods
 from causalqwen.modeling.prediction import describe_all, prediction_to_dict
 from causalqwen_vllm.requests import offered
 

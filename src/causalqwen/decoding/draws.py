@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.observed_noise import ObservedNoise
-from causalqwen.decoding.plan import CausalDecoding
+from causalqwen.decoding.plan import CausalDecoding, ObservedNoise
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws, upcast
 
 _AHEAD = 32  # positions drawn at once where a text is written token by token

@@ -23,8 +23,8 @@ from causalqwen.evaluation.report import (
     write_report,
 )
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
-from causalqwen.modeling.precision import resolve_device
-from causalqwen.modeling.proof import compare_with_backbone, prove
+from causalqwen.modeling.backbones import resolve_device
+from causalqwen.modeling.grafting import compare_with_backbone, prove
 from causalqwen.training import METRICS, TrainSettings, train
 
 

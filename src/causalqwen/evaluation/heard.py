@@ -7,10 +7,10 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
-from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence, value_evidence
 from causalqwen.modeling.voice_likelihood import windows_of
+from causalqwen.modeling.worlds import LEVEL
 from causalqwen.numbers.rendering import brief
 
 

@@ -12,8 +12,8 @@ from causalqwen.data.rows import arrow_for, checked_rows, kept_beside
 from causalqwen.evaluation.kept import Answers, write_kept
 from causalqwen.files import check_kind, json_line, suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.backbones import bf16_pays, casting_once
 from causalqwen.modeling.loading import fingerprint, load_model
-from causalqwen.modeling.precision import bf16_pays, casting_once
 from causalqwen.modeling.prediction import DESCRIBED, Scored, describe_all
 from causalqwen.modeling.survey import batches
 

@@ -19,9 +19,9 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.people import HEARD, OPENINGS, other_world, people
 from causalqwen.evaluation.sketch import sketch
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
-from causalqwen.modeling.precision import resolve_device
+from causalqwen.modeling.backbones import resolve_device
+from causalqwen.modeling.grafting import prove
 from causalqwen.modeling.prediction import describe
-from causalqwen.modeling.proof import prove
 from causalqwen.numbers.law import LEVELS
 from causalqwen.numbers.rendering import brief
 from causalqwen.training import METRICS, TrainSettings, ValueStage, train

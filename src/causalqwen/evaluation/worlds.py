@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from causalqwen.modeling.changes import WorldNumber, word_changes
+from causalqwen.modeling.worlds import WorldNumber, word_changes
 
 
 @dataclass(frozen=True)

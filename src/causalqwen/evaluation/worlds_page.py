@@ -8,7 +8,7 @@ from causalqwen.decoding import Individual
 from causalqwen.evaluation.page import figure, number_row, write_page
 from causalqwen.evaluation.worlds import segments
 from causalqwen.modeling import Intervention, Observation, World
-from causalqwen.modeling.changes import WorldNumber
+from causalqwen.modeling.worlds import WorldNumber
 
 HOW = {
     "abduct": "The noise that explains the observed text is kept: the world that was gives it back.",

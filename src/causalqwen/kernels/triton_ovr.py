@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from causalqwen.kernels.chunked import Block, OvrTask
-from causalqwen.kernels.polynomials import ATAN, MILLS
+from causalqwen.kernels.compiled_ovr import ATAN, MILLS
 
 _WIDTH = 1024
 _ROOT_2_PI: tl.constexpr = tl.constexpr(1 / math.sqrt(2 * math.pi))

@@ -40,9 +40,8 @@ from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss
 from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.scores import ActionNetwork, Vocabulary
-from causalqwen.parts.branch import ValueBranch
+from causalqwen.parts.branch import PlainReader, ValueBranch
 from causalqwen.parts.copying import Candidates
-from causalqwen.parts.plain_reader import PlainReader
 
 _LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
 POSITIONS_AT_ONCE = 256

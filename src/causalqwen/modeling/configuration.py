@@ -12,11 +12,11 @@ from transformers.models.auto import CONFIG_MAPPING
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
 from causalqwen.decoding import CausalDecoding
 from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
+from causalqwen.modeling.context import CONTEXTS, Context
 from causalqwen.modeling.scores import SCORE_SCALES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
 from causalqwen.parts.compatibility import check_needs, missing
-from causalqwen.parts.contexts import CONTEXTS, Context
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 FORMAT = 3
@@ -136,7 +136,7 @@ class CausalQwenConfig(PreTrainedConfig):
             also "stable-1.25", "stable-1.5" and "stable-1.75", whose tails lie between.
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
-            backbone does not see, and the number as it is written; "both". See `parts.contexts`.
+            backbone does not see, and the number as it is written; "both". See `modeling.context`.
         number_embedding: "added", embed(x) + phi(v), "multiplied", embed(x) sigmoid(v w + b) (`NumericEmbedding`), or
             "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
         number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see

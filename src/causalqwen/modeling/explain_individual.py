@@ -12,10 +12,10 @@ from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, read_factor
 from causalqwen.modeling.base import GraftedModel
-from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import EncodedText, encode_text, read_contexts, token_evidence, value_evidence
 from causalqwen.modeling.voice_likelihood import chunk_of
+from causalqwen.modeling.worlds import LEVEL
 
 MOST_TOKENS = 600
 """Of texts, each of whose tokens is told."""

@@ -14,18 +14,15 @@ from causalqwen.modeling.abduction import AbductionNetwork, make_domain
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
-from causalqwen.modeling.embedding import NumericEmbedding
-from causalqwen.modeling.gated_features import GatedFeatures
+from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.scores import ActionNetwork, ActionSettings, Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform, round_significant
-from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.class_axes import value_axes
+from causalqwen.parts.branch import PlainReader, ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
-from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.perceptron import ResidualPerceptron
-from causalqwen.parts.plain_reader import PlainReader
+from causalqwen.parts.value_axes import OneAxis, value_axes
 
 _FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
 """Of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of what it awaits."""

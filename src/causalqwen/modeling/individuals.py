@@ -33,11 +33,11 @@ from causalqwen.individuals import (
     observed_normals,
     sample_posterior,
 )
+from causalqwen.modeling.backbones import reading
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.layer_shift import depths_of
-from causalqwen.modeling.precision import reading
 from causalqwen.modeling.reading import (
     NOTHING_TOLD,
     Observation,

@@ -19,10 +19,10 @@ from transformers.trainer_pt_utils import safe_globals
 
 from causalqwen.files import SUMS, check_sums
 from causalqwen.modeling import remote_code
+from causalqwen.modeling.backbones import resolve_device
 from causalqwen.modeling.card import EVAL_RESULTS
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
-from causalqwen.modeling.precision import resolve_device
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OURS = (

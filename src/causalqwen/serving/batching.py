@@ -16,8 +16,7 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 
 from causalqwen.decoding import CausalDecoding, Individual
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.alternatives import alternatives
-from causalqwen.modeling.likelihoods import Likelihood, likelihoods
+from causalqwen.modeling.alternatives import Likelihood, alternatives, likelihoods
 from causalqwen.modeling.logits_processors import ValueLog
 from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.parts.copying import Candidates

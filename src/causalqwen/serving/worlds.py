@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
-from causalqwen.modeling.changes import word_changes, world_numbers
 from causalqwen.modeling.explain_individual import token_texts
 from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.modeling.reading import EncodedText, encode_text
+from causalqwen.modeling.worlds import word_changes, world_numbers
 from causalqwen.serving.people import People, TaskRequest, Who, about
 from causalqwen.serving.requests import Count, Points, Seed, Strict, Temperature
 from causalqwen.serving.settings import ApiError

@@ -28,9 +28,9 @@ from causalqwen.distributions import upcast
 from causalqwen.files import check_sums, update_digest, write_sums, writing_folder
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.backbones import casting_once
 from causalqwen.modeling.chain import Chain, Scores
 from causalqwen.modeling.heads import NUMBER_PARTS
-from causalqwen.modeling.precision import casting_once
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in

@@ -11,8 +11,8 @@ from tqdm.auto import tqdm
 
 from causalqwen.decoding import Voices
 from causalqwen.modeling import CausalQwenForCausalLM, Observation
+from causalqwen.modeling.backbones import reading
 from causalqwen.modeling.layer_shift import depths_of
-from causalqwen.modeling.precision import reading
 from causalqwen.modeling.voice_likelihood import WINDOW, Context, Words, log_likelihood, scores, windows_of
 
 Texts = list[list[Context]]
