@@ -61,9 +61,16 @@ def check_options(options: Sequence[str]) -> None:
 
 @torch.no_grad()
 def predict_choice(
-    model: GraftedModel, prompts: str | Sequence[str], options: Sequence[str], individual: Individual | None
+    model: GraftedModel, prompts: str | Sequence[str], options: Sequence[str], *, individual: Individual | None = None
 ) -> list[ChoicePrediction]:
-    """`CausalQwenForCausalLM.predict_choice`."""
+    """Which of the options follows each prompt, as `individual` would say it; nobody in particular by default.
+
+    Options are what may be written behind the prompt, each to the end of its line. At every token where they part, a
+    softmax over loc_S of the tokens that they go on with says how likely each branch is (a decoder that may write nothing
+    but options). What is not known about somebody who was inferred is integrated out, over the draws of their posterior.
+
+    Raises ValueError for an empty prompt, fewer than two options or two that are alike.
+    """
     check_options(options)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     if individual is None:

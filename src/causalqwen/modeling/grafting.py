@@ -73,7 +73,25 @@ def from_backbone(
     quiet: bool = False,
     **config: Any,
 ) -> Any:
-    """`CausalQwenForCausalLM.from_backbone`."""
+    """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
+
+    One line tells what was added, and on how many tokens of a few lines the logits were found to be the backbone's: at
+    level INFO of the logger `causalqwen`, which writes to stderr where the program has set up no logging of its own
+    (`logging.getLogger("causalqwen").setLevel("WARNING")` for silence).
+
+    Args:
+        name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
+            `tokenizer`).
+        dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
+        start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
+        text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
+        quiet: neither compare nor tell.
+        config: any field of `CausalQwenConfig`, over those of the start.
+
+    Raises:
+        ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.compatibility`); a
+            model that is no decoder (encoder-only, encoder-decoder), or whose logits are no linear map of its features.
+    """
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
     found = ("num_token_id", "free_token_ids", "given")

@@ -383,11 +383,33 @@ def prediction_to_dict(
 def predict_number(
     model: GraftedModel,
     prompts: str | Sequence[str],
-    batch_size: int,
-    individual: Individual | None,
-    classes: str | Sequence[str | None] | None,
+    batch_size: int = 32,
+    *,
+    individual: Individual | None = None,
+    classes: str | Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """`CausalQwenForCausalLM.predict_number`."""
+    """What number follows each prompt, as a distribution.
+
+    Args:
+        prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
+            dropped, because `<NUM>` brings its own.
+        batch_size: prompts per forward pass.
+        individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
+            inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because
+            training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
+        classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
+            have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
+            too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
+            `number_class`.
+
+    Returns:
+        one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
+        holds numbers. A graft that has learned no numbers warns, once.
+
+    Raises:
+        ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a
+            mixture, asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
+    """
     if not model.reads_numbers:
         logger.warning_once(_NOTHING_LEARNED)
     if individual is not None:
@@ -433,13 +455,16 @@ def predict_number(
 
 @torch.no_grad()
 def predict_values(
-    model: Any,
+    model: GraftedModel,
     features: Tensor,
     individual: Individual | None = None,
     candidates: Candidates | None = None,
     classes: Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """`CausalQwenForCausalLM.predict_values`."""
+    """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
+
+    candidates: the numbers that each may be a copy of; None for none. classes: one per row; None for none.
+    """
     chain = Chain(model, features)
     (loc, scale), prob = (column.tolist() for column in chain.value()), chain.number.log_p()[0].exp().tolist()
     plain: list[NumberPrediction]

@@ -23,6 +23,7 @@ from causalqwen.distributions import (
     check_seed,
     uniform_draws,
 )
+from causalqwen.extras import extra
 from causalqwen.files import batches
 from causalqwen.individuals import Branches
 from causalqwen.modeling.base import GraftedModel
@@ -406,3 +407,28 @@ def survey_rows(
     asked = Survey(model, population, questions, draws, seed)
     for items in batches(asked.items(), PEOPLE_AT_ONCE):
         yield from asked.rows(items)
+
+
+def survey(
+    model: GraftedModel,
+    population: Population,
+    questions: Sequence[Question] | Question,
+    *,
+    draws: int = 1,
+    seed: int = 0,
+) -> Any:
+    """Ask everybody every question: a pandas.DataFrame of people x questions, with an index of person (and draw).
+
+    An answer is a number, an option or a text. With `draws` 0 nothing is drawn: who somebody is and the noise are
+    integrated out, so that a number is its median, and options are a dictionary of their probabilities. A prompt is read
+    once for all people. Answers depend neither on the order of people and questions, nor on who else is asked what. See
+    `Survey`.
+
+    Raises:
+        ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that
+            has not learned values.
+    """
+    with extra("tables", "a survey's table"):
+        import pandas
+    rows = list(survey_rows(model, population, questions, draws=draws, seed=seed))
+    return pandas.DataFrame(rows).set_index(["person", "draw"] if draws > 1 else "person")

@@ -77,19 +77,63 @@ class World:
     digits: tuple[int, ...] = ()
 
 
+def interventional_samples(
+    model: GraftedModel,
+    prompts: str | Sequence[str],
+    individual: Individual | None = None,
+    *,
+    num_samples: int = 1,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    temperature: float = 1.0,
+    streamer: Any = None,
+) -> list[list[World]]:
+    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+
+    temperature: of the plan (`CausalDecoding`).
+    streamer: of transformers; it sees each token of each text as it comes.
+
+    Returns: `num_samples` worlds per prompt; sample j uses seed + j.
+    """
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    who = "sequence" if individual is None else individual
+    plan = CausalDecoding.preset("persona", individual=who, seed=seed, temperature=temperature)
+    world = Intervention()
+    return [continue_prompt(model, one, plan, num_samples, max_new_tokens, world, streamer) for one in prompts]
+
+
 def counterfactual_samples(
     model: GraftedModel,
     observed: Observation,
     interventions: Intervention | Sequence[Intervention],
-    noise: str,
-    individual: Individual | None,
-    num_samples: int,
-    max_new_tokens: int | None,
-    seed: int,
-    temperature: float,
-    streamer: Any,
+    *,
+    noise: str = "abduct",
+    individual: Individual | None = None,
+    num_samples: int = 1,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    streamer: Any = None,
 ) -> list[list[World]]:
-    """`CausalQwenForCausalLM.counterfactual_samples`."""
+    """What the individual behind an observed text would have written in other worlds.
+
+    Args:
+        interventions: the worlds; `Intervention()` is the one that was.
+        noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
+            explains the text stays too, so that the world that was gives the observed text back, exactly
+            in float32.
+        individual: who wrote the text; None to infer them from it.
+        num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
+        max_new_tokens: as many as the observed text has, by default.
+        temperature: of the plan (`CausalDecoding`).
+        streamer: as of `interventional_samples`.
+
+    Returns: `num_samples` worlds per intervention.
+
+    Raises:
+        ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies
+            after the last token.
+    """
     if noise not in ("redraw", "abduct"):
         raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
     worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
@@ -105,7 +149,7 @@ def counterfactual_samples(
         for sample in range(num_samples):
             plan = CausalDecoding(individual=individual, own="token", seed=seed + sample, temperature=temperature)
             if noise == "abduct":
-                kept = abduct_noise(model, observed, individual, temperature, seed + sample)
+                kept = abduct_noise(model, observed, individual, temperature=temperature, seed=seed + sample)
                 plan = replace(plan, own=kept)
             for place, world in enumerate(worlds):
                 prompt, speaker = world.prompt_from(observed.prompt), world.model or model
@@ -134,7 +178,12 @@ def _check_speaker(model: GraftedModel, other: GraftedModel) -> None:
 
 @torch.no_grad()
 def value_predictions(model: GraftedModel, world: World, individual: Individual) -> dict[int, NumberPrediction]:
-    """`CausalQwenForCausalLM.value_predictions`."""
+    """The law of each value of a world, but of those that were forced, by the index of its token.
+
+    It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
+    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
+    with a voice it is read under the voice, as the text was.
+    """
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
     if not places:
