@@ -238,7 +238,7 @@ def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, Any], di
 
 
 def kind_of(path: str | os.PathLike) -> str:
-    """Of what kind `save_tensors` wrote it; "" for what it did not write. FileNotFoundError where there is no file."""
+    """The kind that `save_tensors` wrote it as; "" for what it did not write. FileNotFoundError where there is no file."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("causalqwen", "{}"))

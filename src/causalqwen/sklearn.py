@@ -281,7 +281,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return examples
 
     def _tokens(self, text: str, row: int) -> int:
-        """Of a row's text, with those of its number. ValueError for a text that cannot be read, by row."""
+        """How many tokens a row's text has, with that of its number. ValueError for a text that cannot be read, by row."""
         try:
             return len(self.model_.processor(text, prompt=True)["input_ids"]) + 1
         except ValueError as error:
@@ -342,7 +342,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return law.quantile(loc, scale, torch.from_numpy(levels)).numpy()
 
     def _means(self, law: Any, loc: torch.Tensor, scale: torch.Tensor, columns: np.ndarray) -> np.ndarray:
-        """Of rows with these columns, within the support and the widened range."""
+        """Means of rows with these columns, within the support and the widened range."""
         of_new = self.model_.value_law
         known = _mean_and_median(of_new, loc, scale)
         means = known[:, 0] if self.mean_ is None else self.mean_.of(known, self._answers(columns))

@@ -76,7 +76,7 @@ class BoundDecoding:
         return cls(plan, seeds, causal_size, individuals, voice, observed, every_score=every_score)
 
     def at(self, positions: Tensor) -> "Drawn":
-        """What is drawn at positions int64 [B, S]: the index of each token among the real tokens of its row."""
+        """Draws at positions int64 [B, S]: the index of each token among the real tokens of its row."""
         return Drawn(self, positions)
 
     def read(self, stream: int, mode: str, positions: Tensor, law: StableFamily) -> Tensor:

@@ -183,14 +183,14 @@ class CausalDecoding:
 
     @property
     def individuals(self) -> Sequence[Individual]:
-        """Those that are given."""
+        """The individuals that are given."""
         if isinstance(self.individual, str):
             return ()
         return (self.individual,) if isinstance(self.individual, Individual) else self.individual
 
     @property
     def noises(self) -> Sequence[ObservedNoise]:
-        """Those that are given."""
+        """The observed noises that are given."""
         if isinstance(self.own, str):
             return ()
         return (self.own,) if isinstance(self.own, ObservedNoise) else self.own

@@ -148,7 +148,7 @@ class Population:
         return Population(names, self.draws[list(chosen)], facts, evidence, numbers)
 
     def where(self, *conditions: str) -> "Population":
-        """Those of whom every condition holds, such as "age > 60" or "sex == woman".
+        """The people of whom every condition holds, such as "age > 60" or "sex == woman".
 
         A condition compares a fact, or `name`, with a number or a word by ==, !=, <, <=, > or >=. Of whom a fact is not known
         is left out. ValueError for a condition that cannot be read, a fact that nobody has, or if nobody is left.

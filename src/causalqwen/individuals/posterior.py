@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from causalqwen.individuals.evidence import Evidence
 
 NARROWEST = 1e-4
-"""Of the spreads that are looked for where none is given."""
+"""The least spread that is looked for where none is given."""
 
 FARTHEST, HALVINGS = 7.9, 12
 """float64 cannot tell e1 from the cube's border any farther out; a step that does not gain is halved so often at most."""

@@ -393,8 +393,8 @@ class Chain:
         return self.model.value_reader(self.with_columns, self.loc_U, self.scale_U, each=each)
 
     def value_reach(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the scale [..., C] of U as the value head reads it: what an individual reaches, [..., C] with a sign, and the
-        noise's scale, [C] or [..., C] (theory 3.14)."""
+        """What an individual reaches, [..., C] with a sign, and the noise's scale, [C] or [..., C], of the scale [..., C] of U
+        as the value head reads it (theory 3.14)."""
         return self.model.value_reader.split(self.with_columns, scale, self.action.noise, self.action.value_law)
 
     def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from causalqwen.parts.compatibility import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 FORMAT = 3
-"""Of a saved config.json, told there as `format_version`. No other format is read."""
+"""The format of a saved config.json, told there as `format_version`. No other format is read."""
 
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
@@ -337,7 +337,7 @@ class CausalQwenConfig(PreTrainedConfig):
 
     @property
     def domain_settings(self) -> dict[str, Any]:
-        """Those of the domain that is asked."""
+        """Settings of the domain that is asked."""
         return self.domains[self.domain]
 
     @property

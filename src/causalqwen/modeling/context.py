@@ -75,8 +75,8 @@ def seen_positions(position_ids: Tensor, hidden: Tensor) -> Tensor:
 
 
 def packed_mask(position_ids: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """What is added to attention scores, [B, 1, S, S], where rows hold several sequences: 0 for a token's own, seen, earlier
-    tokens and itself, the least number elsewhere. None where every row is one sequence."""
+    """The mask that is added to attention scores, [B, 1, S, S], where rows hold several sequences: 0 for a token's own,
+    seen, earlier tokens and itself, the least number elsewhere. None where every row is one sequence."""
     starts = sequence_starts(position_ids)
     if not bool(starts.any()):
         return None

@@ -18,7 +18,7 @@ from causalqwen.modeling.voice_likelihood import chunk_of
 from causalqwen.modeling.worlds import LEVEL
 
 MOST_TOKENS = 600
-"""Of texts, each of whose tokens is told."""
+"""Tokens of texts that are told one by one, at most."""
 
 _FAVOURED = 12
 
@@ -168,7 +168,7 @@ def _typical(evidence: TokenEvidence) -> Tensor:
 
 
 def covariance_of(individual: Individual) -> Tensor:
-    """Of the posterior of Phi^-1(e1), float64 [C, C]; 0 where the individual is known exactly."""
+    """The covariance of Phi^-1(e1), float64 [C, C]; 0 where the individual is known exactly."""
     if individual.precision is not None:
         return torch.cholesky_inverse(torch.linalg.cholesky(individual.precision))
     if individual.draws is not None:

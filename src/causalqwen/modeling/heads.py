@@ -25,7 +25,8 @@ from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.value_axes import OneAxis, value_axes
 
 _FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
-"""Of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of what it awaits."""
+"""Vocabularies of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of
+what it awaits."""
 
 
 def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
@@ -320,14 +321,14 @@ def check_made(model: Any) -> None:
 
 
 VALUE_MODULES = ("value_branch", "copy_head")
-"""What is made anew where values are read in another way."""
+"""Modules that are made anew where values are read in another way."""
 
 OWN_STARTS = (AbductionNetwork, ActionNetwork, ResidualPerceptron, CopyHead)
 """Modules that know their start values."""
 
 
 def number_parameters(model: Any) -> list[nn.Parameter]:
-    """Those of `NUMBER_PARTS`, but for the noise's size on the value axis: a value alone cannot tell it from scale_U."""
+    """Parameters of `NUMBER_PARTS`, but for the noise's size on the value axis: a value alone cannot tell it from scale_U."""
     noise = None if model.value_branch is None else model.value_branch.log_noise
     named = model.named_parameters()
     return [one for name, one in named if name.startswith(NUMBER_PARTS) and one is not noise]

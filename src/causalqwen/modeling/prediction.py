@@ -132,7 +132,7 @@ class NumberPrediction:
         return list(zip(places.tolist(), density.tolist(), self._cdf(places).tolist(), strict=True))
 
     def _log_density(self, values: Tensor) -> Tensor:
-        """Of what a curve shows at values, float64 [n]."""
+        """The log density that a curve shows at values, float64 [n]."""
         return self.law.log_prob(*self._parameters(), values)
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
@@ -237,7 +237,7 @@ class CopiedNumberPrediction(NumberPrediction):
         return self.quantile(0.5)
 
     def probabilities(self) -> dict[float, float]:
-        """Those of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
+        """Probabilities of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
         of_new: Any = self.law.of_new
         new = NumberPrediction(self.loc, self.scale, self.num_prob, of_new).probabilities()
         each = {value: p * self.law.weights()[0].item() for value, p in new.items()}
@@ -247,7 +247,7 @@ class CopiedNumberPrediction(NumberPrediction):
         return dict(sorted(each.items()))
 
     def _log_density(self, values: Tensor) -> Tensor:
-        """Of a new number alone, times pi_0: a copy has a probability, and no density."""
+        """The log density of a new number alone, times pi_0: a copy has a probability, and no density."""
         of_new: Tensor = self.law.of_new.log_prob(*self._parameters(), values)
         return self.law.log_weights[0] + of_new
 

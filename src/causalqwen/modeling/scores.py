@@ -163,7 +163,7 @@ class ActionSettings:
 
     @classmethod
     def of(cls, config: Any) -> "ActionSettings":
-        """Those of a configuration."""
+        """The settings of a configuration."""
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 
@@ -306,7 +306,7 @@ class ActionNetwork(nn.Module):
         return scores
 
     def put(self, columns: Tensor, of_number: Callable[[], Tensor]) -> Tensor:
-        """What is `<NUM>`'s [...] behind the columns of the matrix [..., V], or into them, in place."""
+        """Put what is `<NUM>`'s [...] behind the columns of the matrix [..., V], or into them, in place."""
         if self.num_token_id is None:
             return columns
         if self.appended:
@@ -442,7 +442,7 @@ class Vocabulary:
 
     @cached_property
     def bounds(self) -> ScaleBounds:
-        """Of the tokens' scales under the documents' formula."""
+        """Bounds of the tokens' scales under the original design's formula."""
         return ScaleBounds(self.weight, self.action.law)
 
     def rows_at(self, tokens: Tensor) -> Tensor:

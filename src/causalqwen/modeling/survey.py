@@ -125,7 +125,7 @@ class Asked(Protocol):
         knows: bool [n], whose numbers follow from who they are."""
 
     def integrated(self, q: Tensor, knows: Tensor) -> list[Any]:
-        """Of each of n people, of whom each of q [n, m, C] is equally likely, with the noise integrated out."""
+        """The answer of each of n people, of whom each of q [n, m, C] is equally likely, with the noise integrated out."""
 
 
 @dataclass
@@ -166,7 +166,7 @@ class AskedNumber:
         return locs, torch.where(known, self.noise, scale).double()
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
-        """Of the law of each, as the model has it (not recalibrated)."""
+        """A draw of the law of each, as the model has it (not recalibrated)."""
         locs, scales = self.laws(q, knows)
         return self.law.quantile(locs.squeeze(-1), scales.squeeze(-1), uniform, raw=True).tolist()
 
@@ -205,7 +205,7 @@ class AskedValues:
         return torch.diff(below, prepend=ends[0], append=ends[1], dim=-1)[..., order.argsort()]
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
-        """Of the law of each."""
+        """A draw of the law of each."""
         return _taken(self.options, self.probabilities(q, knows).squeeze(1), uniform)
 
     def integrated(self, q: Tensor, knows: Tensor) -> list[Any]:
@@ -228,7 +228,7 @@ class AskedWords:
         return cls(options, read_options(model, prompt, options).cpu(), model.action.law)
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
-        """Of the law of each."""
+        """A draw of the law of each."""
         return _taken(self.options, self.branches.log_probs(q).exp().squeeze(1), uniform)
 
     def integrated(self, q: Tensor, knows: Tensor) -> list[Any]:

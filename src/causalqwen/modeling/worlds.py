@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Intervention:
-    """What is set in another world.
+    """Settings of another world.
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
     the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a

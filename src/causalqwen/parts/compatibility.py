@@ -52,7 +52,7 @@ WHY = {
 
 
 def missing(what: str, settings: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Of the settings that `what` is not there for, those that it is there for."""
+    """The values that `what` is there for, of each setting that it is not there for."""
     needs = {name: needed if isinstance(needed, tuple) else (needed,) for name, needed in NEEDS[what].items()}
     return {name: allowed for name, allowed in needs.items() if settings[name] not in allowed}
 

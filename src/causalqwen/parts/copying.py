@@ -58,7 +58,7 @@ class Candidates:
         num_token_id: int,
         hidden: bool = False,
     ) -> "Candidates":
-        """Those of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side.
+        """The candidates of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side.
 
         hidden: the backbone does not see numbers.
         """
@@ -244,7 +244,7 @@ class CopyLaw:
         return torch.where(self.stands(value), self.log_copied(value), self.log_weights[..., 0] + of_new)
 
     def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
-        """What is trained on: -log pi of a value in the context, else -log pi_0 + `ValueLaw.axis_losses`, elementwise."""
+        """The loss in training: -log pi of a value in the context, else -log pi_0 + `ValueLaw.axis_losses`, elementwise."""
         return -self._either(value, -self.of_new.axis_losses(loc, scale, value, kind))
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:

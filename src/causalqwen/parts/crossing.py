@@ -120,7 +120,7 @@ class _Held(torch.autograd.Function):
 
 
 def held(turn: Tensor) -> Tensor:
-    """Itself, from -1 to 1, and these ends beyond: there only a gradient whose descent leads back in goes through."""
+    """The turn itself, from -1 to 1, and these ends beyond: there only a gradient whose descent leads back in goes through."""
     result: Tensor = _Held.apply(turn)
     return result
 

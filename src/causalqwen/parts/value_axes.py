@@ -45,7 +45,7 @@ class OneAxis:
         return {key: getattr(self.config, key) for key in ("value_transform", "value_range", "value_place")}
 
     def law(self, name: str | None = None) -> ValueLaw:
-        """Of one class; with the model's own levels where it had too few rows for others."""
+        """The law of a class; with the model's own levels where it had too few rows for others."""
         own, axis = (self.config.class_interval_levels or {}).get(self.check(name) or ""), self.axis(name)
         levels, kinds = (own, []) if own else (self.config.interval_levels, self.config.interval_kinds)
         span = axis["value_range"]
@@ -58,7 +58,7 @@ class OneAxis:
         )
 
     def laws(self, names: Sequence[str | None]) -> ValueLaw | ClassLaws:
-        """Of each row's class."""
+        """The laws of each row's class."""
         distinct = list(dict.fromkeys(names)) or self.known[:1] or [None]
         laws = tuple(self.law(name) for name in distinct)
         if all(law == laws[0] for law in laws):
@@ -67,7 +67,7 @@ class OneAxis:
         return ClassLaws(laws, torch.tensor([place[name] for name in names]))
 
     def coded(self, codes: Tensor | None) -> ValueLaw | ClassLaws:
-        """Of values to be learned; codes int64 [n]: where classes have axes, the place of each one's in `known`."""
+        """The law of values to be learned; codes int64 [n]: where classes have axes, the place of each one's in `known`."""
         return self.law()
 
 
