@@ -148,9 +148,9 @@ def write_text(path: Path, text: str) -> None:
 def finite(plain: Any) -> Any:
     """Plain data with None for what is infinite or no number, which JSON does not have."""
     if isinstance(plain, dict):
-        return {key: finite(one) for key, one in plain.items()}
+        return {key: finite(inner) for key, inner in plain.items()}
     if isinstance(plain, list):
-        return [finite(one) for one in plain]
+        return [finite(inner) for inner in plain]
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 

@@ -213,7 +213,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             known = _mean_and_median(self.model_.value_law, *of_new)[:, 0], self._answers(columns[asked])[:, 0]
             if new.sum() >= FEWEST:
                 counts = values[asked], times[asked].astype(float)
-                self.mean_ = FittedMean.fit(*(one[new] for one in (*known, *counts)))
+                self.mean_ = FittedMean.fit(*(column[new] for column in (*known, *counts)))
         return self
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
@@ -328,7 +328,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         answers = {name: ask() for name, ask in asked.items()}
         laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
         own = self.model_.value_law
-        return answers | {"predictions": or_copied([NumberPrediction(*one, None, own) for one in laws], law)}
+        return answers | {
+            "predictions": or_copied([NumberPrediction(*parameters, None, own) for parameters in laws], law)
+        }
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -393,7 +395,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         loc = loc.clamp(ends[0][0], ends[1][1])
         scale = law.widened(scale, torch.as_tensor(away, dtype=torch.float64).reshape(-1, 1))
         if copies:
-            parts = zip(*((one.candidates, one.log_weights) for one in copies), strict=True)
+            parts = zip(*((copy.candidates, copy.log_weights) for copy in copies), strict=True)
             law = joined(law, *parts)[back]
         return law.beside_levels(), loc, scale
 

@@ -62,9 +62,13 @@ class BoundDecoding:
                 individual.check_size(causal_size)
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
-            if (spoken := next((one.voice for one in given if one.voice is not None), None)) is not None:
-                voices = [torch.zeros_like(spoken) if one.voice is None else one.voice for one in given]
-                if any(one.shape != spoken.shape for one in voices):
+            if (
+                spoken := next((individual.voice for individual in given if individual.voice is not None), None)
+            ) is not None:
+                voices = [
+                    torch.zeros_like(spoken) if individual.voice is None else individual.voice for individual in given
+                ]
+                if any(shaped.shape != spoken.shape for shaped in voices):
                     raise ValueError("the individuals have voices of different backbones")
                 of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
                 voice = of_prompts.repeat_interleave(copies, dim=0)

@@ -212,5 +212,5 @@ def _check_source(name: str, given: Any, modes: tuple[str, ...], kind: type) -> 
             raise ValueError(f"unknown {name} mode {given!r}; use one of {', '.join(modes)}")
         return
     each = [given] if isinstance(given, kind) else given
-    if not isinstance(each, Sequence) or not each or not all(isinstance(one, kind) for one in each):
+    if not isinstance(each, Sequence) or not each or not all(isinstance(item, kind) for item in each):
         raise ValueError(f"{name}: expected a mode, one {kind.__name__}, or a list of them, got {given!r}")

@@ -151,9 +151,9 @@ class StableFamily(ABC):
         return log_cdf, hazard
 
     def _log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        zero, one = x.new_zeros(()), x.new_ones(())
-        log_cdf = self.log_cdf(x, zero, one)
-        return log_cdf, torch.exp(self.log_prob(x, zero, one) - log_cdf)
+        zero, unit = x.new_zeros(()), x.new_ones(())
+        log_cdf = self.log_cdf(x, zero, unit)
+        return log_cdf, torch.exp(self.log_prob(x, zero, unit) - log_cdf)
 
     @abstractmethod
     def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:

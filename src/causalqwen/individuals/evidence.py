@@ -18,7 +18,7 @@ from causalqwen.distributions import SCALE_FLOOR, StableFamily, upcast
 from causalqwen.losses import graded_scale
 
 LIKELIHOODS = ("softmax", "ovr", "values")
-"""Likelihoods of an observed text: its tokens by a softmax, or by OvR's product, with its values beside; or its values alone."""
+"""Likelihoods of an observed text: its tokens by a softmax, or by OvR's product, values beside; or its values alone."""
 
 
 class Evidence(Protocol):

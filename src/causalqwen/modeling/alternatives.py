@@ -96,7 +96,7 @@ def added_text(
     processor = model.processor
     ids, values = (list(column[-_CONTEXT:]) for column in before)
     if processor.context.writes:  # the digits are there too
-        kept = [place for place, one in enumerate(ids) if one != processor.num_token_id]
+        kept = [place for place, known in enumerate(ids) if known != processor.num_token_id]
         ids, values = [ids[place] for place in kept], [values[place] for place in kept]
     if token in processor.tokenizer.all_special_ids:
         return None

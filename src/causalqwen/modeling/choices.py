@@ -134,6 +134,6 @@ def last_features(model: GraftedModel, text: EncodedText, voice: Tensor | None =
 def _ids_behind(model: GraftedModel, prompt: str, option: str) -> tuple[int, ...]:
     """The tokens of an option as it stands behind a prompt, through the end of its line."""
     last, first = (prompt.rstrip(" ") or prompt)[-1], option.strip()[0]
-    joined = last.isspace() or any(unicodedata.east_asian_width(one) in "WF" for one in (last, first))
+    joined = last.isspace() or any(unicodedata.east_asian_width(character) in "WF" for character in (last, first))
     text = f"{'' if joined else ' '}{option.strip()}\n"
     return tuple(model.processor.tokenizer(text, add_special_tokens=False)["input_ids"])

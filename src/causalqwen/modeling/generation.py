@@ -492,7 +492,7 @@ def _start_values(
 
     def said_of(row: int, before: Sequence[int]) -> ObservedNumber | None:
         """The number that is set behind the ids `before`, or that stood there in the text of an observed noise."""
-        told = [one.said[row, len(before)] for one in forced if (row, len(before)) in one.said]
+        told = [processor.said[row, len(before)] for processor in forced if (row, len(before)) in processor.said]
         if told or bound is None or bound.observed is None or len(before) < log.start:
             return (*told, None)[0]
         answer = before[log.start :]

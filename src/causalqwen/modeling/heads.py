@@ -307,8 +307,8 @@ def check_made(model: Any) -> None:
     for name, part in made.items():
         own = getattr(model, name)
         wanted, there = (
-            {} if one is None else {key: tensor.shape for key, tensor in one.state_dict().items()}
-            for one in (part, own)
+            {} if module is None else {key: tensor.shape for key, tensor in module.state_dict().items()}
+            for module in (part, own)
         )
         if wanted != there:
             raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
@@ -331,7 +331,7 @@ def number_parameters(model: Any) -> list[nn.Parameter]:
     """Parameters of `NUMBER_PARTS`, but for the noise's size on the value axis: a value alone cannot tell it from scale_U."""
     noise = None if model.value_branch is None else model.value_branch.log_noise
     named = model.named_parameters()
-    return [one for name, one in named if name.startswith(NUMBER_PARTS) and one is not noise]
+    return [parameter for name, parameter in named if name.startswith(NUMBER_PARTS) and parameter is not noise]
 
 
 def alone_at_their_rate(model: Any) -> list[str]:

@@ -208,7 +208,7 @@ def _by_voice(
     """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
     voices.check_depths(*depths_of(model.backbone))
     said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
-    texts = [one for one in said if not isinstance(one, Choice)]
+    texts = [item for item in said if not isinstance(item, Choice)]
     if len(texts) < len(said):
         raise ValueError("a voice is heard in words: leave choices out, or the voices")
     was_training = model.training
@@ -259,8 +259,8 @@ def abduct_people(
     heard = zip(observations, _hear(model, observations.values()), strict=True)
     people, numbers = {}, {}
 
-    def kept(one: Individual) -> Individual:  # a width is C x C
-        return replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, one.name)))
+    def kept(person: Individual) -> Individual:  # a width is C x C
+        return replace(person, precision=None, line=None, draws=person.likely(KEPT, seed_of(0, person.name)))
 
     for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
         people[name] = kept(way.infer(model, read, choices, name))
@@ -274,8 +274,8 @@ def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Rea
     contexts, ends, choices = [], [0], []
     for said in people:
         given = [said] if isinstance(said, str | Observation | Choice) else list(said)
-        choices.append([one for one in given if isinstance(one, Choice)])
-        texts = [one for one in given if not isinstance(one, Choice)]
+        choices.append([item for item in given if isinstance(item, Choice)])
+        texts = [item for item in given if not isinstance(item, Choice)]
         contexts += contexts_of(model, texts)
         ends.append(len(contexts))
         if ends[-1] == ends[-2] and not choices[-1]:
@@ -327,7 +327,7 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
     residuals = values.values.double() - values.loc.double() @ row - values.bias
     sizes = loading_sizes(law, values.reach.double() * row) * values.reach[:, 0].sign()
     told = torch.stack([residuals, sizes, values.scale.double()]).cpu()
-    signs, one, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    signs, unit, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     heard = told
     if prior is not None and prior.line is not None:
         heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
@@ -335,7 +335,7 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
     places = line_posterior(law, heard[0], heard[1], heard[2], count)
     now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[count // 2], before))
     # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
-    along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
+    along = torch.special.ndtri(law.cdf(-places.abs(), 0 * unit, unit)) * -places.sign()
     g = signs * along.unsqueeze(-1)
     evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
     observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")

@@ -300,11 +300,11 @@ def describe_all(
     values = [None] * len(predictions) if values is None else values
     of_law: dict[int, list[int]] = {}
     entries: list[dict[str, Any]] = [{} for _ in predictions]
-    for row, (one, value) in enumerate(zip(predictions, values, strict=True)):
-        if type(one) is NumberPrediction:
-            of_law.setdefault(id(one.law), []).append(row)
+    for row, (prediction, value) in enumerate(zip(predictions, values, strict=True)):
+        if type(prediction) is NumberPrediction:
+            of_law.setdefault(id(prediction.law), []).append(row)
         else:  # a mixture: each has its own
-            entries[row] = describe(one, value, raw=raw, levels=levels)
+            entries[row] = describe(prediction, value, raw=raw, levels=levels)
     for rows in itertools.chain.from_iterable(batches(rows, _AT_ONCE) for rows in of_law.values()):
         law = predictions[rows[0]].law
         parameters = [(predictions[row].loc, predictions[row].scale) for row in rows]
@@ -475,7 +475,7 @@ def predict_values(
         names = classes or [None] * len(features)
         laws = {name: model.value_axes.law(name) for name in set(names)}
         parameters = zip(loc, scale, prob, strict=True)
-        plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
+        plain = [NumberPrediction(*parameter, laws[name]) for parameter, name in zip(parameters, names, strict=True)]
     if candidates is None:
         return plain
     return or_copied(plain, model.copy_law(features, candidates, ValueLaw()).to("cpu"))
@@ -485,9 +485,13 @@ def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPre
     """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, of which the law of a
     new number is not read."""
     predictions = []
-    for row, one in enumerate(of_new):
-        law = copies.of_row(row, one.law)
-        predictions.append(one if law is one.law else CopiedNumberPrediction(one.loc, one.scale, one.num_prob, law))
+    for row, prediction in enumerate(of_new):
+        law = copies.of_row(row, prediction.law)
+        predictions.append(
+            prediction
+            if law is prediction.law
+            else CopiedNumberPrediction(prediction.loc, prediction.scale, prediction.num_prob, law)
+        )
     return predictions
 
 

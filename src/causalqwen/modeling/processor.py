@@ -261,7 +261,7 @@ class CausalQwenProcessor(ProcessorMixin):
             input_ids.append([token for token, _, _ in tokens])
             numeric_values.append([0.0 if n is None else of_row[n][2] for _, n, _ in tokens])
             written = [NumberText.of(text[start:end], value) for start, end, value in of_row]
-            number_texts.append([one for n, one in enumerate(written) if n in kept])
+            number_texts.append([form for n, form in enumerate(written) if n in kept])
             digits.append([written for _, _, written in tokens])
         data = dict(
             self.tokenizer.pad({"input_ids": input_ids}, **{"padding": False, "max_length": max_length} | padding)

@@ -45,8 +45,8 @@ def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
     return weight, of_adapter if bias is None else bias + of_adapter
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and torch.equal(tensor, other)
 
 
 class DocumentsScale:

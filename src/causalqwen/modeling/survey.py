@@ -91,7 +91,9 @@ class Question:
                 return check_options(self.options)  # type: ignore[arg-type]
         given = list(self.options.values() if isinstance(self.options, Mapping) else self.options)
         numbers = [
-            one for one in given if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+            number
+            for number in given
+            if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
         ]
         if len(set(numbers)) < max(2, len(given)):
             raise ValueError(f"field options: expected two finite numbers or more, no two alike, found {given}")
@@ -100,8 +102,8 @@ class Question:
     def values(self) -> list[float] | None:
         """The numbers that its options are, or stand for."""
         if self.options is None or (self.options and isinstance(next(iter(self.options)), str)):
-            return [float(one) for one in self.options.values()] if isinstance(self.options, Mapping) else None
-        return [float(one) for one in self.options]
+            return [float(number) for number in self.options.values()] if isinstance(self.options, Mapping) else None
+        return [float(number) for number in self.options]
 
     @property
     def kind(self) -> str:

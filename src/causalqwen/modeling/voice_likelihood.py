@@ -31,9 +31,9 @@ def windows_of(model: GraftedModel, said: Iterable[str | Observation]) -> list[l
     """Windows of each text, `WINDOW` tokens at a time, each behind the text's prompt; those alone in which somebody chose a
     word."""
     found = []
-    for one in said:
-        before = 0 if isinstance(one, str) else len(encode_text(model, one.prompt, prompt=True).ids)
-        contexts = contexts_of(model, one, before + WINDOW)
+    for item in said:
+        before = 0 if isinstance(item, str) else len(encode_text(model, item.prompt, prompt=True).ids)
+        contexts = contexts_of(model, item, before + WINDOW)
         found.append([context for context in contexts if int(Words(model, [context]).count)])
     return found
 

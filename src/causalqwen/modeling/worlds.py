@@ -99,7 +99,7 @@ def interventional_samples(
     who = "sequence" if individual is None else individual
     plan = CausalDecoding.preset("persona", individual=who, seed=seed, temperature=temperature)
     world = Intervention()
-    return [continue_prompt(model, one, plan, num_samples, max_new_tokens, world, streamer) for one in prompts]
+    return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, world, streamer) for prompt in prompts]
 
 
 def counterfactual_samples(
