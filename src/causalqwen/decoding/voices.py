@@ -44,7 +44,7 @@ class Voices:
         shapes = tuple(getattr(self, name).shape for name in _TENSORS)
         if self.origin.dim() != 2 or shapes != (layers, layers, layers, size, size, size[:1]):
             raise ValueError(
-                f"voices of shapes that do not fit: {[tuple(shape) for shape in shapes]}, expected [L, H] three times, [K, L, H]"
+                f"voices whose shapes do not fit: {[tuple(shape) for shape in shapes]}, expected [L, H] three times, [K, L, H]"
                 " twice and [K]"
             )
         if not all(bool(getattr(self, name).isfinite().all()) for name in _TENSORS):

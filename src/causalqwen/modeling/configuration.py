@@ -241,17 +241,18 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"text_config: expected the backbone's configuration, got {self.text_config!r}")
         if self.causal_size is None:
             self.causal_size = self.text_config.hidden_size
-        if self.domains is None:
-            self.domains = {}
         kinds = [] if self.interval_kinds is None else self.interval_kinds
         if isinstance(kinds, list):  # a file has lists for tuples
             self.interval_kinds = [tuple(kind) if isinstance(kind, list) else kind for kind in kinds]
-        if self.class_interval_levels is None:
-            self.class_interval_levels = {}
-        if self.class_values is None:
-            self.class_values = {}
-        if self.free_token_ids is None:
-            self.free_token_ids = []
+        empty: dict[str, type] = {
+            "domains": dict,
+            "class_interval_levels": dict,
+            "class_values": dict,
+            "free_token_ids": list,
+        }
+        for name, kind_of in empty.items():
+            if getattr(self, name) is None:
+                setattr(self, name, kind_of())
         if self.num_token_id is None:
             self.num_token_id = self.text_config.vocab_size
         known = list(CausalQwenConfig.__annotations__)
@@ -320,12 +321,13 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         if self.domain is not None and self.domain not in self.domains:
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
-        if self.number_encoding == "fourier":
-            self.require("number_encoding='fourier'")
-        if self.value_columns:
-            self.require("value_columns")
-        if self.value_crossing > 1:
-            self.require("value_crossing above 1")
+        asked = {
+            "number_encoding='fourier'": self.number_encoding == "fourier",
+            "value_columns": self.value_columns > 0,
+            "value_crossing above 1": self.value_crossing > 1,
+        }
+        for what in filter(asked.get, asked):
+            self.require(what)
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):

@@ -19,7 +19,7 @@ from causalqwen.modeling.backbones import align_parameters, check_graftable, fre
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.heads import VALUE_MODULES, make_heads
-from causalqwen.modeling.low_rank_head import narrow_head
+from causalqwen.modeling.low_rank_head import NarrowHead, narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.scores import SCORE_SCALES, effective_linear
 from causalqwen.parts.compatibility import NEEDS
@@ -92,6 +92,32 @@ def from_backbone(
         ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.compatibility`); a
             model that is no decoder (encoder-only, encoder-decoder), or whose logits are no linear map of its features.
     """
+    _check_asked(start, config)
+    backbone, tokenizer, name = _loaded(name_or_path, dtype, tokenizer)
+    attention = backbone.config._attn_implementation
+    grafted, narrow = _configured(backbone, tokenizer, start, text, config)
+    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
+    grafted._attn_implementation = attention  # a new configuration resets that of its parts
+    grafted.dtype, grafted.name_or_path = backbone.dtype, name
+    model: Any = cls(grafted, backbone=backbone)
+    model.abduction.loc_net.to(backbone.dtype)
+    if narrow is not None:
+        narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
+    elif with_own:
+        own_scores(model)
+    model.to(backbone.device)
+    model.generation_config = backbone.generation_config
+    model.processor = CausalQwenProcessor.of(tokenizer, grafted)
+    start_number_rows(model, tokenizer)
+    model.eval()
+    if not quiet and logger.isEnabledFor(logging.INFO):
+        longest = grafted.context_length or math.inf
+        logger.info(prove(model, [part for part in _PROBES if len(model.processor(part)["input_ids"]) <= longest]))
+    return model
+
+
+def _check_asked(start: str, config: dict[str, Any]) -> None:
+    """ValueError for an unknown start, and for settings that there are not, or that nobody sets."""
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
     found = ("num_token_id", "free_token_ids", "given")
@@ -102,6 +128,12 @@ def from_backbone(
     if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
     check_values(CausalQwenConfig, config)
+
+
+def _loaded(
+    name_or_path: str | PreTrainedModel, dtype: torch.dtype | str | None, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """The backbone, its tokenizer and its name. ValueError for what cannot be grafted."""
     if isinstance(name_or_path, PreTrainedModel):
         backbone, name = name_or_path, type(name_or_path).__name__
         _refuse_others(backbone.config, name)
@@ -119,7 +151,18 @@ def from_backbone(
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
     align_parameters(backbone)
     check_graftable(backbone, name)
+    return backbone, tokenizer, name
 
+
+def _configured(
+    backbone: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    start: str,
+    text: str | None,
+    config: dict[str, Any],
+) -> tuple[CausalQwenConfig, NarrowHead | None]:
+    """The configuration of a graft, and below the hidden size what its scores start as. ValueError for what is asked for and
+    would do nothing."""
     free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
     settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
     head, narrow = backbone.get_output_embeddings(), None
@@ -135,32 +178,13 @@ def from_backbone(
         if start == "faithful":  # a constant threshold, so the log-partition's median
             scores = head(_features(backbone, tokenizer, _PROBE).to(head.weight.dtype)).float()
             settings["initial_threshold"] += scores.logsumexp(-1).median().item()
-    attention = backbone.config._attn_implementation
     grafted = CausalQwenConfig(text_config=backbone.config, given=sorted(config), **(settings | config))
     if grafted.context.writes and "value_digits" not in config:
         grafted.value_digits = 4
-    for field, value in config.items():  # what is asked for, and would do nothing
+    for field, value in config.items():
         if value != STARTS[start].get(field, getattr(CausalQwenConfig, field)) and f"the setting {field}" in NEEDS:
             grafted.require(f"the setting {field}")
-    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
-    grafted._attn_implementation = attention  # a new configuration resets that of its parts
-    grafted.dtype = backbone.dtype
-    grafted.name_or_path = name
-    model: Any = cls(grafted, backbone=backbone)
-    model.abduction.loc_net.to(backbone.dtype)
-    if narrow is not None:
-        narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
-    elif with_own:
-        own_scores(model)
-    model.to(backbone.device)
-    model.generation_config = backbone.generation_config
-    model.processor = CausalQwenProcessor.of(tokenizer, grafted)
-    start_number_rows(model, tokenizer)
-    model.eval()
-    if not quiet and logger.isEnabledFor(logging.INFO):
-        longest = grafted.context_length or math.inf
-        logger.info(prove(model, [part for part in _PROBES if len(model.processor(part)["input_ids"]) <= longest]))
-    return model
+    return grafted, narrow
 
 
 def _refuse_others(config: Any, name: str) -> None:
