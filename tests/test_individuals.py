@@ -134,9 +134,10 @@ def test_the_posterior_of_gaussian_values_is_that_of_linear_regression():
     assert likeliest_spread(gradient, information) <= 1.0
 
 
-def test_fisher_scoring_finds_the_mode():
+def test_fisher_scoring_finds_the_mode(monkeypatch):
+    monkeypatch.setattr("causalqwen.individuals.posterior.TOLERANCE", 1e-10)
     evidence = evidence_of(LAWS[0])
-    found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30, tolerance=1e-10)
+    found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30)
     g = found.mode.clone().requires_grad_(True)
     (slope,) = torch.autograd.grad(log_likelihood(evidence, g) - 0.5 * g.square().sum(), g)
     assert slope.abs().max() < 1e-3

@@ -56,10 +56,6 @@ class Voices:
             alone, heard = self.gained
             object.__setattr__(self, "gained", (float(alone), float(heard)))
 
-    def check_depths(self, layers: int, size: int) -> None:
-        """ValueError unless these are voices of a backbone with so many layers of that size."""
-        check_voice(self.origin, layers, size)
-
     def place(self, score: Tensor, tokens: int) -> Tensor:
         """a [K] of somebody whose n tokens have this score [L, H]."""
         beyond = score.to(self.probes) - tokens * self.expected

@@ -15,6 +15,9 @@ from causalqwen.individuals.evidence import Evidence
 NARROWEST = 1e-4
 """The least spread that is looked for where none is given."""
 
+TOLERANCE = 1e-3
+"""Nats that a step must promise."""
+
 FARTHEST, HALVINGS = 7.9, 12
 """float64 cannot tell e1 from the cube's border any farther out; a step that does not gain is halved so often at most."""
 
@@ -23,7 +26,7 @@ FARTHEST, HALVINGS = 7.9, 12
 class Posterior:
     """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, prior_precision^-1).
 
-    gained: log-likelihood of the observations at the mode less that at the prior's mean, nats. evaluations: of the likelihood.
+    gained: log-likelihood of the observations at the mode less that at the prior's mean, nats.
     """
 
     prior_mean: Tensor
@@ -32,7 +35,6 @@ class Posterior:
     precision: Tensor
     information: Tensor
     gained: float
-    evaluations: int
 
     @property
     def directions(self) -> float:
@@ -101,14 +103,12 @@ def find_posterior(
     *,
     widest: float = 1.0,
     evaluations: int = 3,
-    tolerance: float = 1e-3,
 ) -> Posterior:
     """Mode by Fisher scoring from the prior's mean, the information taken there; a step that does not gain is halved.
 
     Args:
         prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`.
         evaluations: of the log-likelihood at most, beside those that halve a step; the last step is not looked at again.
-        tolerance: nats that a step must promise.
     """
 
     def evaluate(g: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None]:
@@ -141,7 +141,7 @@ def find_posterior(
     mode, best, gained, used, halved = prior_mean, start, 0.0, 1, 0
     step = torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
     promised = 0.5 * (step @ gradient).item()
-    while used - halved < evaluations and halved < HALVINGS and promised > tolerance:
+    while used - halved < evaluations and halved < HALVINGS and promised > TOLERANCE:
         value, slope, _ = evaluate(toward(step), False)
         used += 1
         if not value - penalty(toward(step)) >= best - penalty(mode):  # nor where it is not a number
@@ -151,7 +151,7 @@ def find_posterior(
         pull = slope - prior @ (mode - prior_mean)
         step = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
         promised = 0.5 * (step @ pull).item()
-    return Posterior(prior_mean, prior, mode, precision, information, gained, used)
+    return Posterior(prior_mean, prior, mode, precision, information, gained)
 
 
 def positive_definite(matrix: Tensor) -> Tensor:
@@ -171,11 +171,10 @@ _CHAINS, _WARMUP = 2, 50
 @dataclass(frozen=True)
 class Diagnostics:
     """rhat: the largest split R-hat of a coordinate (1 where chains agree; above 1.05, draw more). effective: the smallest
-    effective number of draws of a coordinate. evaluations: of the likelihood."""
+    effective number of draws of a coordinate."""
 
     rhat: float
     effective: float
-    evaluations: int
 
 
 def sample_posterior(
@@ -193,7 +192,6 @@ def sample_posterior(
     generator = torch.Generator().manual_seed(seed)
     prior = gaussian.prior_precision
     upper = torch.linalg.cholesky(gaussian.precision).mT
-    used = 0
 
     def away() -> Tensor:
         normal = torch.randn(len(gaussian.mode), 1, generator=generator, dtype=torch.float64).to(upper.device)
@@ -201,8 +199,6 @@ def sample_posterior(
 
     def ratio(x: Tensor) -> float:
         """log posterior less the log of the Gaussian that was found, at mode + x."""
-        nonlocal used
-        used += 1
         g = gaussian.mode + x
         from_prior = g - gaussian.prior_mean
         total = sum(part.evaluate(g)[0] for part in evidence if len(part))
@@ -216,7 +212,7 @@ def sample_posterior(
             x, level = _turn(x, level, away(), ratio, generator)
             if step >= _WARMUP:
                 kept[chain, step - _WARMUP] = (gaussian.mode + x).cpu()
-    return kept.flatten(0, 1), Diagnostics(split_rhat(kept).max().item(), effective_draws(kept).min().item(), used)
+    return kept.flatten(0, 1), Diagnostics(split_rhat(kept).max().item(), effective_draws(kept).min().item())
 
 
 def _turn(

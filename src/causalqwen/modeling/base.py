@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,10 +40,14 @@ logger = logging.get_logger(__name__)
 _WHERE = ("token", "revision", "cache_dir", "local_files_only")
 
 
-class CausalQwenPreTrainedModel(PreTrainedModel):
-    """What transformers has to know: which parts start how, and what a backbone can do."""
+class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
+    """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5)."""
 
     config: CausalQwenConfig
+    bf16: bool = False
+    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
+
+    # what transformers has to know
     base_model_prefix = "backbone"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -85,13 +89,6 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.log_noise.zero_()
             module.feature_mean.zero_()
             module.feature_std.fill_(1.0)
-
-
-class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGenerationMixin):
-    """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5)."""
-
-    bf16: bool = False
-    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
 
     def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
@@ -354,12 +351,6 @@ class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGeneratio
         result.attentions = outputs.get("attentions")
         return CausalQwenOutput(**result)  # in the order of its fields: as a tuple, the loss comes first
 
-    @overload
-    def value_law_of(self, classes: str | None) -> ValueLaw: ...
-
-    @overload
-    def value_law_of(self, classes: Sequence[str | None]) -> ValueLaw | ClassLaws: ...
-
     def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw | ClassLaws:
         """`value_law` of a class: with its levels and, where classes have axes of their own, on its axis; of a sequence, that
         of each row's class.
@@ -367,11 +358,9 @@ class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGeneratio
         None stands for `number_class`, and, where that is None too, for the model's own levels, as does a class that had too
         few rows. ValueError for a class that the model does not know, and for none where it needs one.
         """
-        return (
-            self.value_axes.law(classes)
-            if classes is None or isinstance(classes, str)
-            else self.value_axes.laws(classes)
-        )
+        if classes is None or isinstance(classes, str):
+            return self.value_axes.law(classes)
+        return self.value_axes.laws(classes)
 
 
 def kept_positions(logits_to_keep: int | Tensor) -> Any:

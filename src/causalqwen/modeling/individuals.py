@@ -20,6 +20,7 @@ from causalqwen.decoding import (
     Voices,
 )
 from causalqwen.decoding.population import KEPT, seed_of
+from causalqwen.decoding.voices import check_voice
 from causalqwen.distributions import upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
@@ -40,6 +41,7 @@ from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.reading import (
     NOTHING_TOLD,
+    EncodedText,
     Observation,
     Reading,
     contexts_of,
@@ -206,7 +208,7 @@ def _by_voice(
     model: GraftedModel, observations: Observations, voices: Voices, name: str, evaluations: int
 ) -> Individual:
     """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
-    voices.check_depths(*depths_of(model.backbone))
+    check_voice(voices.origin, *depths_of(model.backbone))
     said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
     texts = [item for item in said if not isinstance(item, Choice)]
     if len(texts) < len(said):
@@ -434,13 +436,20 @@ def abduct_noise(
         value_normals[numbers] = (values[numbers] - loc_Y) / scale_Y
         same = max(_SAME_VALUE, ROUNDINGS * torch.finfo(read.features.dtype).eps)
         slack[numbers] = same * (1 + values[numbers].abs() + loc_Y.abs())
-    at = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     index = (after.cumsum(0) - 1).tolist()
-    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if at else []
-    known = {
-        index[place]: ObservedNumber(form.value, form, text.digits_of(first + place))
-        for place, form in zip(at, forms, strict=True)
-    }
+    known = {index[place]: number for place, number in _written_numbers(model, observation, text, first).items()}
     return ObservedNoise(
         seed, temperature, places, exceptions, normals, len(tokens), values, value_normals, slack, known
     )
+
+
+def _written_numbers(
+    model: GraftedModel, observation: Observation, text: EncodedText, first: int
+) -> dict[int, ObservedNumber]:
+    """The numbers of an observed text as they were written, by the index of their `<NUM>` in it; it begins at `first`."""
+    places = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
+    return {
+        place: ObservedNumber(form.value, form, text.digits_of(first + place))
+        for place, form in zip(places, forms, strict=True)
+    }

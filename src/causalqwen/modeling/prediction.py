@@ -422,15 +422,7 @@ def predict_number(
         raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
     for name in dict.fromkeys(names):
         model.value_axes.check(name)  # an unknown class stops it here
-    processor = model.processor
-    limit = model.config.context_length
-    encoded = processor(prompts, prompt=True) if prompts else {"input_ids": []}
-    lengths = [len(ids) for ids in encoded["input_ids"]]
-    for row, length in enumerate(lengths):
-        if length == 0:
-            raise ValueError(f"prompt {row} is empty")
-        if limit is not None and length > limit:
-            raise ValueError(f"prompt {row} has {length} tokens, but the context of this model holds {limit}")
+    processor, lengths = model.processor, _lengths(model, prompts)
     order = sorted(range(len(prompts)), key=lambda row: lengths[row])
     predictions: list[NumberPrediction | None] = [None] * len(prompts)
     was_training = model.training
@@ -451,6 +443,19 @@ def predict_number(
                 predictions[row] = prediction
     model.train(was_training)
     return predictions
+
+
+def _lengths(model: GraftedModel, prompts: list[str]) -> list[int]:
+    """How many tokens each prompt has. ValueError for an empty one, or one longer than the context, by its index."""
+    limit = model.config.context_length
+    encoded = model.processor(prompts, prompt=True) if prompts else {"input_ids": []}
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    for row, length in enumerate(lengths):
+        if length == 0:
+            raise ValueError(f"prompt {row} is empty")
+        if limit is not None and length > limit:
+            raise ValueError(f"prompt {row} has {length} tokens, but the context of this model holds {limit}")
+    return lengths
 
 
 @torch.no_grad()
