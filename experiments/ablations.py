@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data import Example, encode_rows
 from causalqwen.data.boiling_points import boiling_points, sentence
 from causalqwen.data.rows import check_row
@@ -30,6 +29,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import questions
 from causalqwen.kernels import Negatives, sample_negatives
 from causalqwen.losses import shift_targets
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import ValueTransform
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.training import FactStore, score_tokens

@@ -12,8 +12,8 @@ import time
 import torch
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speeches
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 
 SIZES = (16, 64, 128, 256, 576)

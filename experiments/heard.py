@@ -24,9 +24,9 @@ from tqdm.auto import tqdm
 from words import Known, windows
 
 from causalqwen import CausalQwenForCausalLM, Individual
-from causalqwen.core import Chain
 from causalqwen.decoding import Voices
-from causalqwen.modeling.precision import reading
+from causalqwen.modeling.backbones import reading
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import learn_voices
 
 KNOWN, LATER, SKIPPED = 1024, 2048, 6144

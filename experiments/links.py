@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
 from causalqwen.distributions import upcast
 from causalqwen.evaluation.language import calibration_error
 from causalqwen.losses import ovr_log_probs
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 
 LINKS = [
@@ -75,7 +75,7 @@ def scores_of(model: CausalQwenForCausalLM, chunks: list[Tensor]) -> Scores:
     for ids in chunks:
         hidden = model.features(ids[None]).last_hidden_state[0, :-1]
         for features, target in zip(hidden.split(128), ids[1:].split(128), strict=True):
-            rest = Chain(model, features).rest
+            rest = Chain(model, features).word_scores
             scores = rest.masked(upcast(rest.loc), -torch.inf).log_softmax(-1)
             sorted_ = scores.sort(-1, descending=True).values
             counts = torch.zeros(len(scores), BINS)

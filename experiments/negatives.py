@@ -14,9 +14,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.kernels import Negatives, inclusion_probabilities, sample_negatives
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 from causalqwen.training.negatives import token_importance
 

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 from twins import CHOSEN_ON, FOLDS, PEOPLE, Study, correlation
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.modeling.precision import reading
+from causalqwen.modeling.backbones import reading
 
 FOLDERS = {
     "affective_priming": "Affective Primes",

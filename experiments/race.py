@@ -21,9 +21,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data.texts import HELD_OUT_YEARS, speeches
 from causalqwen.decoding import BoundDecoding
+from causalqwen.modeling.chain import Chain
 
 WINDOW, FIRST, NODES, ROWS = 256, 64, 96, 256
 

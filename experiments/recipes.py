@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data import collate, encode_rows, read_rows
 from causalqwen.data.boiling_points import boiling_points, write_sentences
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import FITTED_YEARS, speeches
 from causalqwen.evaluation.language import score_language
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import TrainSettings, score_tokens, train
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import stream_facts
@@ -78,7 +78,7 @@ class Text(TextAnchor):
         if kind == "ovr":
             return chain.rest_loss(ids[:, 1:]).mean()
         wanted = F.linear(base, chain.words.weight).softmax(-1).detach()
-        log_p, log_q = chain.rest.log_p()
+        log_p, log_q = chain.word_scores.log_p()
         return -(wanted * log_p + (1 - wanted) * log_q).sum(-1).mean()
 
     @torch.no_grad()

@@ -30,8 +30,8 @@ import torch
 from scipy import stats
 
 from causalqwen import CausalQwenForCausalLM, Observation
-from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import contexts_of, read_contexts
 from causalqwen.training import TrainSettings, ValueStage, train
 

@@ -23,7 +23,7 @@ from causalqwen import CausalDecoding, CausalQwenForCausalLM, Intervention, Obse
 from causalqwen.data import Row, encode_rows
 from causalqwen.decoding import PRESETS
 from causalqwen.numbers import ValueTransform
-from causalqwen.parts.limits import missing
+from causalqwen.parts.compatibility import missing
 from causalqwen.training import TrainSettings, train
 
 PINS = Path(__file__).parent / "pins"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy import stats
 
-from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.rows import parse_row
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training import choice_of_people as people_held
 from causalqwen.training.axes import LearnedNumbers, certain_contexts, numbers_learned

@@ -19,7 +19,6 @@ from causalqwen import (
     cauchy_nll,
     ovr_loss,
 )
-from causalqwen.core import Chain, Scores
 from causalqwen.data import Row, encode_rows
 from causalqwen.decoding import BoundDecoding, draws
 from causalqwen.distributions import (
@@ -32,6 +31,7 @@ from causalqwen.distributions import (
 )
 from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
 from causalqwen.modeling import NumericEmbedding, ValueBranch
+from causalqwen.modeling.chain import Chain, Scores
 from causalqwen.numbers import find_numbers, symlog
 from causalqwen.training import score_tokens
 from causalqwen.training.features import stream_facts

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from causalqwen import CausalQwenForCausalLM, Individual, Intervention, Observation, Population, Question
-from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.encoding import collate
 from causalqwen.data.synthetic import choices
 from causalqwen.decoding import Observed
 from causalqwen.evaluation.predict import predict_rows
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import CopiedNumberPrediction
 from causalqwen.numbers import ValueLaw, ValueTransform, find_numbers
 from causalqwen.parts.copying import CopyLaw

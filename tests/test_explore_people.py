@@ -16,10 +16,10 @@ from causalqwen import Individual, Intervention, NumberPrediction, Observation, 
 from causalqwen.evaluation.page import example_rows, write_page
 from causalqwen.evaluation.portrait import write_portrait
 from causalqwen.evaluation.worlds import write_worlds
-from causalqwen.modeling.changes import word_changes, world_numbers
+from causalqwen.modeling.explain_individual import covariance_of, lie_among, what_told
 from causalqwen.modeling.loading import fingerprint
 from causalqwen.modeling.survey import survey_rows
-from causalqwen.modeling.telling import covariance_of, lie_among, what_told
+from causalqwen.modeling.worlds import word_changes, world_numbers
 from causalqwen.numbers import ValueLaw
 from test_explore import (  # noqa: F401 # fixtures
     HOSTILE,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Observation
-from causalqwen.core import Chain
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.losses import ovr_log_probs, ovr_loss
-from causalqwen.modeling.narrowing import narrow_head
+from causalqwen.modeling.chain import Chain
+from causalqwen.modeling.low_rank_head import narrow_head
 from causalqwen.training import HeadStage, TrainSettings, ValueStage, score_tokens, stream_facts, train
 from conftest import graft_tiny
 

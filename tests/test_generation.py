@@ -29,7 +29,7 @@ from causalqwen.distributions import (
     own_uniforms,
     uniform_draws,
 )
-from causalqwen.modeling.loop import RaceSampler
+from causalqwen.modeling.logits_processors import RaceSampler
 from causalqwen.numbers import round_significant
 from causalqwen_vllm.requests import Company
 from conftest import broken_numbers, graft_tiny

@@ -11,7 +11,6 @@ from scipy import stats
 from torch.nn import functional as F
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
-from causalqwen.core import Chain
 from causalqwen.decoding import Observed
 from causalqwen.distributions import get_family
 from causalqwen.individuals import (
@@ -23,6 +22,7 @@ from causalqwen.individuals import (
 )
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import individuals
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, contexts_of, encode_text, read_contexts, token_evidence
 from causalqwen.modeling.worlds import continue_prompt
 from conftest import graft_tiny
@@ -134,9 +134,10 @@ def test_the_posterior_of_gaussian_values_is_that_of_linear_regression():
     assert likeliest_spread(gradient, information) <= 1.0
 
 
-def test_fisher_scoring_finds_the_mode():
+def test_fisher_scoring_finds_the_mode(monkeypatch):
+    monkeypatch.setattr("causalqwen.individuals.posterior.TOLERANCE", 1e-10)
     evidence = evidence_of(LAWS[0])
-    found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30, tolerance=1e-10)
+    found = find_posterior([evidence], torch.zeros(C, dtype=torch.float64), 1.0, evaluations=30)
     g = found.mode.clone().requires_grad_(True)
     (slope,) = torch.autograd.grad(log_likelihood(evidence, g) - 0.5 * g.square().sum(), g)
     assert slope.abs().max() < 1e-3

@@ -616,7 +616,7 @@ def test_what_follows_from_the_vocabulary_is_that_of_its_rows(block, tiny_tokeni
 def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):
     """Blocks that end in another order than they began, and threads."""
     model = graft_tiny("llama", tiny_tokenizer)
-    first, second = model.standing(), model.standing()
+    first, second = model.frozen_vocabulary(), model.frozen_vocabulary()
     first.__enter__()
     second.__enter__()
     words = model.vocabulary()
@@ -624,12 +624,12 @@ def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):
     assert model.vocabulary() is words
     second.__exit__(None, None, None)
     assert model.vocabulary() is not words
-    with model.standing(), ThreadPoolExecutor(1) as others:
+    with model.frozen_vocabulary(), ThreadPoolExecutor(1) as others:
         mine = model.vocabulary()
         assert mine is model.vocabulary() and others.submit(model.vocabulary).result() is not mine
 
     def generator():
-        with model.standing():
+        with model.frozen_vocabulary():
             yield model.vocabulary()
 
     begun = generator()  # begun in one context, ended in another, as servers do; a copy of a context outlives the block

@@ -4,9 +4,9 @@ import torch
 
 import causalqwen
 from causalqwen import data, losses, training
-from causalqwen.core import Chain
 from causalqwen.data.synthetic import questions, statements
 from causalqwen.distributions import get_family
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import symlog
 from conftest import graft_tiny
 from test_docs import CLAIMS, CLAIMS_ZH, claims_section

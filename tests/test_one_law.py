@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from causalqwen import CausalDecoding
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.scores import ActionNetwork, ActionSettings
 from conftest import graft_tiny
 

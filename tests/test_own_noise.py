@@ -7,10 +7,10 @@ from scipy import stats
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from causalqwen import CausalDecoding, Individual, Intervention, Observation
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, ObservedNoise
 from causalqwen.distributions import BLOCK, block_largest, block_uniforms, own_uniforms, upcast
 from causalqwen.individuals.observed_noise import LEAD, draw_best, observed_normals
+from causalqwen.modeling.chain import Chain
 from conftest import graft_tiny
 from test_one_law import drawn, law_of, uneven, unlike
 
@@ -243,7 +243,7 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     model = uneven(graft_tiny(kind, tiny_tokenizer))
     z, generator = law_of(model).unsqueeze(1), torch.Generator().manual_seed(0)
     plan = CausalDecoding.preset("sample", seed=1)
-    with torch.no_grad(), model.standing():
+    with torch.no_grad(), model.frozen_vocabulary():
         drawn(model, z, plan, 1).ranked()
         model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
         words, found = model.vocabulary(), drawn(model, z, plan, 1).ranked()
@@ -254,7 +254,7 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     with torch.no_grad():
         assert row.dtype == torch.float64  # not the one that was kept, though it is equal
         assert torch.equal(found, drawn(model.float(), z, plan, 1).ranked())
-    with model.standing():
+    with model.frozen_vocabulary():
         with torch.no_grad():
             kept = model.vocabulary().number_row()
         row = model.vocabulary().number_row()
@@ -454,7 +454,7 @@ def test_scores_under_somebody_who_is_held_are_those_of_each_position(tiny_token
         loc, own = one.of_held()
         torch.testing.assert_close(loc, other.in_race())
         torch.testing.assert_close(own, other.own())
-    assert not torch.equal(one.loc_S, one.integrated.loc_S)
+    assert not torch.equal(one.loc_S, one.undrawn.loc_S)
 
 
 CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen3", "both")]

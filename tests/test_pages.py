@@ -13,7 +13,7 @@ from causalqwen.evaluation.page import figure, number_row, write_page
 from causalqwen.evaluation.portrait import write_portrait
 from causalqwen.evaluation.survey_report import survey_report, write_survey_report
 from causalqwen.evaluation.worlds import write_worlds
-from causalqwen.modeling.changes import world_numbers
+from causalqwen.modeling.worlds import world_numbers
 from causalqwen.numbers import ValueLaw
 from test_explore import browser, go_to, open_token, opened, write  # noqa: F401 # fixtures
 from test_explore_people import SAID, SMALL, add_text, model, read_text, server  # noqa: F401

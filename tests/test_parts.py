@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
-from causalqwen.core import Chain
+from causalqwen.modeling.chain import Chain
+from causalqwen.modeling.context import CONTEXTS
 from causalqwen.modeling.scores import SCORE_SCALES, ActionNetwork, ActionSettings, CommonScale
-from causalqwen.parts.contexts import CONTEXTS
 from conftest import graft_tiny
 
 
@@ -81,7 +81,7 @@ def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, sc
         number, rows = model.config.num_token_id, model.action.rows
         for one, other in zip(whole.number.log_p(), whole.scores.log_p(), strict=True):
             torch.testing.assert_close(one, other[..., number])
-        rest = Chain(model, whole.features).rest
+        rest = Chain(model, whole.features).word_scores
         words = model.action.rest_mask.nonzero().squeeze(-1)
         torch.testing.assert_close(rest.log_p()[0][..., words], whole.scores.log_p()[0][..., :rows][..., words])
         some = whole[:, 1:3]
@@ -90,5 +90,5 @@ def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, sc
         targets = torch.randint(0, 300, (2, 5))
         targets[0, 0] = number
         torch.testing.assert_close(
-            whole.rest_loss(targets), whole.rest.loss(whole.words_of(targets)), rtol=1e-4, atol=1e-4
+            whole.rest_loss(targets), whole.word_scores.loss(whole.words_of(targets)), rtol=1e-4, atol=1e-4
         )

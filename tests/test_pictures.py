@@ -10,9 +10,16 @@ import torch
 from causalqwen import Individual, Intervention, Observation
 from causalqwen.evaluation.portrait import write_portrait
 from causalqwen.evaluation.worlds import mark_changes, segments, write_worlds
-from causalqwen.modeling.changes import word_changes, world_numbers
+from causalqwen.modeling.explain_individual import (
+    covariance_of,
+    favoured_tokens,
+    lie_among,
+    telling_plane,
+    token_texts,
+    what_told,
+)
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
-from causalqwen.modeling.telling import covariance_of, favoured_tokens, lie_among, telling_plane, token_texts, what_told
+from causalqwen.modeling.worlds import word_changes, world_numbers
 from conftest import graft_tiny
 from test_cli import run
 from test_generation import eager

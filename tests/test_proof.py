@@ -6,7 +6,7 @@ import pytest
 
 from causalqwen import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.evaluation.quick import sketch
-from causalqwen.modeling.proof import prove
+from causalqwen.modeling.grafting import prove
 from causalqwen.numbers import ValueLaw
 from conftest import graft_tiny, make_backbone
 

@@ -13,9 +13,9 @@ import torch
 
 from causalqwen import Choice, Individual, Intervention, Observation, Population, Question
 from causalqwen.decoding import mix
-from causalqwen.modeling.changes import word_changes
+from causalqwen.modeling.explain_individual import lie_among, what_told
 from causalqwen.modeling.survey import survey_rows
-from causalqwen.modeling.telling import lie_among, what_told
+from causalqwen.modeling.worlds import word_changes
 from causalqwen.serving.people import MOST_PEOPLE
 from test_serving import PEOPLE, held, serving, talker, until
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Observation
-from causalqwen.core import Chain
 from causalqwen.data import Example, Row, RowError, encode_rows
 from causalqwen.data.rows import parse_row
 from causalqwen.decoding import BoundDecoding
@@ -25,21 +24,13 @@ from causalqwen.individuals import (
     sample_posterior,
     value_marginal,
 )
-from causalqwen.individuals.sampler import effective_draws, split_rhat
+from causalqwen.individuals.posterior import effective_draws, split_rhat
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import MixedNumberPrediction
-from causalqwen.parts.crossing import (
-    _SHRUNK,
-    Crossing,
-    _components,
-    _Pairs,
-    _products,
-    _told_by_components,
-    held,
-)
+from causalqwen.parts.crossing import Crossing, _components, _products, _told_by_components, held
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows
 from causalqwen.training.features import FactStore, token_facts
-from causalqwen.training.run import learn
 from causalqwen.training.stages import _ridge, let_cross
 from conftest import graft_tiny
 
@@ -277,140 +268,6 @@ def test_so_many_components_as_tell_most_of_people_held_out():
     assert crossing.turn.weight.abs().max() < 1e-6 and left == pytest.approx(1.0, abs=0.2)  # nobody crosses
     crossing.lean(contexts[place].float(), alike, torch.full_like(person, 3))  # one person alone
     assert crossing.turn.weight.isfinite().all()
-
-
-def world_of_many_contexts(people, contexts, seed=5):
-    """Values of people in half of the contexts each, whose covariance three traits make, each in a third of the contexts."""
-    loadings = draws(contexts, 3, seed=seed) * torch.nn.functional.one_hot(torch.arange(contexts) % 3, 3)
-    values = 2 * (draws(people, 3, seed=6) @ loadings.T + 0.7 * draws(people, contexts, seed=7))
-    person, place = (draws(people, contexts, seed=8) > 0).nonzero(as_tuple=True)
-    return 4 * loadings @ loadings.T, person, place, values[person, place]
-
-
-def test_many_contexts_speak_for_themselves_in_pairs_where_people_are_enough():
-    covariance, person, place, values = world_of_many_contexts(600, 30)
-    x, row = draws(30, 48, seed=9).float(), draws(64, seed=10).float()
-    crossing = Crossing(48, 64, 8)
-    size, noise = crossing.lean(x[place], values, person, row)
-    assert crossing.turn.out_features == 64
-    r, at = crossing(x).double(), size.new_empty(30).index_copy(0, place, size)
-    told = r * at.unsqueeze(-1) * row / row.square().sum().sqrt()  # what a unit of each coordinate adds
-    different = ~torch.eye(30, dtype=torch.bool)
-    assert torch.corrcoef(torch.stack([(told @ told.T)[different], covariance[different]]))[0, 1] > 0.95
-    own = torch.stack([values[place == one].square().mean() for one in range(30)])
-    torch.testing.assert_close(at.square() + noise**2, own, rtol=0.25, atol=0.1)  # each context's law is what it was
-    few = Crossing(48, 64, 8)
-    few.lean(x[place][:600], values[:600], person[:600], row)
-    assert few.turn.out_features == 8  # 40 people tell too little of each pair
-
-
-def test_people_in_many_contexts_are_learned_saved_and_asked(tiny_tokenizer, tmp_path):
-    """Twelve contexts, three traits: who is known in nine of them is known in the others, after a reload too."""
-    names = ("one", "way", "man", "people", "country", "year", "time", "world", "law", "nation", "house", "day")
-    prompts = [f"Of the {name} it is" for name in names]
-    loadings = draws(12, 3, seed=5)
-    values = (draws(160, 3, seed=6) @ loadings.T + 0.5 * draws(160, 12, seed=7)).numpy().round(3)
-    rows = [
-        Row("prompt", "row", {"prompt": prompt, "value": float(value), "individual": str(person)})
-        for person in range(120)
-        for prompt, value in zip(prompts, values[person], strict=True)
-    ]
-    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
-    settings = TrainSettings(
-        values=ValueStage(epochs=1, learning_rate=0.0), value_transform="identity", recalibrate=False
-    )
-    learn(model, encode_rows(rows, model.processor), [], tmp_path / "run", settings)
-    assert model.config.value_crossing == 32
-    model.save_pretrained(tmp_path / "model")
-    again = CausalQwenForCausalLM.from_pretrained(tmp_path / "model")
-    told, alone = [], []
-    for person in range(120, 160):
-        said = [Observation(f" {value}", prompt) for value, prompt in zip(values[person][:9], prompts[:9], strict=True)]
-        who = again.abduct(said, likelihood="values")
-        found = again.predict_number(prompts[9:], individual=who)
-        told += [one.median - value for one, value in zip(found, values[person][9:], strict=True)]
-        alone += list(values[person][9:])
-        assert [one.median for one in found] == pytest.approx(
-            [one.median for one in model.predict_number(prompts[9:], individual=who)], rel=1e-4
-        )
-    assert np.std(told) < 0.7 * np.std(alone)
-
-
-def test_what_is_drawn_to_zero_is_what_tells_people_who_are_held_out_most():
-    x = draws(30, 48, seed=9)
-    chosen = []
-    for people in (200, 4000):
-        _, person, place, values = world_of_many_contexts(people, 30)
-        pairs = _Pairs.of(values, person, place, x)
-        form, shrunk = pairs.likeliest(16)
-        chosen.append(shrunk / people)
-        assert form == "one" and shrunk in _SHRUNK
-    assert chosen[1] < chosen[0]  # the more they are, the less of it
-    noise = _Pairs.of(draws(len(person), seed=3), person, place, x)
-    assert noise.likeliest(16)[1] == _SHRUNK[-1]
-
-
-def world_of_studies(people, studies=12, questions=6):
-    """Contexts of which those of one study are alike; their values have a correlation of 0.5 there, and of 0.05 elsewhere."""
-    study = torch.arange(studies).repeat_interleave(questions)
-    x = 3 * draws(studies, 48, seed=1)[study] + draws(len(study), 48, seed=2)
-    parts = draws(people, 1, seed=3), draws(people, studies, seed=4)[:, study], draws(people, len(study), seed=5)
-    values = sum(share**0.5 * part for share, part in zip((0.05, 0.45, 0.5), parts, strict=True))
-    person, place = (draws(people, len(study), seed=6) > 0).nonzero(as_tuple=True)
-    same = (study.unsqueeze(-1) == study) & ~torch.eye(len(study), dtype=torch.bool)
-    return x, person, place, values[person, place], same
-
-
-def test_correlations_of_contexts_that_are_alike_are_not_drawn_to_zero_with_the_others():
-    """The levels of likeness by sorting, pair by pair; what a study's questions share is there, what others share is less."""
-    x, person, place, values, same = world_of_studies(400)
-    pairs = _Pairs.of(values, person, place, x)
-    middle = x - x.mean(0)
-    cosines = {
-        (i, j): float(middle[i] @ middle[j] / middle[i].norm() / middle[j].norm())
-        for i, j in itertools.combinations(range(len(x)), 2)
-    }
-    for rank, (i, j) in enumerate(sorted(cosines, key=cosines.__getitem__, reverse=True), 1):
-        level = min(int(math.log2(len(cosines) / rank)), int(math.log2(len(cosines) / 100)))
-        assert pairs.levels[i, j] == pairs.levels[j, i] == level
-    assert bool((pairs.near[same & (pairs.levels > 0)] != 0).all())
-    assert float(pairs.near[same].mean()) == pytest.approx(0.5, abs=0.04)
-    told = pairs.directions("common", 1000.0, 64)
-    found = (told @ told.T) / pairs.variance.sqrt() / pairs.variance.sqrt().unsqueeze(-1)
-    assert float(found[same].mean()) == pytest.approx(0.5, abs=0.05)
-    other = ~same & ~torch.eye(len(x), dtype=torch.bool)
-    assert 0 < float(found[other].mean()) < 0.03  # a thousand products of 0 beside about a hundred
-    few = _Pairs.of(values[place < 12], person[place < 12], place[place < 12], x[:12])
-    assert not few.levels.max() and not few.near.any()  # two studies of six: all pairs of contexts are one level
-    alike = _Pairs.of(values, person, place, torch.eye(len(x)).double())
-    assert not alike.levels.max()  # all are as much alike as all others, in whatever order they come
-    own = place // 6 == person % 12  # everybody is in one study
-    once = _Pairs.of(values[own], person[own], place[own], x)
-    assert float(once.near[same].mean()) > 0.2 and not once.near[other].any()
-
-
-def test_the_form_of_what_is_not_alike_is_the_one_that_tells_most_elsewhere():
-    """Six traits that studies share are told by what is common to a study; the same items asked in every study are not."""
-    study, item = torch.arange(96) // 8, torch.arange(96) % 8
-    x = 3 * draws(12, 96, seed=1)[study] + draws(96, 96, seed=2)
-    one_hot = torch.nn.functional.one_hot
-    worlds = {
-        "common": torch.cat([0.17 * draws(12, 6, seed=3)[study], 0.6 * one_hot(study)], dim=1),
-        "apart": torch.cat([0.7 * one_hot(item), 0.6 * one_hot(study)], dim=1),
-        "one": 0.3 * draws(96, 6, seed=3),
-    }
-    people = draws(500, 96, seed=8) > 0
-    for form, loadings in worlds.items():
-        values = draws(500, loadings.shape[1], seed=4) @ loadings.T.double() + 0.5 * draws(500, 96, seed=5)
-        person, place = people.nonzero(as_tuple=True)
-        assert _Pairs.of(values[person, place], person, place, x).likeliest(64)[0] == form
-
-
-def test_values_that_are_all_the_same_have_no_directions():
-    x, person, place, values, _ = world_of_studies(400)
-    crossing = Crossing(48, 64, 8)
-    size, noise = crossing.lean(x[place].float(), torch.full_like(values, 3.0), person)
-    assert not size.any() and noise == 0
 
 
 def test_a_regression_on_few_contexts_of_many_rows_is_that_of_the_rows():

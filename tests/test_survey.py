@@ -12,13 +12,13 @@ import torch
 from scipy import stats
 
 from causalqwen import Choice, Individual, Observation, Population, Question
-from causalqwen.core import Chain
 from causalqwen.decoding import Observed
 from causalqwen.evaluation import TableSurvey
 from causalqwen.evaluation.portrait import what_each_told
 from causalqwen.evaluation.survey_report import survey_report
 from causalqwen.evaluation.surveys import survey_file
 from causalqwen.modeling import survey as surveys
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.choices import choice_evidence
 from causalqwen.modeling.survey import survey_rows
 from conftest import graft_tiny

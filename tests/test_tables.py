@@ -24,7 +24,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from causalqwen.core import Chain
 from causalqwen.data import Row, encode_rows
 from causalqwen.data.columns import (
     UNKNOWN,
@@ -38,6 +37,7 @@ from causalqwen.data.columns import (
     told_of_decimals,
 )
 from causalqwen.files import write_sums, writing_folder
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.prediction import describe
 from causalqwen.numbers import CRPS_LEVELS

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
-from causalqwen.core import Chain
 from causalqwen.data import Row, collate, encode_rows, parse_row
 from causalqwen.data.texts import speech_paragraphs, speeches
 from causalqwen.evaluation.evaluate import evaluate
+from causalqwen.modeling.backbones import bf16_pays, reading
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.loading import load_model
-from causalqwen.modeling.precision import bf16_pays, reading
 from causalqwen.training import (
     BackboneStage,
     FactStore,
@@ -1134,12 +1134,12 @@ def test_bfloat16_is_taken_where_it_is_faster(tiny_tokenizer, monkeypatch, tmp_p
     rows, size = examples(model, 8), model.config.hidden_size
     for has, fewest, taken in (("avx512_bf16", size, True), ("amx_bf16", size, True), ("avx2", size, False)):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: {has: True})
-        monkeypatch.setattr("causalqwen.modeling.precision._FEWEST_COLUMNS", fewest)
+        monkeypatch.setattr("causalqwen.modeling.backbones._FEWEST_COLUMNS", fewest)
         assert bf16_pays(model) is taken
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
-    monkeypatch.setattr("causalqwen.modeling.precision._FEWEST_COLUMNS", size + 1)
+    monkeypatch.setattr("causalqwen.modeling.backbones._FEWEST_COLUMNS", size + 1)
     assert not bf16_pays(model)  # too narrow
-    monkeypatch.setattr("causalqwen.modeling.precision._FEWEST_COLUMNS", size)
+    monkeypatch.setattr("causalqwen.modeling.backbones._FEWEST_COLUMNS", size)
     for given, wanted in (({}, True), ({"bf16": False}, False), ({"heads": True}, False), ({"lora": True}, False)):
         assert TrainSettings.from_dict(given).takes_bf16(model) is wanted, given
     read, features = [], type(model).features

@@ -25,11 +25,11 @@ from causalqwen.decoding import Voices, load_prior, mean, mix, move, nearest
 from causalqwen.evaluation.portrait import what_each_told, write_portrait
 from causalqwen.individuals import find_posterior
 from causalqwen.modeling.choices import read_options
-from causalqwen.modeling.depths import decoder_layers, depths_of
-from causalqwen.modeling.hearing import Words, log_likelihood, scores, told, windows_of
-from causalqwen.modeling.loop import ForcedToken, ForceTokens
+from causalqwen.modeling.explain_individual import favoured_tokens, what_told
+from causalqwen.modeling.layer_shift import decoder_layers, depths_of
+from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence
-from causalqwen.modeling.telling import favoured_tokens, what_told
+from causalqwen.modeling.voice_likelihood import Words, log_likelihood, scores, told, windows_of
 from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
 from causalqwen.training import voices as learning

@@ -58,7 +58,7 @@ def numbers(
         from benchmarks.numbers.run import JOINT, METHODS, Benchmark, graft
         from benchmarks.numbers.tables import real_table, records_of, split_records
     from causalqwen.files import write_text
-    from causalqwen.modeling.precision import bf16_pays
+    from causalqwen.modeling.backbones import bf16_pays
 
     asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
     asked += [JOINT] if joint and JOINT not in asked else []

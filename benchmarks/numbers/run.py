@@ -28,8 +28,8 @@ from benchmarks.numbers.tables import Records, real_table
 from causalqwen.evaluation.rivals import Predictor, Rival, central
 from causalqwen.files import writing
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.precision import resolve_device
-from causalqwen.parts.class_axes import EACH_CLASS
+from causalqwen.modeling.backbones import resolve_device
+from causalqwen.parts.value_axes import EACH_CLASS
 from causalqwen.training import LEVELS, FactStore
 from causalqwen.training.choice import READER
 

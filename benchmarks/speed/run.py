@@ -14,7 +14,7 @@ from benchmarks.speed.losses import SHARE, SOFTMAX, LossSize, loss_cases, score_
 from benchmarks.speed.training import score_epochs, score_tokenizer
 from causalqwen.files import write_text
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM, CausalQwenProcessor
-from causalqwen.modeling.precision import resolve_device
+from causalqwen.modeling.backbones import resolve_device
 
 _CURVES = [SOFTMAX, "documents", "equal, Cauchy", "equal, Gaussian", f"equal, 1/{SHARE} of the negatives"]
 

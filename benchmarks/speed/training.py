@@ -46,7 +46,7 @@ def score_epochs(backbone: str, work: Path, rows: int, repeats: int, device: str
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
             facts = FactRows(store)
             trained.train()
-            with model.standing():  # as a stage trains whatever leaves W_cls frozen
+            with model.frozen_vocabulary():  # as a stage trains whatever leaves W_cls frozen
                 for start in range(0, rows, 16):
                     batch = range(start, min(start + 16, rows))
                     inputs = facts.collate(batch) if kept else collate([examples[i] for i in batch], pad)

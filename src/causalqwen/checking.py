@@ -55,7 +55,9 @@ def check_values(kind: type, values: Mapping[str, Any], place: str = "") -> None
             adapter.validate_python(value, strict=True)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-            first, *others = [one for one in errors if len(one["loc"]) == max(len(one["loc"]) for one in errors)]
+            first, *others = [
+                found for found in errors if len(found["loc"]) == max(len(found["loc"]) for found in errors)
+            ]
             known = value if isinstance(value, Mapping) else ()
             inside = "".join(f"[{part!r}]" for part in first["loc"] if isinstance(part, int) or part in known)
             shown = repr(first["input"])
@@ -78,5 +80,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """What to say after an unknown name: the known one that it may be meant for, three that it is a part of, or all of them."""
     known, low = list(known), name.lower()
     close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(low, known, n=1)
-    close = close or [one for one in known if len(low) > 2 and low in one.lower()][:3]
+    close = close or [candidate for candidate in known if len(low) > 2 and low in candidate.lower()][:3]
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -148,9 +148,9 @@ def write_text(path: Path, text: str) -> None:
 def finite(plain: Any) -> Any:
     """Plain data with None for what is infinite or no number, which JSON does not have."""
     if isinstance(plain, dict):
-        return {key: finite(one) for key, one in plain.items()}
+        return {key: finite(inner) for key, inner in plain.items()}
     if isinstance(plain, list):
-        return [finite(one) for one in plain]
+        return [finite(inner) for inner in plain]
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
@@ -238,7 +238,7 @@ def load_tensors(path: str | os.PathLike, kind: str) -> tuple[dict[str, Any], di
 
 
 def kind_of(path: str | os.PathLike) -> str:
-    """Of what kind `save_tensors` wrote it; "" for what it did not write. FileNotFoundError where there is no file."""
+    """The kind that `save_tensors` wrote it as; "" for what it did not write. FileNotFoundError where there is no file."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("causalqwen", "{}"))

@@ -22,14 +22,13 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from causalqwen.core import Chain
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_missing, table_of
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
-from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone
-from causalqwen.modeling.precision import resolve_device
+from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone, resolve_device
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined
@@ -214,7 +213,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             known = _mean_and_median(self.model_.value_law, *of_new)[:, 0], self._answers(columns[asked])[:, 0]
             if new.sum() >= FEWEST:
                 counts = values[asked], times[asked].astype(float)
-                self.mean_ = FittedMean.fit(*(one[new] for one in (*known, *counts)))
+                self.mean_ = FittedMean.fit(*(column[new] for column in (*known, *counts)))
         return self
 
     def _answers(self, columns: np.ndarray) -> np.ndarray:
@@ -282,7 +281,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return examples
 
     def _tokens(self, text: str, row: int) -> int:
-        """Of a row's text, with those of its number. ValueError for a text that cannot be read, by row."""
+        """How many tokens a row's text has, with that of its number. ValueError for a text that cannot be read, by row."""
         try:
             return len(self.model_.processor(text, prompt=True)["input_ids"]) + 1
         except ValueError as error:
@@ -329,7 +328,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         answers = {name: ask() for name, ask in asked.items()}
         laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
         own = self.model_.value_law
-        return answers | {"predictions": or_copied([NumberPrediction(*one, None, own) for one in laws], law)}
+        return answers | {
+            "predictions": or_copied([NumberPrediction(*parameters, None, own) for parameters in laws], law)
+        }
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
@@ -343,7 +344,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return law.quantile(loc, scale, torch.from_numpy(levels)).numpy()
 
     def _means(self, law: Any, loc: torch.Tensor, scale: torch.Tensor, columns: np.ndarray) -> np.ndarray:
-        """Of rows with these columns, within the support and the widened range."""
+        """Means of rows with these columns, within the support and the widened range."""
         of_new = self.model_.value_law
         known = _mean_and_median(of_new, loc, scale)
         means = known[:, 0] if self.mean_ is None else self.mean_.of(known, self._answers(columns))
@@ -377,7 +378,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         facts = found.clip(*self.limits_).astype(np.float64)
         # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
         order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
-        with model.standing():
+        with model.frozen_vocabulary():
             for start in range(0, len(order), _ROWS_AT_ONCE):
                 count = min(len(order) - start, _ROWS_AT_ONCE)
                 rows = np.resize(order[start : start + count], _ROWS_AT_ONCE)
@@ -394,7 +395,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         loc = loc.clamp(ends[0][0], ends[1][1])
         scale = law.widened(scale, torch.as_tensor(away, dtype=torch.float64).reshape(-1, 1))
         if copies:
-            parts = zip(*((one.candidates, one.log_weights) for one in copies), strict=True)
+            parts = zip(*((copy.candidates, copy.log_weights) for copy in copies), strict=True)
             law = joined(law, *parts)[back]
         return law.beside_levels(), loc, scale
 

@@ -36,7 +36,7 @@ def graft(
 
     from causalqwen import CausalQwenForCausalLM
     from causalqwen.data.texts import read_text, speech_paragraphs
-    from causalqwen.modeling.proof import prove
+    from causalqwen.modeling.grafting import prove
 
     if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
         raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")

@@ -41,8 +41,8 @@ def predict(
         return
     from causalqwen.data import stream_rows
     from causalqwen.evaluation import predict_file
+    from causalqwen.modeling.backbones import bf16_pays
     from causalqwen.modeling.loading import load_model
-    from causalqwen.modeling.precision import bf16_pays
     from causalqwen.modeling.prediction import Scored
 
     total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here

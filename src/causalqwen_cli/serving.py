@@ -110,7 +110,7 @@ def _application(
 ) -> tuple["FastAPI", "ServerSettings"]:
     """The model in a folder behind HTTP, and the settings with the individuals who can be named."""
     from causalqwen import serving
-    from causalqwen.modeling.depths import depths_of
+    from causalqwen.modeling.layer_shift import depths_of
     from causalqwen.modeling.loading import load_model
 
     loaded = load_model(model, device)

@@ -261,8 +261,8 @@ def counterfactual(
     """What the individual behind a text would have written in other worlds; changes are marked word by word."""
     from causalqwen import Individual, Intervention, Observation
     from causalqwen.evaluation.worlds import mark_changes, write_worlds
-    from causalqwen.modeling.changes import word_changes, world_numbers
     from causalqwen.modeling.loading import load_model
+    from causalqwen.modeling.worlds import word_changes, world_numbers
 
     if not prompt:
         raise ValueError("the prompt is empty")

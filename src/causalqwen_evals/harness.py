@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from causalqwen import CausalQwenForCausalLM, NumberPrediction
-from causalqwen.core import Chain
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.loading import load_model
 from causalqwen_evals import rows
 

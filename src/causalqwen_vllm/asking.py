@@ -11,10 +11,10 @@ import torch
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
+from causalqwen.modeling.context import Context
 from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
-from causalqwen.parts.class_axes import value_axes
-from causalqwen.parts.contexts import Context
+from causalqwen.parts.value_axes import value_axes
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params, check_silent
 

@@ -19,9 +19,9 @@ from fastapi.routing import APIRoute
 
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
-from causalqwen.modeling.likelihoods import Likelihood
+from causalqwen.modeling.alternatives import Likelihood
 from causalqwen.modeling.prediction import check_speaker
-from causalqwen.parts.class_axes import value_axes
+from causalqwen.parts.value_axes import value_axes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.numbers import texts_of

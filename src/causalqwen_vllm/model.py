@@ -20,14 +20,14 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.files import batches
 from causalqwen.modeling import heads
+from causalqwen.modeling.chain import Chain
+from causalqwen.modeling.context import CONTEXTS
 from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.scores import Vocabulary
-from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.asking import processor_of
 from causalqwen_vllm.requests import Company, Request, Step, companies, offered

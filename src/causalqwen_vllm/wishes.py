@@ -8,7 +8,7 @@ import torch
 
 from causalqwen.checking import nearest
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
-from causalqwen.parts.contexts import CONTEXTS
+from causalqwen.modeling.context import CONTEXTS
 
 KEY = "causalqwen"
 FOLLOWER = "causalqwen_vllm.table:RowFollower"

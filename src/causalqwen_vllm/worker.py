@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.modeling.alternatives import alternatives
-from causalqwen.modeling.likelihoods import likelihoods
-from causalqwen.modeling.prediction import describe_all, told
+from causalqwen.modeling.alternatives import alternatives, likelihoods
+from causalqwen.modeling.prediction import describe_all, prediction_to_dict
 from causalqwen_vllm.requests import offered
 
 
@@ -50,7 +49,7 @@ class NumberWorker:
         numbers = iter(model.numbers_of([(known[key], since) for key, since, _ in asked if key in known]))
         return [
             {
-                str(place): {"value": value} | told(law, points=points, beside=value)
+                str(place): {"value": value} | prediction_to_dict(law, points=points, beside=value)
                 for place, (value, law) in (next(numbers) if key in known else {}).items()
             }
             for key, _, points in asked
@@ -117,7 +116,7 @@ class NumberWorker:
         requests = [model.table.by_key[key] for key, _ in asked]
         laws = model.laws_of([(request, *request.pending) for request in requests])
         self.forget_numbers([key for key, _ in asked])
-        return [told(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]
+        return [prediction_to_dict(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]
 
     def forget_numbers(self, keys: list[str]) -> None:
         """Nobody will ask for these any more."""

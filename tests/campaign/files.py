@@ -25,7 +25,7 @@ from causalqwen.data import encode_rows, read_rows
 from causalqwen.data.columns import read_table
 from causalqwen.data.people import read_questions
 from causalqwen.decoding import Voices
-from causalqwen.modeling.depths import depths_of
+from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.loading import check_files, load_model
 from causalqwen.training import FactStore, TrainSettings
 from causalqwen.training.run import learn

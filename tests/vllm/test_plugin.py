@@ -25,7 +25,7 @@ from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
-from causalqwen.parts.contexts import CONTEXTS
+from causalqwen.modeling.context import CONTEXTS
 from causalqwen_vllm.asking import graphs
 from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
 from causalqwen_vllm.model import refuse_settings
@@ -452,7 +452,7 @@ def test_prompts_cut_into_chunks(model, settings, folders, engines):
 @every_runner
 def test_how_likely_tokens_were_is_told_of_any_place_and_then_forgotten(folders, engines):
     """Prompts in chunks, those of others in the prefix cache: log-probabilities as the model's own, and nothing stays."""
-    from causalqwen.modeling.likelihoods import likelihoods
+    from causalqwen.modeling.alternatives import likelihoods
     from causalqwen_vllm.asking import of_tokens, processor_of
 
     llm = engines(folders["digits"], max_num_batched_tokens=48, max_num_seqs=4)

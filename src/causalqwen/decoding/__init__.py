@@ -3,8 +3,7 @@
 from causalqwen.decoding.arithmetic import mean, mix, move, nearest
 from causalqwen.decoding.draws import BoundDecoding, Drawn, Draws, Integrated
 from causalqwen.decoding.individual import Individual, Observed
-from causalqwen.decoding.observed_noise import ObservedNoise, ObservedNumber
-from causalqwen.decoding.plan import PRESETS, CausalDecoding
+from causalqwen.decoding.plan import PRESETS, CausalDecoding, ObservedNoise, ObservedNumber
 from causalqwen.decoding.population import Population
 from causalqwen.decoding.voices import Voices, load_prior
 

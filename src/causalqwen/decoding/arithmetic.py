@@ -19,8 +19,8 @@ from causalqwen.decoding.population import Population
 _DRAWS = 200
 
 
-def mix(one: Individual, other: Individual, share: float = 0.5) -> Individual:
-    """Somebody in between, `share` of the way from `one` to `other`.
+def mix(individual: Individual, other: Individual, share: float = 0.5) -> Individual:
+    """Somebody in between, `share` of the way from `individual` to `other`.
 
         g = ((1 - t) g1 + t g2) / ((1 - t)^2 + t^2 + 2 t (1 - t) max(r, 0))^(1/2),   r the cosine of g1 and g2
 
@@ -31,24 +31,24 @@ def mix(one: Individual, other: Individual, share: float = 0.5) -> Individual:
     """
     if not 0 <= share <= 1:
         raise ValueError(f"a share lies between 0 and 1, got {share}; beyond one of the two lies `move`")
-    left, right = _normals([one, other])
+    left, right = _normals([individual, other])
     lengths = (left.norm() * right.norm()).item()
     cosine = max((left @ right).item() / lengths, 0.0) if lengths > 0 else 0.0
     size = math.sqrt((1 - share) ** 2 + share**2 + 2 * share * (1 - share) * cosine)
-    name = f"{1 - share:.0%} {_called(one)}, {share:.0%} {_called(other)}"
-    made = _made(torch.lerp(left, right, share) / size, [(one, 1 - share), (other, share)], name)
-    return _speaking(made, [(one, 1 - share), (other, share)])
+    name = f"{1 - share:.0%} {_called(individual)}, {share:.0%} {_called(other)}"
+    made = _made(torch.lerp(left, right, share) / size, [(individual, 1 - share), (other, share)], name)
+    return _speaking(made, [(individual, 1 - share), (other, share)])
 
 
-def move(one: Individual, start: Individual, end: Individual, amount: float = 1.0) -> Individual:
-    """`one` moved along the difference of two others, g + amount (g_end - g_start), both taken as they are likeliest.
+def move(individual: Individual, start: Individual, end: Individual, amount: float = 1.0) -> Individual:
+    """`individual` moved along the difference of two others, g + amount (g_end - g_start), both taken as they are likeliest.
 
-    It keeps the width of `one`. Far along, it leaves where people are. Raises ValueError for sizes that differ.
+    It keeps the width of `individual`. Far along, it leaves where people are. Raises ValueError for sizes that differ.
     """
-    g, first, last = _normals([one, start, end])
-    name = f"{_called(one)} {amount:+g} of the way from {_called(start)} to {_called(end)}"
-    made = _made(g + amount * (last - first), [(one, 1.0), (start, 0.0), (end, 0.0)], name)
-    return _speaking(made, [(one, 1.0), (end, amount), (start, -amount)])
+    g, first, last = _normals([individual, start, end])
+    name = f"{_called(individual)} {amount:+g} of the way from {_called(start)} to {_called(end)}"
+    made = _made(g + amount * (last - first), [(individual, 1.0), (start, 0.0), (end, 0.0)], name)
+    return _speaking(made, [(individual, 1.0), (end, amount), (start, -amount)])
 
 
 def mean(people: Sequence[Individual] | Population) -> Individual:
@@ -59,12 +59,14 @@ def mean(people: Sequence[Individual] | Population) -> Individual:
     several = [people[name] for name in people.names] if isinstance(people, Population) else list(people)
     if not several:
         raise ValueError("a mean needs one individual at least")
-    parts = [(one, 1 / len(several)) for one in several]
+    parts = [(individual, 1 / len(several)) for individual in several]
     return _speaking(_made(torch.stack(_normals(several)).mean(0), parts, f"the mean of {len(several)}"), parts)
 
 
-def nearest(one: Individual, people: Mapping[str, Individual] | Population, count: int = 1) -> list[tuple[str, float]]:
-    """Names of those who are most like `one`, with how far away each is, nearest first.
+def nearest(
+    individual: Individual, people: Mapping[str, Individual] | Population, count: int = 1
+) -> list[tuple[str, float]]:
+    """Names of those who are most like `individual`, with how far away each is, nearest first.
 
     The distance is |g - g'| / (2 C)^(1/2), C the coordinates: two strangers drawn from the law are 1 apart on average. Who was
     inferred from little lies near nobody: compare people of whom equally much is known. Between two who have voices it is
@@ -74,58 +76,58 @@ def nearest(one: Individual, people: Mapping[str, Individual] | Population, coun
     if not names:
         raise ValueError("nobody to compare with")
     met = [people[name] for name in names]
-    if one.voice is None and all(other.voice is None for other in met):
-        g, *others = _normals([one, *met])
+    if individual.voice is None and all(other.voice is None for other in met):
+        g, *others = _normals([individual, *met])
         far = (torch.stack(others) - g).norm(dim=-1) / math.sqrt(2 * len(g))
     else:
-        far = torch.tensor([_apart(one, other) for other in met])
+        far = torch.tensor([_apart(individual, other) for other in met])
     places = far.argsort(stable=True)[:count].tolist()
     return [(names[place], far[place].item()) for place in places]
 
 
-def _apart(one: Individual, other: Individual) -> float:
-    if one.voice is None or other.voice is None:
-        silent, heard = (one, other) if one.voice is None else (other, one)
+def _apart(individual: Individual, other: Individual) -> float:
+    if individual.voice is None or other.voice is None:
+        silent, heard = (individual, other) if individual.voice is None else (other, individual)
         raise ValueError(
             f"{_called(silent)} has no voice and {_called(heard)} has one, which cannot be compared: infer both from their "
             "words with the same voices (`causalqwen abduct --prior voices.safetensors`), or both without"
         )
-    sizes = one.voice.square().sum() + other.voice.square().sum()
-    return float((one.voice - other.voice).norm() / sizes.sqrt().clamp(min=1e-12))
+    sizes = individual.voice.square().sum() + other.voice.square().sum()
+    return float((individual.voice - other.voice).norm() / sizes.sqrt().clamp(min=1e-12))
 
 
 def _speaking(made: Individual, parts: Sequence[tuple[Individual, float]]) -> Individual:
     """With the sum of share_i voice_i, where anybody has a voice."""
-    spoken = [share * one.voice for one, share in parts if one.voice is not None and share != 0]
+    spoken = [share * person.voice for person, share in parts if person.voice is not None and share != 0]
     if any(voice.shape != spoken[0].shape for voice in spoken):
         raise ValueError("the individuals have voices of different backbones")
     voice = sum(spoken[1:], spoken[0]) if spoken else torch.zeros(1)
     return replace(made, voice=voice) if bool(voice.any()) else made
 
 
-def _called(one: Individual) -> str:
-    return one.name or "unnamed"
+def _called(individual: Individual) -> str:
+    return individual.name or "unnamed"
 
 
 def _normals(people: Sequence[Individual]) -> list[Tensor]:
-    for one in people[1:]:
-        one.check_size(len(people[0].factor))
-    return [one.normal for one in people]
+    for person in people[1:]:
+        person.check_size(len(people[0].factor))
+    return [person.normal for person in people]
 
 
 def _made(normal: Tensor, parts: Sequence[tuple[Individual, float]], name: str) -> Individual:
     """The one at `normal`, with what is not known of those who enter it: sum of share_i^(1/2) (draw of i - g_i)."""
     shares: dict[Individual, float] = {}  # of each once: nobody is independent of themselves
-    for one, share in parts:
-        shares[one] = shares.get(one, 0.0) + share
-    evidence = tuple(dict.fromkeys(seen for one in shares for seen in one.evidence))
-    if not any(one.is_inferred for one in shares):
+    for person, share in parts:
+        shares[person] = shares.get(person, 0.0) + share
+    evidence = tuple(dict.fromkeys(seen for person in shares for seen in person.evidence))
+    if not any(person.is_inferred for person in shares):
         return Individual.from_normal(normal, name, evidence=evidence)
     draws = normal.expand(_DRAWS, -1).clone()
-    for place, (one, share) in enumerate(shares.items()):
-        if one.is_inferred and share > 0:
-            likely, generator = one.likely(_DRAWS), torch.Generator().manual_seed(place)
+    for place, (person, share) in enumerate(shares.items()):
+        if person.is_inferred and share > 0:
+            likely, generator = person.likely(_DRAWS), torch.Generator().manual_seed(place)
             order = torch.randperm(_DRAWS, generator=generator)  # draws along a line come in its order
             places = torch.linspace(0, len(likely) - 1, _DRAWS, dtype=torch.float64).round().long()[order]
-            draws += math.sqrt(share) * (likely[places] - one.normal)
+            draws += math.sqrt(share) * (likely[places] - person.normal)
     return Individual.from_normal(normal, name, evidence=evidence, draws=draws)

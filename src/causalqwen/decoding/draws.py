@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.observed_noise import ObservedNoise
-from causalqwen.decoding.plan import CausalDecoding
+from causalqwen.decoding.plan import CausalDecoding, ObservedNoise
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws, upcast
 
 _AHEAD = 32  # positions drawn at once where a text is written token by token
@@ -63,9 +62,13 @@ class BoundDecoding:
                 individual.check_size(causal_size)
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
-            if (spoken := next((one.voice for one in given if one.voice is not None), None)) is not None:
-                voices = [torch.zeros_like(spoken) if one.voice is None else one.voice for one in given]
-                if any(one.shape != spoken.shape for one in voices):
+            if (
+                spoken := next((individual.voice for individual in given if individual.voice is not None), None)
+            ) is not None:
+                voices = [
+                    torch.zeros_like(spoken) if individual.voice is None else individual.voice for individual in given
+                ]
+                if any(shaped.shape != spoken.shape for shaped in voices):
                     raise ValueError("the individuals have voices of different backbones")
                 of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
                 voice = of_prompts.repeat_interleave(copies, dim=0)
@@ -77,7 +80,7 @@ class BoundDecoding:
         return cls(plan, seeds, causal_size, individuals, voice, observed, every_score=every_score)
 
     def at(self, positions: Tensor) -> "Drawn":
-        """What is drawn at positions int64 [B, S]: the index of each token among the real tokens of its row."""
+        """Draws at positions int64 [B, S]: the index of each token among the real tokens of its row."""
         return Drawn(self, positions)
 
     def read(self, stream: int, mode: str, positions: Tensor, law: StableFamily) -> Tensor:

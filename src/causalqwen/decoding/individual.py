@@ -116,7 +116,7 @@ class Individual:
         """Whether its numbers follow from it: it is known exactly, or was inferred from numbers alone (theory 3.14)."""
         if self.voice is not None:
             return False
-        return not self.is_inferred or {one.likelihood for one in self.evidence} == {"values"}
+        return not self.is_inferred or {seen.likelihood for seen in self.evidence} == {"values"}
 
     def likely(self, count: int, seed: int = 0) -> Tensor:
         """Phi^-1(e1) of the individuals that this may be, float64 [m, C]: the draws that are kept, or `count` draws of the
@@ -135,8 +135,10 @@ class Individual:
     def draw(self, seed: int) -> "Individual":
         """One of the individuals that it may be. ValueError where none was inferred."""
         likely = self.likely(1, seed)
-        one = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
-        return replace(Individual.from_normal(likely[one], f"{self.name or 'unnamed'}, draw {seed}"), voice=self.voice)
+        place = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
+        return replace(
+            Individual.from_normal(likely[place], f"{self.name or 'unnamed'}, draw {seed}"), voice=self.voice
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""

@@ -10,14 +10,62 @@ own_k is what the sources that are drawn leave of a token's scale. e1, e2, e3 ar
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal
 
+from torch import Tensor
+
 from causalqwen.checking import nearest
 from causalqwen.decoding.individual import Individual
-from causalqwen.decoding.observed_noise import ObservedNoise
 from causalqwen.distributions import check_seed
+
+
+@dataclass(frozen=True)
+class ObservedNumber:
+    """A number of an observed text: its value in the data's units, how it was written, with the space that it absorbed, and in
+    which tokens, where digits stand in the context."""
+
+    value: float
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedNoise:
+    """Own noise under which n tokens after a prompt are the ones that are decided, kept to be met again in another world
+    (theory 3.13).
+
+    It is the noise that `seed` draws, but for a few tokens of each position: the one that was observed, and those that would
+    have beaten it.
+
+    Args:
+        seed: of the own noise.
+        temperature: that it was found at: no other decides the same.
+        places, tokens: int64 [m], positions (0 is that of the first token after the prompt) and tokens of the exceptions.
+        normals: float64 [m], Q(e3) of these.
+        length: n.
+        values: float64 [n], those of `<NUM>` on the value axis (0 elsewhere).
+        value_normals: float64 [n], how many scales each lies beside loc_Y, which is where it lies in another world, too.
+        value_slack: float64 [n], how far from a value loc_Y may then be and still be that value: what float32 makes of the same
+            features in batches of other shapes.
+        numbers: those that were observed, by the index of their `<NUM>`.
+    """
+
+    seed: int
+    temperature: float
+    places: Tensor
+    tokens: Tensor
+    normals: Tensor
+    length: int
+    values: Tensor
+    value_normals: Tensor
+    value_slack: Tensor
+    numbers: dict[int, ObservedNumber] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.length
+
 
 INDIVIDUAL_MODES = ("marginal", "token", "sequence")
 NOISE_MODES = ("marginal", "token", "sequence", "off")
@@ -135,14 +183,14 @@ class CausalDecoding:
 
     @property
     def individuals(self) -> Sequence[Individual]:
-        """Those that are given."""
+        """The individuals that are given."""
         if isinstance(self.individual, str):
             return ()
         return (self.individual,) if isinstance(self.individual, Individual) else self.individual
 
     @property
     def noises(self) -> Sequence[ObservedNoise]:
-        """Those that are given."""
+        """The observed noises that are given."""
         if isinstance(self.own, str):
             return ()
         return (self.own,) if isinstance(self.own, ObservedNoise) else self.own
@@ -164,5 +212,5 @@ def _check_source(name: str, given: Any, modes: tuple[str, ...], kind: type) -> 
             raise ValueError(f"unknown {name} mode {given!r}; use one of {', '.join(modes)}")
         return
     each = [given] if isinstance(given, kind) else given
-    if not isinstance(each, Sequence) or not each or not all(isinstance(one, kind) for one in each):
+    if not isinstance(each, Sequence) or not each or not all(isinstance(item, kind) for item in each):
         raise ValueError(f"{name}: expected a mode, one {kind.__name__}, or a list of them, got {given!r}")

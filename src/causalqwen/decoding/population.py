@@ -83,17 +83,17 @@ class Population:
         tell. Of whoever was inferred, `KEPT` draws are kept, by seed and name."""
         if not people:
             raise ValueError("a population needs one person at least")
-        if heard := [name for name, one in people.items() if one.voice is not None]:
+        if heard := [name for name, person in people.items() if person.voice is not None]:
             raise ValueError(
                 f"{heard[0]} has a voice, and surveys read each question once for everybody: leave them out"
             )
         numbers = numbers or {}
-        inferred = any(one.is_inferred for one in (*people.values(), *numbers.values()))
+        inferred = any(person.is_inferred for person in (*people.values(), *numbers.values()))
 
         def rows(told: Mapping[str, Individual]) -> Tensor:
             made = []
-            for name, one in told.items():
-                likely = one.likely(KEPT, seed_of(seed, name)) if one.is_inferred else one.normal.unsqueeze(0)
+            for name, person in told.items():
+                likely = person.likely(KEPT, seed_of(seed, name)) if person.is_inferred else person.normal.unsqueeze(0)
                 spread = torch.linspace(0, len(likely) - 1, KEPT if inferred else 1, dtype=torch.float64).round().long()
                 made.append(likely[spread].float())
             return torch.stack(made)
@@ -101,8 +101,10 @@ class Population:
         facts = facts or {}
         columns = dict.fromkeys(fact for name in people for fact in facts.get(name, {}))
         told = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
-        evidence = [one.evidence + (numbers[name].evidence if name in numbers else ()) for name, one in people.items()]
-        of_numbers = rows({name: numbers.get(name, one) for name, one in people.items()}) if numbers else None
+        evidence = [
+            person.evidence + (numbers[name].evidence if name in numbers else ()) for name, person in people.items()
+        ]
+        of_numbers = rows({name: numbers.get(name, person) for name, person in people.items()}) if numbers else None
         return cls(list(people), rows(people), told, evidence, of_numbers)
 
     @classmethod
@@ -110,7 +112,7 @@ class Population:
         """People whom nobody knows, drawn from the law: person j is `Individual.from_seed(seed + j)`."""
         seeds = torch.arange(count) + check_seed(seed)
         normal = torch.special.ndtri(uniform_draws(seeds, INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size))
-        return cls([f"seed {one}" for one in seeds.tolist()], normal.float().unsqueeze(1))
+        return cls([f"seed {own}" for own in seeds.tolist()], normal.float().unsqueeze(1))
 
     @property
     def is_inferred(self) -> list[bool]:
@@ -121,7 +123,7 @@ class Population:
     @property
     def knows_values(self) -> list[bool]:
         """See `Individual.knows_values`; where `numbers` are apart, of whom some were heard."""
-        kinds = ({one.likelihood for one in seen} for seen in self.evidence)
+        kinds = ({observed.likelihood for observed in seen} for seen in self.evidence)
         of_values = (heard == {"values"} or (self.numbers is not None and "values" in heard) for heard in kinds)
         return [not inferred or told for inferred, told in zip(self.is_inferred, of_values, strict=True)]
 
@@ -148,7 +150,7 @@ class Population:
         return Population(names, self.draws[list(chosen)], facts, evidence, numbers)
 
     def where(self, *conditions: str) -> "Population":
-        """Those of whom every condition holds, such as "age > 60" or "sex == woman".
+        """The people of whom every condition holds, such as "age > 60" or "sex == woman".
 
         A condition compares a fact, or `name`, with a number or a word by ==, !=, <, <=, > or >=. Of whom a fact is not known
         is left out. ValueError for a condition that cannot be read, a fact that nobody has, or if nobody is left.
@@ -171,7 +173,7 @@ class Population:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
-        evidence = [[vars(one) for one in of_person] for of_person in self.evidence]
+        evidence = [[vars(observed) for observed in of_person] for of_person in self.evidence]
         about = {
             "names": list(self.names),
             "facts": dict(self.facts),
@@ -185,7 +187,7 @@ class Population:
         """Read what `save` wrote; ValueError names a file that holds no population."""
         about, tensors = load_tensors(path, "population")
         try:
-            evidence = [tuple(Observed(**one) for one in of_person) for of_person in about["evidence"]]
+            evidence = [tuple(Observed(**observed) for observed in of_person) for of_person in about["evidence"]]
             of_numbers = tensors.get("numbers")
             return cls(about["names"], tensors["draws"], about["facts"], evidence, of_numbers)
         except (KeyError, TypeError) as error:

@@ -44,8 +44,8 @@ class Voices:
         shapes = tuple(getattr(self, name).shape for name in _TENSORS)
         if self.origin.dim() != 2 or shapes != (layers, layers, layers, size, size, size[:1]):
             raise ValueError(
-                f"voices of shapes that do not fit: {[tuple(one) for one in shapes]}, expected [L, H] three times, [K, L, H] "
-                "twice and [K]"
+                f"voices whose shapes do not fit: {[tuple(shape) for shape in shapes]}, expected [L, H] three times, [K, L, H]"
+                " twice and [K]"
             )
         if not all(bool(getattr(self, name).isfinite().all()) for name in _TENSORS):
             raise ValueError("voices hold what is not finite")
@@ -55,10 +55,6 @@ class Voices:
         if self.gained is not None:
             alone, heard = self.gained
             object.__setattr__(self, "gained", (float(alone), float(heard)))
-
-    def check_depths(self, layers: int, size: int) -> None:
-        """ValueError unless these are voices of a backbone with so many layers of that size."""
-        check_voice(self.origin, layers, size)
 
     def place(self, score: Tensor, tokens: int) -> Tensor:
         """a [K] of somebody whose n tokens have this score [L, H]."""

@@ -5,7 +5,7 @@ A symmetric stable law of index a is closed under linear maps of independent coo
     X_j ~ S(loc_j, scale_j) independent  =>  sum_j w_j X_j + b ~ S(sum_j w_j loc_j + b, (sum_j |w_j|^a scale_j^a)^(1/a))
 
 a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation. Those between
-are laws of values: `between`.
+are laws of values: `intermediate_stable`.
 
 Everything is a pure function of tensors. Arithmetic runs in float32, or in float64 where an argument is float64; half
 precision is raised first, because 1/2 + atan(x)/pi is already 0 at x = -1e4 in bfloat16 (theory 3.6).
@@ -151,9 +151,9 @@ class StableFamily(ABC):
         return log_cdf, hazard
 
     def _log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        zero, one = x.new_zeros(()), x.new_ones(())
-        log_cdf = self.log_cdf(x, zero, one)
-        return log_cdf, torch.exp(self.log_prob(x, zero, one) - log_cdf)
+        zero, unit = x.new_zeros(()), x.new_ones(())
+        log_cdf = self.log_cdf(x, zero, unit)
+        return log_cdf, torch.exp(self.log_prob(x, zero, unit) - log_cdf)
 
     @abstractmethod
     def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:

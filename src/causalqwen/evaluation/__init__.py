@@ -3,7 +3,7 @@
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.predict import TablePredictor, predict_file, predict_rows
 from causalqwen.evaluation.surveys import TableSurvey, survey_file
-from causalqwen.modeling.proof import compare_with_backbone
+from causalqwen.modeling.grafting import compare_with_backbone
 
 __all__ = [
     "TablePredictor",

@@ -17,8 +17,8 @@ from causalqwen.evaluation.page import example_rows, write_page
 from causalqwen.evaluation.plots import training_curves, value_figures
 from causalqwen.evaluation.quick import HEARD, OPENINGS, clear_model, other_world, people
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
-from causalqwen.modeling.precision import resolve_device
-from causalqwen.modeling.proof import compare_with_backbone, prove
+from causalqwen.modeling.backbones import resolve_device
+from causalqwen.modeling.grafting import compare_with_backbone, prove
 from causalqwen.training import METRICS, train
 
 

@@ -9,7 +9,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.evaluation.number_table import number_table
 from causalqwen.files import finite, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.precision import reading
+from causalqwen.modeling.backbones import reading
 from causalqwen.training import FactStore, score_tokens
 
 

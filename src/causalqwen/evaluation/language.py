@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
 from causalqwen.distributions import upcast
 from causalqwen.extras import extra
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
 
 with extra("evaluate", "scoring texts"):

@@ -10,11 +10,11 @@ import torch
 from causalqwen.decoding import Individual
 from causalqwen.evaluation.page import number_row, write_page
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, NumberPrediction, Observation
-from causalqwen.modeling.changes import LEVEL
 from causalqwen.modeling.choices import read_options
-from causalqwen.modeling.hearing import windows_of
+from causalqwen.modeling.explain_individual import Said, covariance_of, favoured_tokens, lie_among, what_told
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence, value_evidence
-from causalqwen.modeling.telling import Said, covariance_of, favoured_tokens, lie_among, what_told
+from causalqwen.modeling.voice_likelihood import windows_of
+from causalqwen.modeling.worlds import LEVEL
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
 

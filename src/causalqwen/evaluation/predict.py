@@ -12,8 +12,8 @@ from causalqwen.data.rows import arrow_for, checked_rows, kept_beside
 from causalqwen.evaluation.kept import Answers, write_kept
 from causalqwen.files import check_kind, json_line, suffix_of
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.backbones import bf16_pays, casting_once
 from causalqwen.modeling.loading import fingerprint, load_model
-from causalqwen.modeling.precision import bf16_pays, casting_once
 from causalqwen.modeling.prediction import DESCRIBED, Scored, describe_all
 from causalqwen.modeling.survey import batches
 
@@ -58,7 +58,7 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     texts = [place for place, row in enumerate(rows) if not row.asks_number]
     asked = [rows[place].text(model.processor) for place in prompts]
     of_texts: Iterator[list[dict[str, Any]]] = iter(())
-    with model.standing():
+    with model.frozen_vocabulary():
         predicted = model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts])
         if texts:
             read = [examples[place] for place in texts]
@@ -161,7 +161,7 @@ def predict_file(
         total=total,
         doing="predicting",
     )
-    with casting_once(model), model.standing():
+    with casting_once(model), model.frozen_vocabulary():
         return write_kept(output, answers, resume=resume)
 
 
@@ -187,6 +187,6 @@ class TablePredictor:
         import pyarrow as pa
 
         rows = (check_row(fields, f"row {number}") for number, fields in enumerate(table.to_pylist(), start=1))
-        with casting_once(self.model), self.model.standing():
+        with casting_once(self.model), self.model.frozen_vocabulary():
             predicted = list(predict_rows(self.model, rows, batch_size=self.batch_size, raw=self.raw))
         return pa.Table.from_struct_array(pa.array(predicted))

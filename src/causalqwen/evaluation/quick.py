@@ -21,9 +21,9 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.decoding import CausalDecoding
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM, Intervention, NumberPrediction, Observation
-from causalqwen.modeling.precision import resolve_device
+from causalqwen.modeling.backbones import resolve_device
+from causalqwen.modeling.grafting import prove
 from causalqwen.modeling.prediction import describe
-from causalqwen.modeling.proof import prove
 from causalqwen.numbers.law import LEVELS
 from causalqwen.numbers.rendering import brief
 from causalqwen.training import METRICS, TrainSettings, ValueStage, train

@@ -8,7 +8,7 @@ from pathlib import Path
 from causalqwen.decoding import Individual
 from causalqwen.evaluation.page import figure, number_row, write_page
 from causalqwen.modeling import Intervention, Observation, World
-from causalqwen.modeling.changes import WorldNumber, word_changes
+from causalqwen.modeling.worlds import WorldNumber, word_changes
 
 
 @dataclass(frozen=True)

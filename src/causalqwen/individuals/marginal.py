@@ -58,11 +58,11 @@ def line_nodes(
     """
 
     def joint(t: Tensor) -> Tensor:
-        zero, one = torch.zeros_like(t), torch.ones_like(t)
+        zero, unit = torch.zeros_like(t), torch.ones_like(t)
         columns = (column.unsqueeze(-2) for column in (residuals, sizes, scale))
         value, size, width = columns
         of_values = law.log_prob(value, size * t.unsqueeze(-1), width.expand(*t.shape, value.shape[-1]))
-        return law.log_prob(t, zero, one) + of_values.sum(-1)
+        return law.log_prob(t, zero, unit) + of_values.sum(-1)
 
     with torch.no_grad():
         told = sizes != 0  # a value that t does not move has no peak

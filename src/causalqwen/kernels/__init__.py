@@ -1,8 +1,13 @@
 """Fast paths, each beside its slow obvious reference. Stands on `losses`."""
 
 from causalqwen.kernels.decisions import ScaleBounds
-from causalqwen.kernels.linear_ovr import IMPLEMENTATIONS, linear_ovr_loss
-from causalqwen.kernels.negatives import Negatives, inclusion_probabilities, sample_negatives
+from causalqwen.kernels.linear_ovr import (
+    IMPLEMENTATIONS,
+    Negatives,
+    inclusion_probabilities,
+    linear_ovr_loss,
+    sample_negatives,
+)
 from causalqwen.kernels.race import Race
 
 __all__ = [

@@ -75,13 +75,10 @@ def one_pass(
     scored: Scored,
     task: OvrTask,
     wanted: tuple[bool, ...],
-    row_weights: Tensor | None = None,
-    stage: Stage | None = None,
+    row_weights: Tensor | None,
+    stage: Stage,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Losses [N] and the gradients of their sum (weighted by `row_weights`) for the wanted of the five tensors.
-
-    stage: `tiled_stage`, or another of its form.
-    """
+    """Losses [N] and the gradients of their sum (weighted by `row_weights`) for the wanted of the five tensors."""
     loc, scale, weight, bias, thresholds = scored
     wide = torch.promote_types(
         torch.float32, torch.promote_types(loc.dtype, torch.promote_types(scale.dtype, weight.dtype))
@@ -108,7 +105,7 @@ def one_pass(
             task.targets - start,
             _column_weights(task, part, wide),
         )
-        of_scale = (stage or tiled_stage)(block, task, losses, row_weights, of_scores_wanted, of_scales_wanted)
+        of_scale = stage(block, task, losses, row_weights, of_scores_wanted, of_scales_wanted)
         of_scores = block.scores  # written over
         if gradients[0] is not None:
             gradients[0] += of_scores @ rows

@@ -22,17 +22,13 @@ _BLOCK = 1024  # rows of a matrix, which several passes find in a core's cache
 
 
 class ScaleBounds:
-    """Bounds on the scales of a weight's rows. Made for one weight, law and mask; s_0 follows what it meets.
-
-    full: how many positions needed all scales so far. seen: how many positions there were.
-    """
+    """Bounds on the scales of a weight's rows. Made for one weight, law and mask; s_0 follows what it meets."""
 
     def __init__(self, weight: Tensor, law: StableFamily) -> None:
         self.weight, self.law = weight, law
         self.norms = torch.cat([self._magnitudes(rows).norm(dim=1) for rows in weight.split(_BLOCK)])
         self.reference: Tensor | None = None
         self.base: Tensor | None = None
-        self.seen = self.full = 0
 
     def _magnitudes(self, rows: Tensor) -> Tensor:
         return upcast(rows.abs()) ** self.law.alpha
@@ -52,7 +48,6 @@ class ScaleBounds:
         return torch.stack(scores)
 
     def _row(self, excess: Tensor, powers: Tensor) -> Tensor:
-        self.seen += 1
         if not bool(powers.any()):  # nothing is left to integrate out: every scale is the floor, and no reference
             return excess / SCALE_FLOOR
         if self.reference is not None and self.base is not None:
@@ -73,7 +68,6 @@ class ScaleBounds:
             if len(left) <= _SHARE * len(excess):
                 exact = self._scales(self._magnitudes(self.weight[left]) @ powers)
                 return torch.full_like(excess, -torch.inf).index_copy_(0, left, excess[left] / exact)
-        self.full += 1
         self.reference = powers
         self.base = torch.cat([self._magnitudes(rows) @ powers for rows in self.weight.split(_BLOCK)])
         return excess / self._scales(self.base)

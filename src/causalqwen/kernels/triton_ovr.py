@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from causalqwen.kernels.chunked import Block, OvrTask
-from causalqwen.kernels.polynomials import ATAN, MILLS
+from causalqwen.kernels.compiled_ovr import ATAN, MILLS
 
 _WIDTH = 1024
 _ROOT_2_PI: tl.constexpr = tl.constexpr(1 / math.sqrt(2 * math.pi))
@@ -100,9 +100,8 @@ def _stage(
         if COLUMNS:
             weight = tl.load(column_weights + column, mask=inside, other=0.0)
         right = inside & (column == target)
-        sign = 1.0
-        if POSITIVE:  # -log F(-x) of the right token: its sign turns x, and its hazard
-            sign = tl.where(right, -1.0, 1.0)
+        # -log F(-x) of the right token: its sign turns x, and its hazard. In a sample of the wrong ones it does not count.
+        sign = tl.where(right, -1.0 if POSITIVE else 1.0, 1.0)
         weight = tl.where(right, 1.0 if POSITIVE else 0.0, weight)
         log_cdf, hazard = _log_cdf_and_hazard(x * sign, CAUCHY)
         loss -= tl.sum(weight * log_cdf)

@@ -9,8 +9,19 @@ from causalqwen.losses.ovr import (
     ovr_loss,
     reduce_losses,
 )
-from causalqwen.losses.total import LossMasks, LossParts, gate, mean_over_batch, shift_targets, total_loss
-from causalqwen.losses.value import cauchy_crps, cauchy_nll, quantile_crps, quantile_loss, value_nll
+from causalqwen.losses.total import (
+    LossMasks,
+    LossParts,
+    cauchy_crps,
+    cauchy_nll,
+    gate,
+    mean_over_batch,
+    quantile_crps,
+    quantile_loss,
+    shift_targets,
+    total_loss,
+    value_nll,
+)
 
 __all__ = [
     "IGNORE_INDEX",

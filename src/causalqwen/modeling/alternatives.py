@@ -1,4 +1,5 @@
-"""What else could have stood where a token stands, with nothing drawn: under the softmax, and one against the rest."""
+"""How likely tokens are where they stand, and what else could have stood there, with nothing drawn: under the softmax, and one
+against the rest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.individuals import share_of_who
 from causalqwen.modeling.processor import NUM_TOKEN
 from causalqwen.parts.copying import Candidates
@@ -95,7 +96,7 @@ def added_text(
     processor = model.processor
     ids, values = (list(column[-_CONTEXT:]) for column in before)
     if processor.context.writes:  # the digits are there too
-        kept = [place for place, one in enumerate(ids) if one != processor.num_token_id]
+        kept = [place for place, known in enumerate(ids) if known != processor.num_token_id]
         ids, values = [ids[place] for place in kept], [values[place] for place in kept]
     if token in processor.tokenizer.all_special_ids:
         return None
@@ -104,3 +105,40 @@ def added_text(
     if not whole.startswith(known) or _UNFINISHED in whole[len(known) :]:
         return None
     return whole[len(known) :] or None
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """A token at a place, in nats.
+
+    log_prob: of a word, given that a word comes, the backbone's own softmax over all rows of its matrix; of `<NUM>`, its share
+    of the softmax over all tokens (theory 2.5). log_ovr: log P_k against its own threshold.
+    """
+
+    token: int
+    log_prob: float
+    log_ovr: float
+
+
+@torch.no_grad()
+def likelihoods(model: GraftedModel, features: Tensor, tokens: Tensor, count: int) -> list[tuple[Likelihood, ...]]:
+    """Behind each of the features [n, H]: the token int64 [n] that stands there, then the `count` likeliest words in order."""
+    found = []
+    for start in range(0, len(tokens), POSITIONS_AT_ONCE):
+        part = slice(start, start + POSITIONS_AT_ONCE)
+        found += _of_part(model, Chain(model, features[part]), tokens[part].unsqueeze(-1), count)
+    return found
+
+
+def _of_part(model: GraftedModel, chain: Chain, stands: Tensor, count: int) -> list[tuple[Likelihood, ...]]:
+    words = chain.words(chain.loc).float().log_softmax(-1)
+    in_use, number = chain.action.rest_in_use, model.config.num_token_id
+    usable = words if in_use is None else words.masked_fill(~in_use, -torch.inf)
+    shown = torch.cat([stands, usable.topk(min(count, usable.shape[-1]), dim=-1).indices], dim=-1)
+    log_probs = words.gather(-1, shown.clamp(max=words.shape[-1] - 1))
+    scores = chain.scores
+    if bool((stands == number).any()):
+        shares = scores.masked(scores.loc, -torch.inf).float().log_softmax(-1)[:, number, None]
+        log_probs[:, :1] = torch.where(stands == number, shares, log_probs[:, :1])
+    columns = shown.tolist(), log_probs.tolist(), scores.at(shown).log_p()[0].tolist()
+    return [tuple(map(Likelihood, *row)) for row in zip(*columns, strict=True)]

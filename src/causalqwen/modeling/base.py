@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
 from transformers.utils import can_return_tuple, logging
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Draws, Integrated
 from causalqwen.files import write_sums, writing_tensors
 from causalqwen.losses import shift_targets
@@ -22,11 +21,12 @@ from causalqwen.modeling import heads as laws
 from causalqwen.modeling import remote_code as remote_code_file
 from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.backbones import align_parameters
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
-from causalqwen.modeling.depths import speaking
 from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
+from causalqwen.modeling.layer_shift import speaking
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.scores import ActionNetwork
@@ -40,10 +40,14 @@ logger = logging.get_logger(__name__)
 _WHERE = ("token", "revision", "cache_dir", "local_files_only")
 
 
-class CausalQwenPreTrainedModel(PreTrainedModel):
-    """What transformers has to know: which parts start how, and what a backbone can do."""
+class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
+    """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5)."""
 
     config: CausalQwenConfig
+    bf16: bool = False
+    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
+
+    # what transformers has to know
     base_model_prefix = "backbone"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -85,13 +89,6 @@ class CausalQwenPreTrainedModel(PreTrainedModel):
             module.log_noise.zero_()
             module.feature_mean.zero_()
             module.feature_std.fill_(1.0)
-
-
-class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGenerationMixin):
-    """Embedding with numbers -> backbone -> abduction -> action (theory 2.1 to 2.5)."""
-
-    bf16: bool = False
-    """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
 
     def __init__(self, config: CausalQwenConfig, backbone: PreTrainedModel | None = None) -> None:
         super().__init__(config)
@@ -193,7 +190,7 @@ class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGeneratio
         """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
 
         What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
-        taken in bfloat16 (autocast). voice: of whoever speaks, [L, H] or one for each row, [B, L, H]: see `depths.speaking`.
+        taken in bfloat16 (autocast). voice: the speaker's, [L, H], or one for each row, [B, L, H]: see `layer_shift.speaking`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -354,12 +351,6 @@ class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGeneratio
         result.attentions = outputs.get("attentions")
         return CausalQwenOutput(**result)  # in the order of its fields: as a tuple, the loss comes first
 
-    @overload
-    def value_law_of(self, classes: str | None) -> ValueLaw: ...
-
-    @overload
-    def value_law_of(self, classes: Sequence[str | None]) -> ValueLaw | ClassLaws: ...
-
     def value_law_of(self, classes: str | Sequence[str | None] | None) -> ValueLaw | ClassLaws:
         """`value_law` of a class: with its levels and, where classes have axes of their own, on its axis; of a sequence, that
         of each row's class.
@@ -367,11 +358,9 @@ class GraftedModel(CausalQwenPreTrainedModel, laws.GraftModules, CausalGeneratio
         None stands for `number_class`, and, where that is None too, for the model's own levels, as does a class that had too
         few rows. ValueError for a class that the model does not know, and for none where it needs one.
         """
-        return (
-            self.value_axes.law(classes)
-            if classes is None or isinstance(classes, str)
-            else self.value_axes.laws(classes)
-        )
+        if classes is None or isinstance(classes, str):
+            return self.value_axes.law(classes)
+        return self.value_axes.laws(classes)
 
 
 def kept_positions(logits_to_keep: int | Tensor) -> Any:

@@ -57,7 +57,7 @@ _OF_HUB = {"quantile_crps": "crps", "median_error": "median_error", "mae": "mae"
 
 
 def base_model(config: CausalQwenConfig) -> dict[str, str]:
-    """What is known of the backbone: its name on the hub as base_model, license and language. Nothing of a folder's."""
+    """Facts of the backbone: its name on the hub as base_model, license and language. Nothing of a folder's."""
     name = str(config.text_config._name_or_path)
     known = KNOWN_BACKBONES.get(Path(name).name)
     if known is not None:
@@ -133,7 +133,7 @@ class Beside:
 
     @classmethod
     def of(cls, model: Any) -> "Beside":
-        """Of a model: what its last training says, or else what lay where it was loaded from.
+        """Facts of a model: what its last training says, or else what lay where it was loaded from.
 
         ValueError for a `training.json` that is damaged, and for results that the hub would not take.
         """

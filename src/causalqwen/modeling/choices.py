@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.individuals import Branches, ChoiceEvidence
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, encode_text
 
 
@@ -61,9 +61,16 @@ def check_options(options: Sequence[str]) -> None:
 
 @torch.no_grad()
 def predict_choice(
-    model: GraftedModel, prompts: str | Sequence[str], options: Sequence[str], individual: Individual | None
+    model: GraftedModel, prompts: str | Sequence[str], options: Sequence[str], *, individual: Individual | None = None
 ) -> list[ChoicePrediction]:
-    """`CausalQwenForCausalLM.predict_choice`."""
+    """Which of the options follows each prompt, as `individual` would say it; nobody in particular by default.
+
+    Options are what may be written behind the prompt, each to the end of its line. At every token where they part, a
+    softmax over loc_S of the tokens that they go on with says how likely each branch is (a decoder that may write nothing
+    but options). What is not known about somebody who was inferred is integrated out, over the draws of their posterior.
+
+    Raises ValueError for an empty prompt, fewer than two options or two that are alike.
+    """
     check_options(options)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     if individual is None:
@@ -127,6 +134,6 @@ def last_features(model: GraftedModel, text: EncodedText, voice: Tensor | None =
 def _ids_behind(model: GraftedModel, prompt: str, option: str) -> tuple[int, ...]:
     """The tokens of an option as it stands behind a prompt, through the end of its line."""
     last, first = (prompt.rstrip(" ") or prompt)[-1], option.strip()[0]
-    joined = last.isspace() or any(unicodedata.east_asian_width(one) in "WF" for one in (last, first))
+    joined = last.isspace() or any(unicodedata.east_asian_width(character) in "WF" for character in (last, first))
     text = f"{'' if joined else ' '}{option.strip()}\n"
     return tuple(model.processor.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -12,15 +12,15 @@ from transformers.models.auto import CONFIG_MAPPING
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
 from causalqwen.decoding import CausalDecoding
 from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
+from causalqwen.modeling.context import CONTEXTS, Context
 from causalqwen.modeling.scores import SCORE_SCALES
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import WANTED_LEVELS
-from causalqwen.parts.contexts import CONTEXTS, Context
-from causalqwen.parts.limits import check_needs, missing
+from causalqwen.parts.compatibility import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 FORMAT = 3
-"""Of a saved config.json, told there as `format_version`. No other format is read."""
+"""The format of a saved config.json, told there as `format_version`. No other format is read."""
 
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
@@ -136,7 +136,7 @@ class CausalQwenConfig(PreTrainedConfig):
             also "stable-1.25", "stable-1.5" and "stable-1.75", whose tails lie between.
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
-            backbone does not see, and the number as it is written; "both". See `parts.contexts`.
+            backbone does not see, and the number as it is written; "both". See `modeling.context`.
         number_embedding: "added", embed(x) + phi(v), "multiplied", embed(x) sigmoid(v w + b) (`NumericEmbedding`), or
             "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
         number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see
@@ -241,17 +241,18 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"text_config: expected the backbone's configuration, got {self.text_config!r}")
         if self.causal_size is None:
             self.causal_size = self.text_config.hidden_size
-        if self.domains is None:
-            self.domains = {}
         kinds = [] if self.interval_kinds is None else self.interval_kinds
         if isinstance(kinds, list):  # a file has lists for tuples
             self.interval_kinds = [tuple(kind) if isinstance(kind, list) else kind for kind in kinds]
-        if self.class_interval_levels is None:
-            self.class_interval_levels = {}
-        if self.class_values is None:
-            self.class_values = {}
-        if self.free_token_ids is None:
-            self.free_token_ids = []
+        empty: dict[str, type] = {
+            "domains": dict,
+            "class_interval_levels": dict,
+            "class_values": dict,
+            "free_token_ids": list,
+        }
+        for name, kind_of in empty.items():
+            if getattr(self, name) is None:
+                setattr(self, name, kind_of())
         if self.num_token_id is None:
             self.num_token_id = self.text_config.vocab_size
         known = list(CausalQwenConfig.__annotations__)
@@ -320,12 +321,13 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         if self.domain is not None and self.domain not in self.domains:
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
-        if self.number_encoding == "fourier":
-            self.require("number_encoding='fourier'")
-        if self.value_columns:
-            self.require("value_columns")
-        if self.value_crossing > 1:
-            self.require("value_crossing above 1")
+        asked = {
+            "number_encoding='fourier'": self.number_encoding == "fourier",
+            "value_columns": self.value_columns > 0,
+            "value_crossing above 1": self.value_crossing > 1,
+        }
+        for what in filter(asked.get, asked):
+            self.require(what)
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):
@@ -337,7 +339,7 @@ class CausalQwenConfig(PreTrainedConfig):
 
     @property
     def domain_settings(self) -> dict[str, Any]:
-        """Those of the domain that is asked."""
+        """Settings of the domain that is asked."""
         return self.domains[self.domain]
 
     @property
@@ -352,11 +354,11 @@ class CausalQwenConfig(PreTrainedConfig):
         return self.context.hides and not self.copy_numbers
 
     def allows(self, what: str) -> bool:
-        """Whether the settings are those of `parts.limits.NEEDS`."""
+        """Whether the settings are those of `parts.compatibility.NEEDS`."""
         return not missing(what, vars(self))
 
     def require(self, what: str) -> None:
-        """ValueError where `what` is asked for and the settings of `parts.limits.NEEDS` are others."""
+        """ValueError where `what` is asked for and the settings of `parts.compatibility.NEEDS` are others."""
         check_needs(what, vars(self))
 
     def check_plan(self, plan: CausalDecoding) -> None:

@@ -1,7 +1,51 @@
-"""Masks and positions of a context in which the backbone does not see some of the tokens (theory 2.1)."""
+"""What the context holds of a number, the setting `number_context`, and masks and positions where the backbone does not see
+some of the tokens (theory 2.1)."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """name: of `number_context`. hides: whether the backbone does not see `<NUM>`. writes: whether a number's digits stand
+    behind its `<NUM>`."""
+
+    name: str
+    hides: bool
+    writes: bool
+
+    def hidden(self, is_number: Tensor) -> Tensor:
+        """Which of some tokens the backbone does not see; bool, as `is_number`, where `<NUM>` stands."""
+        return is_number & self.hides
+
+    @property
+    def reads_as(self) -> dict[str, Any]:
+        """What features that are kept depend on, beside the tokens."""
+        return {"hides_numbers": True} if self.hides else {}
+
+    def __str__(self) -> str:
+        return f"number_context={self.name!r}"
+
+
+def context_of(name: str) -> Context:
+    """The context of a name. ValueError for one that is not known."""
+    if name not in CONTEXTS:
+        raise ValueError(f"unknown number_context {name!r}; use one of {', '.join(CONTEXTS)}")
+    return CONTEXTS[name]
+
+
+CONTEXTS = {
+    # one token `<NUM>` with its value, as the documents have it
+    "value": Context("value", hides=False, writes=False),
+    # `<NUM>`, and behind it the number as it is written, in the tokens of the plain text: `<NUM>` announces the number and
+    # carries its value as a label, and the backbone reads exactly the plain text (attention mask 0, no position of its own)
+    "digits": Context("digits", hides=True, writes=True),
+    # `<NUM>` with its value is seen, and the number as it is written follows
+    "both": Context("both", hides=False, writes=True),
+}
 
 
 def without(hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -31,8 +75,8 @@ def seen_positions(position_ids: Tensor, hidden: Tensor) -> Tensor:
 
 
 def packed_mask(position_ids: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """What is added to attention scores, [B, 1, S, S], where rows hold several sequences: 0 for a token's own, seen, earlier
-    tokens and itself, the least number elsewhere. None where every row is one sequence."""
+    """The mask that is added to attention scores, [B, 1, S, S], where rows hold several sequences: 0 for a token's own,
+    seen, earlier tokens and itself, the least number elsewhere. None where every row is one sequence."""
     starts = sequence_starts(position_ids)
     if not bool(starts.any()):
         return None

@@ -93,6 +93,6 @@ def rows_of(encoding: "NumericEncoding") -> tuple[list, list, list[list[NumberTe
         ids, mask, values = ids.tolist(), mask.tolist(), values.tolist()
     elif not ids or not isinstance(ids[0], list):
         ids, mask, values = [ids], [mask], [values]
-    real = [[index for index, one in enumerate(row) if one] for row in mask]
+    real = [[index for index, is_real in enumerate(row) if is_real] for row in mask]
     pick = [[[row[i] for i in keep] for row, keep in zip(rows, real, strict=True)] for rows in (ids, values)]
     return pick[0], pick[1], encoding.number_texts, encoding.digits

@@ -124,14 +124,16 @@ class TextEnd:
         """The tokens that may end what began before the last number."""
         closing = self.ends.closing
         return (
-            closing if self.place is not None and any(one in closing for one in self.ids[: self.place]) else frozenset()
+            closing
+            if self.place is not None and any(known in closing for known in self.ids[: self.place])
+            else frozenset()
         )
 
     def allows(self, token: int, value: float | None = None) -> bool:
         """Whether a token may follow; of `<NUM>`, with its value, where that is known."""
         if token == self.ends.number:
             form = self.forms(len(self.ids))
-            return all(self.last.allows_number(one, form) for one in (_STAND_INS if value is None else (value,)))
+            return all(self.last.allows_number(number, form) for number in (_STAND_INS if value is None else (value,)))
         if token in self.ends.special:
             return True
         if self.is_near and not self.recent.allows(token):

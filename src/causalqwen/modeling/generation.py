@@ -18,13 +18,13 @@ from transformers import Cache, GenerationConfig, GenerationMixin, LogitsProcess
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding, Integrated, ObservedNumber
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import without
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.ends import MANY
-from causalqwen.modeling.loop import (
+from causalqwen.modeling.logits_processors import (
     ForceTokens,
     KeepNumbers,
     MaskFreeRows,
@@ -52,7 +52,7 @@ class CausalGenerationMixin(GenerationMixin):
 
     config: CausalQwenConfig
     action: ActionNetwork
-    standing: Any
+    frozen_vocabulary: Any
 
     _supported_generation_modes = (
         GenerationMode.GREEDY_SEARCH,
@@ -101,7 +101,7 @@ class CausalGenerationMixin(GenerationMixin):
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
         """
-        with self.standing():
+        with self.frozen_vocabulary():
             return self._generate(inputs, generation_config, *args, causal_decoding=causal_decoding, **kwargs)
 
     def _generate(
@@ -113,12 +113,7 @@ class CausalGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         ids = inputs if inputs is not None else kwargs.get("input_ids")
-        if ids is not None:
-            self._check_prompt(ids, kwargs.get("numeric_values"), kwargs.get("attention_mask"))
-        if (kwargs.get("prefill_chunk_size") or getattr(generation_config, "prefill_chunk_size", None)) is not None:
-            raise ValueError("prefill_chunk_size cuts the prompt but not its values: leave it unset")
-        if kwargs.get("inputs_embeds") is not None:
-            self.config.require("generating from inputs_embeds")
+        self._check_arguments(ids, generation_config, kwargs)
         if "tokenizer" in kwargs:
             kwargs["tokenizer"] = getattr(kwargs["tokenizer"], "slotted_tokenizer", kwargs["tokenizer"])
         if hasattr(kwargs.get("streamer"), "begin"):
@@ -171,6 +166,15 @@ class CausalGenerationMixin(GenerationMixin):
                 "the text holds numbers, whose values are not among the ids: generate(..., return_dict_in_generate=True) "
                 "returns numeric_values, and the processor writes them"
             )
+
+    def _check_arguments(self, ids: Tensor | None, given: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
+        """ValueError for a prompt that is empty, too long or without its values, and for what a graft does not take."""
+        if ids is not None:
+            self._check_prompt(ids, kwargs.get("numeric_values"), kwargs.get("attention_mask"))
+        if (kwargs.get("prefill_chunk_size") or getattr(given, "prefill_chunk_size", None)) is not None:
+            raise ValueError("prefill_chunk_size cuts the prompt but not its values: leave it unset")
+        if kwargs.get("inputs_embeds") is not None:
+            self.config.require("generating from inputs_embeds")
 
     def _check_prompt(self, ids: Tensor, numeric_values: Tensor | None, attention_mask: Tensor | None) -> None:
         limit = self.config.context_length
@@ -450,21 +454,10 @@ def _values_of(config: CausalQwenConfig, sequences: Tensor, prompt_values: Tenso
     return values.masked_fill(~is_number, 0.0)
 
 
-def _start_values(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    generation_config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-    bound: BoundDecoding | None = None,
-    *,
-    at_once: bool | None = None,
-    wanted: int = 1,
-) -> tuple[ValueLog, LogitsProcessorList]:
-    """Give the loop of a model its values and an empty log of those it predicts, what keeps them, and what writes their digits.
-
-    wanted: how many of the best tokens a decision may fall on.
-    """
+def _start_log(
+    model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None, at_once: bool | None
+) -> ValueLog:
+    """An empty log of the values that the loop of a model predicts; the loop's arguments get it, and their own values."""
     if model.config.context.hides:
         model_kwargs["attention_mask"], _ = without(
             input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
@@ -488,11 +481,30 @@ def _start_values(
     model_kwargs["value_log"] = log
     if model.copies:
         log.numbers = _numbers_of_prompt(model, input_ids, model_kwargs, bound)
+    return log
+
+
+def _start_values(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    bound: BoundDecoding | None = None,
+    *,
+    at_once: bool | None = None,
+    wanted: int = 1,
+) -> tuple[ValueLog, LogitsProcessorList]:
+    """Give the loop of a model its values and an empty log of those it predicts, what keeps them, and what writes their digits.
+
+    wanted: how many of the best tokens a decision may fall on.
+    """
+    log = _start_log(model, input_ids, model_kwargs, bound, at_once)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
 
     def said_of(row: int, before: Sequence[int]) -> ObservedNumber | None:
         """The number that is set behind the ids `before`, or that stood there in the text of an observed noise."""
-        told = [one.said[row, len(before)] for one in forced if (row, len(before)) in one.said]
+        told = [processor.said[row, len(before)] for processor in forced if (row, len(before)) in processor.said]
         if told or bound is None or bound.observed is None or len(before) < log.start:
             return (*told, None)[0]
         answer = before[log.start :]

@@ -1,12 +1,16 @@
-"""Grafting: the configuration and the start values of a new model over a backbone."""
+"""Grafting: the configuration and the start values of a new model over a backbone; and what a graft added, and what it left as
+it was, counted and compared, never assumed."""
 
 import logging
 import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.checking import check_values, nearest
@@ -15,11 +19,26 @@ from causalqwen.modeling.backbones import align_parameters, check_graftable, fre
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
 from causalqwen.modeling.heads import VALUE_MODULES, make_heads
-from causalqwen.modeling.narrowing import narrow_head
+from causalqwen.modeling.low_rank_head import NarrowHead, narrow_head
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.modeling.proof import logger, prove
 from causalqwen.modeling.scores import SCORE_SCALES, effective_linear
-from causalqwen.parts.limits import NEEDS
+from causalqwen.parts.compatibility import NEEDS
+
+logger = logging.getLogger("causalqwen")
+
+
+class _UnlessConfigured(logging.StreamHandler):
+    """To stderr, as long as the program has set up no logging of its own; then that takes over."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+
+if not logger.handlers:
+    logger.addHandler(_UnlessConfigured())
+    logger.setLevel(logging.INFO)
+
 
 _PROBES = (
     "The river rises in the hills and runs through three towns before it meets the sea. Nobody knows who built the old "
@@ -54,7 +73,51 @@ def from_backbone(
     quiet: bool = False,
     **config: Any,
 ) -> Any:
-    """`CausalQwenForCausalLM.from_backbone`."""
+    """Graft a number channel and an individual onto a pretrained decoder, which itself stays as it is.
+
+    One line tells what was added, and on how many tokens of a few lines the logits were found to be the backbone's: at
+    level INFO of the logger `causalqwen`, which writes to stderr where the program has set up no logging of its own
+    (`logging.getLogger("causalqwen").setLevel("WARNING")` for silence).
+
+    Args:
+        name_or_path: a folder, a hub name, `smollm2-135m` (the default backbone), or a loaded model (with its
+            `tokenizer`).
+        dtype: of the backbone; transformers' own choice by default. The heads stay in float32.
+        start: the start values, one of `STARTS`. "faithful": every decision is the backbone's.
+        text: what a causal size below H is fitted to, some thousand tokens (`narrow_head`); a few lines by default.
+        quiet: neither compare nor tell.
+        config: any field of `CausalQwenConfig`, over those of the start.
+
+    Raises:
+        ValueError: an unknown start or field; a setting that does nothing beside the others (`parts.compatibility`); a
+            model that is no decoder (encoder-only, encoder-decoder), or whose logits are no linear map of its features.
+    """
+    _check_asked(start, config)
+    backbone, tokenizer, name = _loaded(name_or_path, dtype, tokenizer)
+    attention = backbone.config._attn_implementation
+    grafted, narrow = _configured(backbone, tokenizer, start, text, config)
+    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
+    grafted._attn_implementation = attention  # a new configuration resets that of its parts
+    grafted.dtype, grafted.name_or_path = backbone.dtype, name
+    model: Any = cls(grafted, backbone=backbone)
+    model.abduction.loc_net.to(backbone.dtype)
+    if narrow is not None:
+        narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
+    elif with_own:
+        own_scores(model)
+    model.to(backbone.device)
+    model.generation_config = backbone.generation_config
+    model.processor = CausalQwenProcessor.of(tokenizer, grafted)
+    start_number_rows(model, tokenizer)
+    model.eval()
+    if not quiet and logger.isEnabledFor(logging.INFO):
+        longest = grafted.context_length or math.inf
+        logger.info(prove(model, [part for part in _PROBES if len(model.processor(part)["input_ids"]) <= longest]))
+    return model
+
+
+def _check_asked(start: str, config: dict[str, Any]) -> None:
+    """ValueError for an unknown start, and for settings that there are not, or that nobody sets."""
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
     found = ("num_token_id", "free_token_ids", "given")
@@ -65,6 +128,12 @@ def from_backbone(
     if unknown := [name for name in config if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]}; {nearest(unknown[0], known)}")
     check_values(CausalQwenConfig, config)
+
+
+def _loaded(
+    name_or_path: str | PreTrainedModel, dtype: torch.dtype | str | None, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """The backbone, its tokenizer and its name. ValueError for what cannot be grafted."""
     if isinstance(name_or_path, PreTrainedModel):
         backbone, name = name_or_path, type(name_or_path).__name__
         _refuse_others(backbone.config, name)
@@ -82,7 +151,18 @@ def from_backbone(
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
     align_parameters(backbone)
     check_graftable(backbone, name)
+    return backbone, tokenizer, name
 
+
+def _configured(
+    backbone: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    start: str,
+    text: str | None,
+    config: dict[str, Any],
+) -> tuple[CausalQwenConfig, NarrowHead | None]:
+    """The configuration of a graft, and below the hidden size what its scores start as. ValueError for what is asked for and
+    would do nothing."""
     free = free_rows(tokenizer, backbone.get_output_embeddings().weight.shape[0])
     settings = {"num_token_id": free[0], "free_token_ids": free[1:], "start": start, **STARTS[start]}
     head, narrow = backbone.get_output_embeddings(), None
@@ -98,32 +178,13 @@ def from_backbone(
         if start == "faithful":  # a constant threshold, so the log-partition's median
             scores = head(_features(backbone, tokenizer, _PROBE).to(head.weight.dtype)).float()
             settings["initial_threshold"] += scores.logsumexp(-1).median().item()
-    attention = backbone.config._attn_implementation
     grafted = CausalQwenConfig(text_config=backbone.config, given=sorted(config), **(settings | config))
     if grafted.context.writes and "value_digits" not in config:
         grafted.value_digits = 4
-    for field, value in config.items():  # what is asked for, and would do nothing
+    for field, value in config.items():
         if value != STARTS[start].get(field, getattr(CausalQwenConfig, field)) and f"the setting {field}" in NEEDS:
             grafted.require(f"the setting {field}")
-    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
-    grafted._attn_implementation = attention  # a new configuration resets that of its parts
-    grafted.dtype = backbone.dtype
-    grafted.name_or_path = name
-    model: Any = cls(grafted, backbone=backbone)
-    model.abduction.loc_net.to(backbone.dtype)
-    if narrow is not None:
-        narrow.copy_to(model.abduction.loc_net, model.score_head.to(backbone.dtype))
-    elif with_own:
-        own_scores(model)
-    model.to(backbone.device)
-    model.generation_config = backbone.generation_config
-    model.processor = CausalQwenProcessor.of(tokenizer, grafted)
-    start_number_rows(model, tokenizer)
-    model.eval()
-    if not quiet and logger.isEnabledFor(logging.INFO):
-        longest = grafted.context_length or math.inf
-        logger.info(prove(model, [part for part in _PROBES if len(model.processor(part)["input_ids"]) <= longest]))
-    return model
+    return grafted, narrow
 
 
 def _refuse_others(config: Any, name: str) -> None:
@@ -218,3 +279,68 @@ def start_number_rows(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     model.action.num_row.copy_(head.weight.float().mean(0))
     if head.bias is not None:
         model.action.num_bias.copy_(head.bias.float().mean())
+
+
+@dataclass(frozen=True)
+class GraftProof:
+    """backbone: its name. parameters, bytes: what stands beside the backbone's own `backbone_parameters`. tokens: how many were
+    compared. identical_logits: on how many of them all logits are the backbone's to the last bit. agreement: the share of
+    decisions that are the backbone's."""
+
+    backbone: str
+    backbone_parameters: int
+    parameters: int
+    bytes: int
+    tokens: int
+    identical_logits: int
+    agreement: float
+
+    def __str__(self) -> str:
+        same, decided = (
+            "all" if count == self.tokens else f"{count:,}"
+            for count in (self.identical_logits, round(self.agreement * self.tokens))
+        )
+        return (
+            f"{self.parameters:,} parameters ({self.bytes / 1e6:.1f} MB) grafted onto the {self.backbone_parameters:,} of "
+            f"{self.backbone}; of {self.tokens:,} tokens that were checked, {same} have the backbone's logits to the last bit, "
+            f"and {decided} its decision"
+        )
+
+
+def prove(model: Any, texts: Sequence[str]) -> GraftProof:
+    """Count what a graft added, and compare it with its backbone on these texts."""
+    own = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
+    return GraftProof(
+        backbone=model.config.name_or_path,
+        backbone_parameters=sum(p.numel() for p in model.backbone.parameters()),
+        parameters=sum(p.numel() for p in own),
+        bytes=sum(p.numel() * p.element_size() for p in own),
+        **compare_with_backbone(model, texts),
+    )
+
+
+@torch.no_grad()
+def compare_with_backbone(model: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """The grafted model beside its own backbone, text by text.
+
+    Returns:
+        tokens: how many were compared. identical_logits: on how many positions all logits of the backbone's own tokens
+        are equal to the last bit. agreement: the share of `standard` decisions that are the backbone's argmax.
+    """
+    tokens = identical = agreed = 0
+    was_training = model.training
+    model.eval()
+    few = len(texts) == 1  # no bar for one
+    for text in tqdm(texts, desc="comparing with the backbone", unit="text", leave=False, disable=few or None):
+        inputs = model.processor(text, return_tensors="pt").to(model.device)
+        ours = model(**inputs, output_ovr=True)
+        theirs = model.backbone(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        rest = torch.ones(theirs.shape[-1], dtype=torch.bool, device=theirs.device)
+        if not model.config.num_token_appended:
+            rest[model.config.num_token_id] = False
+        same = (ours.logits[..., : theirs.shape[-1]] == theirs) | ~rest
+        tokens += theirs.shape[1]
+        identical += same.all(-1).sum().item()
+        agreed += (ours.decisions == theirs.argmax(-1)).sum().item()
+    model.train(was_training)
+    return {"tokens": tokens, "identical_logits": identical, "agreement": agreed / max(tokens, 1)}

@@ -8,27 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Draws
 from causalqwen.losses import LossMasks, LossParts, total_loss
 from causalqwen.modeling.abduction import AbductionNetwork, make_domain
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
-from causalqwen.modeling.embedding import NumericEmbedding
-from causalqwen.modeling.gated_features import GatedFeatures
+from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.scores import ActionNetwork, ActionSettings, Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform, round_significant
-from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.class_axes import value_axes
+from causalqwen.parts.branch import PlainReader, ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
-from causalqwen.parts.one_axis import OneAxis
 from causalqwen.parts.perceptron import ResidualPerceptron
-from causalqwen.parts.plain_reader import PlainReader
+from causalqwen.parts.value_axes import OneAxis, value_axes
 
-_STANDING: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("standing", default=())
-"""Of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of what it awaits."""
+_FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
+"""Vocabularies of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of
+what it awaits."""
 
 
 def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
@@ -165,20 +163,20 @@ class GraftModules:
         return torch.where(copied, again, new)
 
     def vocabulary(self) -> Vocabulary:
-        """W_cls as it is now; within `standing`, as it was when that began."""
-        known = (words for entry in reversed(_STANDING.get()) for words in entry if words.action is self.action)
+        """W_cls as it is now; within `frozen_vocabulary`, as it was when that began."""
+        known = (words for entry in reversed(_FROZEN.get()) for words in entry if words.action is self.action)
         return next(known, None) or self.action.vocabulary(self.get_output_embeddings())
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def frozen_vocabulary(self) -> Iterator[None]:
         """While the block runs, W_cls stands still: what follows from it is made once, for each thread that says so."""
         own = [self.vocabulary()]
-        _STANDING.set((*_STANDING.get(), own))
+        _FROZEN.set((*_FROZEN.get(), own))
         try:
             yield
         finally:  # blocks may end in any order, and in another context than they began in
             own.clear()
-            _STANDING.set(tuple(entry for entry in _STANDING.get() if entry))
+            _FROZEN.set(tuple(entry for entry in _FROZEN.get() if entry))
 
     def heads(
         self,
@@ -215,7 +213,7 @@ class GraftModules:
         if skip_logits:
             rest_loss = before.rest_loss(masks.targets, masks.also_right, impl=self.ovr_impl)
         else:
-            rest_loss = before.rest.loss(before.words_of(masks.targets), masks.also_right)
+            rest_loss = before.word_scores.loss(before.words_of(masks.targets), masks.also_right)
         of_values = self.value_losses(
             features[:, :-1][masks.num_mask],
             masks.values[masks.num_mask],
@@ -309,8 +307,8 @@ def check_made(model: Any) -> None:
     for name, part in made.items():
         own = getattr(model, name)
         wanted, there = (
-            {} if one is None else {key: tensor.shape for key, tensor in one.state_dict().items()}
-            for one in (part, own)
+            {} if module is None else {key: tensor.shape for key, tensor in module.state_dict().items()}
+            for module in (part, own)
         )
         if wanted != there:
             raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
@@ -323,17 +321,17 @@ def check_made(model: Any) -> None:
 
 
 VALUE_MODULES = ("value_branch", "copy_head")
-"""What is made anew where values are read in another way."""
+"""Modules that are made anew where values are read in another way."""
 
 OWN_STARTS = (AbductionNetwork, ActionNetwork, ResidualPerceptron, CopyHead)
 """Modules that know their start values."""
 
 
 def number_parameters(model: Any) -> list[nn.Parameter]:
-    """Those of `NUMBER_PARTS`, but for the noise's size on the value axis: a value alone cannot tell it from scale_U."""
+    """Parameters of `NUMBER_PARTS`, but for the noise's size on the value axis: a value alone cannot tell it from scale_U."""
     noise = None if model.value_branch is None else model.value_branch.log_noise
     named = model.named_parameters()
-    return [one for name, one in named if name.startswith(NUMBER_PARTS) and one is not noise]
+    return [parameter for name, parameter in named if name.startswith(NUMBER_PARTS) and parameter is not noise]
 
 
 def alone_at_their_rate(model: Any) -> list[str]:

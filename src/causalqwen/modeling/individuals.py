@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import POSITIONS_AT_ONCE, Chain
 from causalqwen.decoding import (
     BoundDecoding,
     CausalDecoding,
@@ -21,6 +20,7 @@ from causalqwen.decoding import (
     Voices,
 )
 from causalqwen.decoding.population import KEPT, seed_of
+from causalqwen.decoding.voices import check_voice
 from causalqwen.distributions import upcast
 from causalqwen.individuals import (
     LIKELIHOODS,
@@ -34,13 +34,14 @@ from causalqwen.individuals import (
     observed_normals,
     sample_posterior,
 )
+from causalqwen.modeling.backbones import reading
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.choices import Choice, choice_evidence
-from causalqwen.modeling.depths import depths_of
-from causalqwen.modeling.hearing import scores, told, windows_of
-from causalqwen.modeling.precision import reading
+from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.reading import (
     NOTHING_TOLD,
+    EncodedText,
     Observation,
     Reading,
     contexts_of,
@@ -49,6 +50,7 @@ from causalqwen.modeling.reading import (
     token_evidence,
     value_evidence,
 )
+from causalqwen.modeling.voice_likelihood import scores, told, windows_of
 
 Observations = str | Observation | Choice | Sequence[str | Observation | Choice]
 """What somebody said and chose."""
@@ -152,15 +154,52 @@ class Abduction:
 
 
 @torch.no_grad()
-def abduct(model: GraftedModel, observations: Observations, way: Abduction = Abduction(), name: str = "") -> Individual:
-    """`CausalQwenForCausalLM.abduct`."""
-    if isinstance(way.prior, Voices):
-        if way.spread is not None or way.likelihood != "softmax" or way.method != "auto":
+def abduct(
+    model: GraftedModel,
+    observations: Observations,
+    *,
+    prior: Individual | Voices | None = None,
+    spread: float | None = None,
+    likelihood: str = "softmax",
+    method: str = "auto",
+    name: str = "",
+    evaluations: int = 3,
+    draws: int = 200,
+    seed: int = 0,
+) -> Individual:
+    """The individual who wrote the observed texts: the posterior of e1.
+
+    With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
+    that are computed once (theory 3.12).
+
+    Args:
+        observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
+        prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
+            (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
+            e1 is inferred given that; spread, likelihood and method are refused.
+        spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
+            score scale.
+        likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
+            count by their density under what is left to the noise. "values": the numbers alone, as rows of one
+            individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
+            softmax of their options, and not at all by "values".
+        method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
+            their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
+            values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
+            speak and their law is not Gaussian.
+        evaluations: of the likelihood at most, the first of them with its curvature.
+
+    Raises:
+        ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
+            beside a prior that has a width; a method that is unknown, or does not fit.
+    """
+    if isinstance(prior, Voices):
+        if spread is not None or likelihood != "softmax" or method != "auto":
             raise ValueError(
                 "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
             )
-        return _by_voice(model, observations, way.prior, name, way.evaluations)
-    way = way.checked(model)
+        return _by_voice(model, observations, prior, name, evaluations)
+    way = Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
     (heard,) = _hear(model, [observations])
     return way.infer(model, *heard, name)
 
@@ -169,9 +208,9 @@ def _by_voice(
     model: GraftedModel, observations: Observations, voices: Voices, name: str, evaluations: int
 ) -> Individual:
     """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
-    voices.check_depths(*depths_of(model.backbone))
+    check_voice(voices.origin, *depths_of(model.backbone))
     said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
-    texts = [one for one in said if not isinstance(one, Choice)]
+    texts = [item for item in said if not isinstance(item, Choice)]
     if len(texts) < len(said):
         raise ValueError("a voice is heard in words: leave choices out, or the voices")
     was_training = model.training
@@ -200,11 +239,16 @@ def _by_voice(
 def abduct_people(
     model: GraftedModel,
     observations: Mapping[str, Observations],
-    facts: Mapping[str, Mapping[str, Any]] | None,
-    prior: Individual | None,
-    likelihood: str,
+    *,
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+    prior: Individual | None = None,
+    likelihood: str = "softmax",
 ) -> Population:
-    """`CausalQwenForCausalLM.abduct_people`."""
+    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`).
+
+    facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words
+    are heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
+    """
     if isinstance(prior, Voices):
         raise ValueError(
             "a prior of several people is an individual: somebody with a voice is inferred alone, by `abduct`"
@@ -217,8 +261,8 @@ def abduct_people(
     heard = zip(observations, _hear(model, observations.values()), strict=True)
     people, numbers = {}, {}
 
-    def kept(one: Individual) -> Individual:  # a width is C x C
-        return replace(one, precision=None, line=None, draws=one.likely(KEPT, seed_of(0, one.name)))
+    def kept(person: Individual) -> Individual:  # a width is C x C
+        return replace(person, precision=None, line=None, draws=person.likely(KEPT, seed_of(0, person.name)))
 
     for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
         people[name] = kept(way.infer(model, read, choices, name))
@@ -232,8 +276,8 @@ def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Rea
     contexts, ends, choices = [], [0], []
     for said in people:
         given = [said] if isinstance(said, str | Observation | Choice) else list(said)
-        choices.append([one for one in given if isinstance(one, Choice)])
-        texts = [one for one in given if not isinstance(one, Choice)]
+        choices.append([item for item in given if isinstance(item, Choice)])
+        texts = [item for item in given if not isinstance(item, Choice)]
         contexts += contexts_of(model, texts)
         ends.append(len(contexts))
         if ends[-1] == ends[-2] and not choices[-1]:
@@ -246,9 +290,20 @@ def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Rea
 
 @torch.no_grad()
 def abduct_population(
-    model: GraftedModel, observations: Mapping[str, Observations], likelihood: str, name: str
+    model: GraftedModel,
+    observations: Mapping[str, str | Observation | Sequence[str | Observation]],
+    *,
+    likelihood: str = "softmax",
+    name: str = "",
 ) -> Individual:
-    """`CausalQwenForCausalLM.abduct_population`."""
+    """What a person is like before they say anything: the law of e1, learned from the words of several people by their
+    names.
+
+    Its mean is what these people share, and its width is how much they differ (`likeliest_population`). As a prior of
+    `abduct` it stands for a new person of their kind; `draw(seed)` makes such a person up.
+
+    Raises ValueError for fewer than two people, or one who said no words.
+    """
     if len(observations) < 2:
         raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
     nobody = torch.zeros(model.config.causal_size, dtype=torch.float64, device=model.device)
@@ -274,7 +329,7 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
     residuals = values.values.double() - values.loc.double() @ row - values.bias
     sizes = loading_sizes(law, values.reach.double() * row) * values.reach[:, 0].sign()
     told = torch.stack([residuals, sizes, values.scale.double()]).cpu()
-    signs, one, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    signs, unit, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     heard = told
     if prior is not None and prior.line is not None:
         heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
@@ -282,7 +337,7 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
     places = line_posterior(law, heard[0], heard[1], heard[2], count)
     now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[count // 2], before))
     # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
-    along = torch.special.ndtri(law.cdf(-places.abs(), 0 * one, one)) * -places.sign()
+    along = torch.special.ndtri(law.cdf(-places.abs(), 0 * unit, unit)) * -places.sign()
     g = signs * along.unsqueeze(-1)
     evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
     observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")
@@ -291,7 +346,11 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
 
 @torch.no_grad()
 def shares(model: GraftedModel, observation: str | Observation) -> list[Share]:
-    """`CausalQwenForCausalLM.shares`."""
+    """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
+
+    At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at
+    a number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
+    """
     observation = Observation(observation) if isinstance(observation, str) else observation
     read = read_contexts(model, contexts_of(model, observation))
     parts = zip(Chain(model, read.features).parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
@@ -324,9 +383,22 @@ def share_of_who(model: GraftedModel, chain: Chain, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def abduct_noise(
-    model: GraftedModel, observation: Observation, individual: Individual | None, temperature: float, seed: int
+    model: GraftedModel,
+    observation: Observation,
+    individual: Individual | None = None,
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
 ) -> ObservedNoise:
-    """`CausalQwenForCausalLM.abduct_noise`."""
+    """Draw the own noise under which `individual` (the population average by default) wrote the text, given the text.
+
+    The noise that all tokens share stays integrated out: it is part of each token's own. temperature: of the plan that the
+    noise will be given to. See `individuals.observed_noise`.
+
+    Raises:
+        ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
+            not Gaussian.
+    """
     model.config.require("a text under observed noise")
     individual = individual or Individual.nobody(model.config.causal_size)
     if not temperature:
@@ -364,13 +436,20 @@ def abduct_noise(
         value_normals[numbers] = (values[numbers] - loc_Y) / scale_Y
         same = max(_SAME_VALUE, ROUNDINGS * torch.finfo(read.features.dtype).eps)
         slack[numbers] = same * (1 + values[numbers].abs() + loc_Y.abs())
-    at = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     index = (after.cumsum(0) - 1).tolist()
-    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if at else []
-    known = {
-        index[place]: ObservedNumber(form.value, form, text.digits_of(first + place))
-        for place, form in zip(at, forms, strict=True)
-    }
+    known = {index[place]: number for place, number in _written_numbers(model, observation, text, first).items()}
     return ObservedNoise(
         seed, temperature, places, exceptions, normals, len(tokens), values, value_normals, slack, known
     )
+
+
+def _written_numbers(
+    model: GraftedModel, observation: Observation, text: EncodedText, first: int
+) -> dict[int, ObservedNumber]:
+    """The numbers of an observed text as they were written, by the index of their `<NUM>` in it; it begins at `first`."""
+    places = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
+    return {
+        place: ObservedNumber(form.value, form, text.digits_of(first + place))
+        for place, form in zip(places, forms, strict=True)
+    }

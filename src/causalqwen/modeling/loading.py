@@ -19,10 +19,10 @@ from transformers.trainer_pt_utils import safe_globals
 
 from causalqwen.files import SUMS, check_sums
 from causalqwen.modeling import remote_code
+from causalqwen.modeling.backbones import resolve_device
 from causalqwen.modeling.card import EVAL_RESULTS
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.model import CausalQwenForCausalLM
-from causalqwen.modeling.precision import resolve_device
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OURS = (
@@ -178,7 +178,7 @@ def _check_types(fields: dict[str, Any], defaults: Any, place: str = "") -> None
         if name.endswith("_token_id") or (name.endswith("_token_ids") and value is not None):
             ids = value if isinstance(value, list) else [] if value is None else [value]
             least = -1 if name == "pad_token_id" else 0  # some pad with no token
-            if not all(type(one) is int and one >= least for one in ids):
+            if not all(type(token) is int and token >= least for token in ids):
                 raise ValueError(f"{place}{name}: expected the id of a token, got {value!r}")
         elif name in _OUTPUTS and value is not None and type(value) not in (bool, list):
             raise ValueError(f"{place}{name}: expected true or false, got {value!r}")
@@ -217,9 +217,9 @@ def _check_generation(path: Path, config: CausalQwenConfig) -> None:
     _check_types(fields, GenerationConfig())
     for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
         ids = fields.get(name)
-        for one in ids if isinstance(ids, list) else [ids]:
-            if one is not None and one >= config.vocab_size:
-                raise ValueError(f"{name}: {one} lies outside the {config.vocab_size} tokens of this model")
+        for token in ids if isinstance(ids, list) else [ids]:
+            if token is not None and token >= config.vocab_size:
+                raise ValueError(f"{name}: {token} lies outside the {config.vocab_size} tokens of this model")
     GenerationConfig.from_pretrained(path.parent, local_files_only=True)
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import StableFamily, get_value_family
 from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import (
     CRPS_LEVELS,
     PLAIN,
@@ -132,7 +132,7 @@ class NumberPrediction:
         return list(zip(places.tolist(), density.tolist(), self._cdf(places).tolist(), strict=True))
 
     def _log_density(self, values: Tensor) -> Tensor:
-        """Of what a curve shows at values, float64 [n]."""
+        """The log density that a curve shows at values, float64 [n]."""
         return self.law.log_prob(*self._parameters(), values)
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
@@ -237,7 +237,7 @@ class CopiedNumberPrediction(NumberPrediction):
         return self.quantile(0.5)
 
     def probabilities(self) -> dict[float, float]:
-        """Those of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
+        """Probabilities of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
         of_new: Any = self.law.of_new
         new = NumberPrediction(self.loc, self.scale, self.num_prob, of_new).probabilities()
         each = {value: p * self.law.weights()[0].item() for value, p in new.items()}
@@ -247,7 +247,7 @@ class CopiedNumberPrediction(NumberPrediction):
         return dict(sorted(each.items()))
 
     def _log_density(self, values: Tensor) -> Tensor:
-        """Of a new number alone, times pi_0: a copy has a probability, and no density."""
+        """The log density of a new number alone, times pi_0: a copy has a probability, and no density."""
         of_new: Tensor = self.law.of_new.log_prob(*self._parameters(), values)
         return self.law.log_weights[0] + of_new
 
@@ -300,11 +300,11 @@ def describe_all(
     values = [None] * len(predictions) if values is None else values
     of_law: dict[int, list[int]] = {}
     entries: list[dict[str, Any]] = [{} for _ in predictions]
-    for row, (one, value) in enumerate(zip(predictions, values, strict=True)):
-        if type(one) is NumberPrediction:
-            of_law.setdefault(id(one.law), []).append(row)
+    for row, (prediction, value) in enumerate(zip(predictions, values, strict=True)):
+        if type(prediction) is NumberPrediction:
+            of_law.setdefault(id(prediction.law), []).append(row)
         else:  # a mixture: each has its own
-            entries[row] = describe(one, value, raw=raw, levels=levels)
+            entries[row] = describe(prediction, value, raw=raw, levels=levels)
     for rows in itertools.chain.from_iterable(batches(rows, _AT_ONCE) for rows in of_law.values()):
         law = predictions[rows[0]].law
         parameters = [(predictions[row].loc, predictions[row].scale) for row in rows]
@@ -359,7 +359,7 @@ def how_well(values: int, median_error: float, coverage: float) -> str:
     return f"typically off by {off}; 90% intervals held {coverage:.0%} of {values:,} value{'s' * (values != 1)}"
 
 
-def told(
+def prediction_to_dict(
     prediction: NumberPrediction,
     value: float | None = None,
     levels: Sequence[float] = LEVELS,
@@ -383,11 +383,33 @@ def told(
 def predict_number(
     model: GraftedModel,
     prompts: str | Sequence[str],
-    batch_size: int,
-    individual: Individual | None,
-    classes: str | Sequence[str | None] | None,
+    batch_size: int = 32,
+    *,
+    individual: Individual | None = None,
+    classes: str | Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """`CausalQwenForCausalLM.predict_number`."""
+    """What number follows each prompt, as a distribution.
+
+    Args:
+        prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
+            dropped, because `<NUM>` brings its own.
+        batch_size: prompts per forward pass.
+        individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
+            inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because
+            training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
+        classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
+            have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
+            too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
+            `number_class`.
+
+    Returns:
+        one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
+        holds numbers. A graft that has learned no numbers warns, once.
+
+    Raises:
+        ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a
+            mixture, asked of a model that copies; a class that the model does not know, or not as many classes as prompts.
+    """
     if not model.reads_numbers:
         logger.warning_once(_NOTHING_LEARNED)
     if individual is not None:
@@ -400,20 +422,12 @@ def predict_number(
         raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
     for name in dict.fromkeys(names):
         model.value_axes.check(name)  # an unknown class stops it here
-    processor = model.processor
-    limit = model.config.context_length
-    encoded = processor(prompts, prompt=True) if prompts else {"input_ids": []}
-    lengths = [len(ids) for ids in encoded["input_ids"]]
-    for row, length in enumerate(lengths):
-        if length == 0:
-            raise ValueError(f"prompt {row} is empty")
-        if limit is not None and length > limit:
-            raise ValueError(f"prompt {row} has {length} tokens, but the context of this model holds {limit}")
+    processor, lengths = model.processor, _lengths(model, prompts)
     order = sorted(range(len(prompts)), key=lambda row: lengths[row])
     predictions: list[NumberPrediction | None] = [None] * len(prompts)
     was_training = model.training
     model.eval()
-    with model.standing():
+    with model.frozen_vocabulary():
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             batch = processor(
@@ -431,15 +445,31 @@ def predict_number(
     return predictions
 
 
+def _lengths(model: GraftedModel, prompts: list[str]) -> list[int]:
+    """How many tokens each prompt has. ValueError for an empty one, or one longer than the context, by its index."""
+    limit = model.config.context_length
+    encoded = model.processor(prompts, prompt=True) if prompts else {"input_ids": []}
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    for row, length in enumerate(lengths):
+        if length == 0:
+            raise ValueError(f"prompt {row} is empty")
+        if limit is not None and length > limit:
+            raise ValueError(f"prompt {row} has {length} tokens, but the context of this model holds {limit}")
+    return lengths
+
+
 @torch.no_grad()
 def predict_values(
-    model: Any,
+    model: GraftedModel,
     features: Tensor,
     individual: Individual | None = None,
     candidates: Candidates | None = None,
     classes: Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """`CausalQwenForCausalLM.predict_values`."""
+    """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
+
+    candidates: the numbers that each may be a copy of; None for none. classes: one per row; None for none.
+    """
     chain = Chain(model, features)
     (loc, scale), prob = (column.tolist() for column in chain.value()), chain.number.log_p()[0].exp().tolist()
     plain: list[NumberPrediction]
@@ -450,7 +480,7 @@ def predict_values(
         names = classes or [None] * len(features)
         laws = {name: model.value_axes.law(name) for name in set(names)}
         parameters = zip(loc, scale, prob, strict=True)
-        plain = [NumberPrediction(*one, laws[name]) for one, name in zip(parameters, names, strict=True)]
+        plain = [NumberPrediction(*parameter, laws[name]) for parameter, name in zip(parameters, names, strict=True)]
     if candidates is None:
         return plain
     return or_copied(plain, model.copy_law(features, candidates, ValueLaw()).to("cpu"))
@@ -460,9 +490,13 @@ def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPre
     """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, of which the law of a
     new number is not read."""
     predictions = []
-    for row, one in enumerate(of_new):
-        law = copies.of_row(row, one.law)
-        predictions.append(one if law is one.law else CopiedNumberPrediction(one.loc, one.scale, one.num_prob, law))
+    for row, prediction in enumerate(of_new):
+        law = copies.of_row(row, prediction.law)
+        predictions.append(
+            prediction
+            if law is prediction.law
+            else CopiedNumberPrediction(prediction.loc, prediction.scale, prediction.num_prob, law)
+        )
     return predictions
 
 

@@ -21,6 +21,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
 from causalqwen.decoding import ObservedNumber
 from causalqwen.modeling.backbones import free_rows, resolve_backbone
 from causalqwen.modeling.configuration import STARTS
+from causalqwen.modeling.context import Context, context_of
 from causalqwen.modeling.encoded import (
     NumberText,
     NumericEncoding,
@@ -33,7 +34,6 @@ from causalqwen.modeling.encoded import (
 from causalqwen.modeling.ends import NumberEnds
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
-from causalqwen.parts.contexts import Context, context_of
 
 SLOT = "\ufdd0NUM\ufdd1"
 """Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
@@ -54,7 +54,7 @@ class CausalQwenProcessor(ProcessorMixin):
         chat_template: as in transformers.
         number_rules: which numbers of a text are read; kept with a checkpoint. One that has none was trained with
             `FIRST_RULES` and goes on with them.
-        number_context: what stands in the context for a number, see `parts.contexts`; that of the model's configuration.
+        number_context: what stands in the context for a number, see `modeling.context`; that of the model's configuration.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CausalQwenProcessor(ProcessorMixin):
     @context.setter
     def context(self, context: Context) -> None:
         if not isinstance(context, Context):
-            raise ValueError(f"a processor's context is one of parts.contexts.CONTEXTS, not {context!r}")
+            raise ValueError(f"a processor's context is one of modeling.context.CONTEXTS, not {context!r}")
         self.number_context = context.name
 
     @property
@@ -261,7 +261,7 @@ class CausalQwenProcessor(ProcessorMixin):
             input_ids.append([token for token, _, _ in tokens])
             numeric_values.append([0.0 if n is None else of_row[n][2] for _, n, _ in tokens])
             written = [NumberText.of(text[start:end], value) for start, end, value in of_row]
-            number_texts.append([one for n, one in enumerate(written) if n in kept])
+            number_texts.append([form for n, form in enumerate(written) if n in kept])
             digits.append([written for _, _, written in tokens])
         data = dict(
             self.tokenizer.pad({"input_ids": input_ids}, **{"padding": False, "max_length": max_length} | padding)

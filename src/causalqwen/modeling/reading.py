@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, ValueEvidence
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.encoded import read_as_prompt
 
 
@@ -93,8 +93,8 @@ def contexts_of(model: GraftedModel, observations: Any, chunk: int = CHUNK) -> l
     given = [observations] if isinstance(observations, str | Observation) else list(observations)
     limit = model.config.context_length or chunk
     contexts = []
-    for one in given:
-        observation = Observation(one) if isinstance(one, str) else one
+    for item in given:
+        observation = Observation(item) if isinstance(item, str) else item
         prompt, text = encode_text(model, observation.prompt, prompt=True), encode_text(model, observation.text)
         length = len(prompt.ids)
         if length >= limit - 1:
@@ -184,7 +184,7 @@ def value_evidence(model: GraftedModel, read: Reading) -> ValueEvidence:
     chain, values = Chain(model, read.features[numbers]), read.values[numbers]
     if len(values):
         values = model.value_transform.forward(values)
-    row, bias = (one[0].double() for one in model.action.value_linear)
+    row, bias = (column[0].double() for column in model.action.value_linear)
     loc, scale = chain.read_by_values()
     reach, left = chain.value_reach(scale)[0], chain.value_loadings()[1]
     return ValueEvidence(loc, reach, values, row, bias, left, model.action.value_law)

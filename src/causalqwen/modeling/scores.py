@@ -45,8 +45,8 @@ def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
     return weight, of_adapter if bias is None else bias + of_adapter
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and torch.equal(tensor, other)
 
 
 class DocumentsScale:
@@ -163,7 +163,7 @@ class ActionSettings:
 
     @classmethod
     def of(cls, config: Any) -> "ActionSettings":
-        """Those of a configuration."""
+        """The settings of a configuration."""
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 
@@ -306,7 +306,7 @@ class ActionNetwork(nn.Module):
         return scores
 
     def put(self, columns: Tensor, of_number: Callable[[], Tensor]) -> Tensor:
-        """What is `<NUM>`'s [...] behind the columns of the matrix [..., V], or into them, in place."""
+        """Put what is `<NUM>`'s [...] behind the columns of the matrix [..., V], or into them, in place."""
         if self.num_token_id is None:
             return columns
         if self.appended:
@@ -351,8 +351,8 @@ class Vocabulary:
     """The rows that the tokens' scores are made of, and what follows from them, made when it is first asked for.
 
     Made anew for every forward pass; kept for as long as somebody knows that the weights stand still (a text, a stage that
-    leaves them frozen: `CausalQwenForCausalLM.standing`). Calling it gives loc_S of the tokens of the matrix, [..., V], from
-    loc_U [..., C].
+    leaves them frozen: `CausalQwenForCausalLM.frozen_vocabulary`). Calling it gives loc_S of the tokens of the
+    matrix, [..., V], from loc_U [..., C].
 
     Args:
         action: whose law it is; `<NUM>`'s own row, the tokens' thresholds and the rows in use are its.
@@ -442,7 +442,7 @@ class Vocabulary:
 
     @cached_property
     def bounds(self) -> ScaleBounds:
-        """Of the tokens' scales under the documents' formula."""
+        """Bounds of the tokens' scales under the original design's formula."""
         return ScaleBounds(self.weight, self.action.law)
 
     def rows_at(self, tokens: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.decoding import CausalDecoding, Individual, Population
 from causalqwen.decoding.population import seed_of
 from causalqwen.distributions import (
@@ -24,9 +23,11 @@ from causalqwen.distributions import (
     check_seed,
     uniform_draws,
 )
+from causalqwen.extras import extra
 from causalqwen.files import batches
 from causalqwen.individuals import Branches
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.choices import check_options, last_features, read_options
 from causalqwen.modeling.prediction import mixed_quantiles
 from causalqwen.modeling.reading import EncodedText
@@ -90,7 +91,9 @@ class Question:
                 return check_options(self.options)  # type: ignore[arg-type]
         given = list(self.options.values() if isinstance(self.options, Mapping) else self.options)
         numbers = [
-            one for one in given if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+            number
+            for number in given
+            if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
         ]
         if len(set(numbers)) < max(2, len(given)):
             raise ValueError(f"field options: expected two finite numbers or more, no two alike, found {given}")
@@ -99,8 +102,8 @@ class Question:
     def values(self) -> list[float] | None:
         """The numbers that its options are, or stand for."""
         if self.options is None or (self.options and isinstance(next(iter(self.options)), str)):
-            return [float(one) for one in self.options.values()] if isinstance(self.options, Mapping) else None
-        return [float(one) for one in self.options]
+            return [float(number) for number in self.options.values()] if isinstance(self.options, Mapping) else None
+        return [float(number) for number in self.options]
 
     @property
     def kind(self) -> str:
@@ -124,7 +127,7 @@ class Asked(Protocol):
         knows: bool [n], whose numbers follow from who they are."""
 
     def integrated(self, q: Tensor, knows: Tensor) -> list[Any]:
-        """Of each of n people, of whom each of q [n, m, C] is equally likely, with the noise integrated out."""
+        """The answer of each of n people, of whom each of q [n, m, C] is equally likely, with the noise integrated out."""
 
 
 @dataclass
@@ -165,7 +168,7 @@ class AskedNumber:
         return locs, torch.where(known, self.noise, scale).double()
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
-        """Of the law of each, as the model has it (not recalibrated)."""
+        """A draw of the law of each, as the model has it (not recalibrated)."""
         locs, scales = self.laws(q, knows)
         return self.law.quantile(locs.squeeze(-1), scales.squeeze(-1), uniform, raw=True).tolist()
 
@@ -204,7 +207,7 @@ class AskedValues:
         return torch.diff(below, prepend=ends[0], append=ends[1], dim=-1)[..., order.argsort()]
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
-        """Of the law of each."""
+        """A draw of the law of each."""
         return _taken(self.options, self.probabilities(q, knows).squeeze(1), uniform)
 
     def integrated(self, q: Tensor, knows: Tensor) -> list[Any]:
@@ -227,7 +230,7 @@ class AskedWords:
         return cls(options, read_options(model, prompt, options).cpu(), model.action.law)
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor) -> list[Any]:
-        """Of the law of each."""
+        """A draw of the law of each."""
         return _taken(self.options, self.branches.log_probs(q).exp().squeeze(1), uniform)
 
     def integrated(self, q: Tensor, knows: Tensor) -> list[Any]:
@@ -406,3 +409,28 @@ def survey_rows(
     asked = Survey(model, population, questions, draws, seed)
     for items in batches(asked.items(), PEOPLE_AT_ONCE):
         yield from asked.rows(items)
+
+
+def survey(
+    model: GraftedModel,
+    population: Population,
+    questions: Sequence[Question] | Question,
+    *,
+    draws: int = 1,
+    seed: int = 0,
+) -> Any:
+    """Ask everybody every question: a pandas.DataFrame of people x questions, with an index of person (and draw).
+
+    An answer is a number, an option or a text. With `draws` 0 nothing is drawn: who somebody is and the noise are
+    integrated out, so that a number is its median, and options are a dictionary of their probabilities. A prompt is read
+    once for all people. Answers depend neither on the order of people and questions, nor on who else is asked what. See
+    `Survey`.
+
+    Raises:
+        ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that
+            has not learned values.
+    """
+    with extra("tables", "a survey's table"):
+        import pandas
+    rows = list(survey_rows(model, population, questions, draws=draws, seed=seed))
+    return pandas.DataFrame(rows).set_index(["person", "draw"] if draws > 1 else "person")

@@ -1,12 +1,15 @@
 """Worlds of a grafted model: intervention and prediction with an individual who lasts (theory 3.13).
 
 DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fresh noise in a world that was set up;
-`counterfactual_samples` ask what the individual behind an observed text would have said in another one.
+`counterfactual_samples` ask what the individual behind an observed text would have said in another one. What changed from
+world to world is told in words, and in values with their intervals.
 """
 
+import difflib
 import itertools
 import logging
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -21,16 +24,17 @@ from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, Obser
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.modeling.individuals import abduct, abduct_noise
-from causalqwen.modeling.loop import ForcedToken, ForceTokens
+from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import Observation, encode_text
+from causalqwen.numbers.rendering import brief
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Intervention:
-    """What is set in another world.
+    """Settings of another world.
 
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
     the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a
@@ -73,19 +77,63 @@ class World:
     digits: tuple[int, ...] = ()
 
 
+def interventional_samples(
+    model: GraftedModel,
+    prompts: str | Sequence[str],
+    individual: Individual | None = None,
+    *,
+    num_samples: int = 1,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    temperature: float = 1.0,
+    streamer: Any = None,
+) -> list[list[World]]:
+    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+
+    temperature: of the plan (`CausalDecoding`).
+    streamer: of transformers; it sees each token of each text as it comes.
+
+    Returns: `num_samples` worlds per prompt; sample j uses seed + j.
+    """
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    who = "sequence" if individual is None else individual
+    plan = CausalDecoding.preset("persona", individual=who, seed=seed, temperature=temperature)
+    world = Intervention()
+    return [continue_prompt(model, prompt, plan, num_samples, max_new_tokens, world, streamer) for prompt in prompts]
+
+
 def counterfactual_samples(
     model: GraftedModel,
     observed: Observation,
     interventions: Intervention | Sequence[Intervention],
-    noise: str,
-    individual: Individual | None,
-    num_samples: int,
-    max_new_tokens: int | None,
-    seed: int,
-    temperature: float,
-    streamer: Any,
+    *,
+    noise: str = "abduct",
+    individual: Individual | None = None,
+    num_samples: int = 1,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    streamer: Any = None,
 ) -> list[list[World]]:
-    """`CausalQwenForCausalLM.counterfactual_samples`."""
+    """What the individual behind an observed text would have written in other worlds.
+
+    Args:
+        interventions: the worlds; `Intervention()` is the one that was.
+        noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
+            explains the text stays too, so that the world that was gives the observed text back, exactly
+            in float32.
+        individual: who wrote the text; None to infer them from it.
+        num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
+        max_new_tokens: as many as the observed text has, by default.
+        temperature: of the plan (`CausalDecoding`).
+        streamer: as of `interventional_samples`.
+
+    Returns: `num_samples` worlds per intervention.
+
+    Raises:
+        ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies
+            after the last token.
+    """
     if noise not in ("redraw", "abduct"):
         raise ValueError(f"unknown noise {noise!r}; use 'redraw' or 'abduct'")
     worlds = [interventions] if isinstance(interventions, Intervention) else list(interventions)
@@ -97,11 +145,11 @@ def counterfactual_samples(
         individual = abduct(model, observed)
     individual.check_size(model.config.causal_size)
     samples: list[list[World]] = [[] for _ in worlds]
-    with model.standing():
+    with model.frozen_vocabulary():
         for sample in range(num_samples):
             plan = CausalDecoding(individual=individual, own="token", seed=seed + sample, temperature=temperature)
             if noise == "abduct":
-                kept = abduct_noise(model, observed, individual, temperature, seed + sample)
+                kept = abduct_noise(model, observed, individual, temperature=temperature, seed=seed + sample)
                 plan = replace(plan, own=kept)
             for place, world in enumerate(worlds):
                 prompt, speaker = world.prompt_from(observed.prompt), world.model or model
@@ -130,7 +178,12 @@ def _check_speaker(model: GraftedModel, other: GraftedModel) -> None:
 
 @torch.no_grad()
 def value_predictions(model: GraftedModel, world: World, individual: Individual) -> dict[int, NumberPrediction]:
-    """`CausalQwenForCausalLM.value_predictions`."""
+    """The law of each value of a world, but of those that were forced, by the index of its token.
+
+    It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
+    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
+    with a voice it is read under the voice, as the text was.
+    """
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
     if not places:
@@ -244,3 +297,79 @@ def _world(
             digits += written
             kept += written if place in kept else ()
     return World(prompt, said[len(before) :], ids[start:], values[start:], tuple(sorted(kept)), tuple(digits))
+
+
+LEVEL = 0.9
+"""What the intervals beside values cover."""
+
+
+@dataclass(frozen=True)
+class WorldNumber:
+    """A value in a world's text, its characters start to end (exclusive), and the law that `individual` has there.
+
+    law: None where the value was forced. median, low, high: of the law, [low, high] its central interval of mass `LEVEL`.
+    """
+
+    value: float
+    start: int
+    end: int
+    law: NumberPrediction | None = None
+
+    @property
+    def median(self) -> float | None:
+        return None if self.law is None else self.law.median
+
+    @property
+    def low(self) -> float | None:
+        return None if self.law is None else self.law.interval(LEVEL)[0]
+
+    @property
+    def high(self) -> float | None:
+        return None if self.law is None else self.law.interval(LEVEL)[1]
+
+    @property
+    def plain(self) -> dict[str, float | None]:
+        """As plain data."""
+        return {name: getattr(self, name) for name in ("value", "start", "end", "median", "low", "high")}
+
+    def __str__(self) -> str:
+        if self.median is None:
+            return "set"
+        return f"{LEVEL:.0%}: {brief(self.low)} to {brief(self.high)}"
+
+
+def world_numbers(model: GraftedModel, world: World, individual: Individual) -> list[WorldNumber]:
+    """The values of a world in their order, with the intervals of `model.value_predictions`."""
+    predictions = value_predictions(model, world, individual)
+    before, of_before, _ = encode_text(model, world.prompt, prompt=True)
+    ids, values = torch.cat([before, world.tokens]), torch.cat([of_before, world.values])
+    first = len(before)
+
+    def characters(count: int) -> int:
+        return len(model.processor.decode(ids[:count], numeric_values=values[:count]))
+
+    numbers, origin = [], characters(first)
+    for place in range(first, len(ids)):
+        if ids[place] != model.config.num_token_id:
+            continue
+        end = place + 1
+        while end - first in world.digits:
+            end += 1
+        span = (characters(place) - origin, characters(end) - origin)
+        numbers.append(WorldNumber(values[place].item(), *span, predictions.get(place - first)))
+    return numbers
+
+
+def word_changes(before: str, after: str) -> list[tuple[str, str]]:
+    """`after` aligned with `before`, word by word: ("same" | "gone" | "new", text) pieces in their order.
+
+    The pieces that are not gone make up `after`, those that are not new make up `before`.
+    """
+    old, new = (re.findall(r"\s*\S+|\s+$", text) for text in (before, after))
+    pieces: list[tuple[str, str]] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            pieces.append(("same", "".join(new[c:d])))
+            continue
+        pieces += [("gone", "".join(old[a:b]))] * (b > a) + [("new", "".join(new[c:d]))] * (d > c)
+    return pieces

@@ -41,7 +41,7 @@ class Candidates:
 
     def to(self, device: torch.device | str) -> "Candidates":
         """The same there."""
-        return replace(self, **{one.name: getattr(self, one.name).to(device) for one in fields(self)})
+        return replace(self, **{item.name: getattr(self, item.name).to(device) for item in fields(self)})
 
     @property
     def offered(self) -> Tensor:
@@ -58,7 +58,7 @@ class Candidates:
         num_token_id: int,
         hidden: bool = False,
     ) -> "Candidates":
-        """Those of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side.
+        """The candidates of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side.
 
         hidden: the backbone does not see numbers.
         """
@@ -244,7 +244,7 @@ class CopyLaw:
         return torch.where(self.stands(value), self.log_copied(value), self.log_weights[..., 0] + of_new)
 
     def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
-        """What is trained on: -log pi of a value in the context, else -log pi_0 + `ValueLaw.axis_losses`, elementwise."""
+        """The loss in training: -log pi of a value in the context, else -log pi_0 + `ValueLaw.axis_losses`, elementwise."""
         return -self._either(value, -self.of_new.axis_losses(loc, scale, value, kind))
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ class CopyHead(nn.Module):
 
     def forward(self, features: Tensor, keys: Tensor, candidates: Candidates) -> Tensor:
         """log pi [..., 1 + m], the new number's first, -inf where none is offered; features x [..., H], keys x_j [R, m, H]."""
-        features, keys = (one.to(self.query.weight.dtype) for one in (features, keys))
+        features, keys = (column.to(self.query.weight.dtype) for column in (features, keys))
         query, key = self.query(features), self.key(keys)[candidates.rows]
         scores = (key @ query.unsqueeze(-1)).squeeze(-1) / math.sqrt(query.shape[-1]) + self.bias
         scores = scores.masked_fill(~candidates.offered, -torch.inf)

@@ -8,9 +8,6 @@ the documents' form.
 """
 
 import itertools
-import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,18 +23,8 @@ _MIDDLE = 0.05  # of r, over all rows, that says which of two sides is +1
 _LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
 _TOLD = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
-_ENOUGH = 100  # products of two values of one person for each pair of contexts: then the pair can speak for itself
-_MANY, _MOST = 64, 1024  # directions where contexts are many; contexts whose pairs are looked at one by one
-_SHRUNK = tuple(10.0 ** (power / 2) for power in range(9))  # products of 0 that are added to those of each far pair
-_OF_A_LEVEL = 100  # pairs of contexts at least: then they tell how large correlations are at this level of likeness
-_NEAR = 2.0  # mean square of correlations at a level, over that of the half of all pairs that are least alike
-_FORMS = ("common", "apart", "one")  # of correlations, beside those of contexts that are alike
-_FOLDS = 4  # of people, one of them held out, and of contexts, each of them hidden in turn
 _PARTS = 8  # of people, each held out in turn, to say how many components tell more of them
 _HELD = 1000  # of people who are held out, at most
-_PRIOR = 10.0  # values that the mean of all counts for, in a context's own variance
-_TURNS = 200  # of the directions, until r is within bounds
-_MOST_WHO = 0.95  # of a context's standard deviation
 
 
 class Crossing(nn.Module):
@@ -71,20 +58,16 @@ class Crossing(nn.Module):
         return scale * r, left ** (1 / a)
 
     @torch.no_grad()
-    def lean(
-        self, standardized: Tensor, residuals: Tensor, people: Tensor, row: Tensor | None = None
-    ) -> tuple[Tensor, float]:
+    def lean(self, standardized: Tensor, residuals: Tensor, people: Tensor) -> tuple[Tensor, float]:
         """Start at the directions in which values of one person go together: from r = 1 for all, where two contexts say the
         opposite, gradients lead to r = 0 and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
         a constant, fewer where people held out are told more by fewer; the positive eigenvalues of B share the K directions
-        among them. Where contexts are more than the components tell apart, and people enough, each pair of contexts speaks
-        for itself instead (`_lean_on_pairs`).
+        among them.
 
         Args:
             standardized: x [n, H]. residuals [n]: of the values, on their axis. people: int64 [n], whose each is.
-            row: W_reg [C]; all alike by default.
 
         Returns: the standard deviation of what is who at each value, float64 [n], and that of the noise.
         """
@@ -92,12 +75,6 @@ class Crossing(nn.Module):
         low, high = torch.quantile(e[:: 1 + len(e) // 1_000_000], e.new_tensor([0.25, 0.75]))
         e, limit = e - e.median(), _CLIPPED * (high - low) / 1.349
         e = e.clamp(-limit, limit) if limit > 0 else e
-        contexts, places = x.unique(dim=0, return_inverse=True)
-        if bool(e.any()) and self.turn.out_features > 1 and _COMPONENTS + 1 < len(contexts) <= _MOST:
-            pairs = _Pairs.of(e, people, places, contexts)
-            if pairs.counts.sum() >= _ENOUGH * len(contexts) ** 2:
-                size, left = self._lean_on_pairs(contexts, pairs, row)
-                return size[places], left
         mean, whole = x.mean(0), e.square().mean()
         _, widths, axes = torch.linalg.svd(x - mean, full_matrices=False)
         least = max(_LEAST * float(widths[0]), _SAME * len(x) ** 0.5)
@@ -128,169 +105,6 @@ class Crossing(nn.Module):
         self.turn.bias.copy_(slopes[0] - mean @ weight)
         return size, (whole - size.square().mean()).clamp(min=_LEAST_NOISE * whole).sqrt().item()
 
-    def _lean_on_pairs(self, x: Tensor, pairs: "_Pairs", row: Tensor | None) -> tuple[Tensor, float]:
-        """`lean` by the covariance of each pair of contexts x [P, H], in up to `_MANY` directions.
-
-        The part of the scale that a direction's coordinates have is the same in all contexts, and an eigenvector moves some of
-        them much and others not at all. Directions are therefore turned until no |r| above 1 is asked for: from Hadamard's
-        matrix, which spreads each eigenvector over all of them, by turns to the nearest r within bounds and to the nearest
-        rotation. What a context has of its own is noise there, by |r| < 1.
-        """
-        count = 2 ** int(math.log2(min(_MANY, self.causal_size)))
-        self.turn = nn.Linear(x.shape[1], count).to(self.turn.weight).requires_grad_(False)
-        form, shrunk = pairs.likeliest(count)
-        told = pairs.directions(form, shrunk, count)
-        noise = (pairs.variance - told.square().sum(1)).min() / 4
-        size = (pairs.variance - noise).sqrt()
-        weights = x.new_ones(self.causal_size) if row is None else row.double().square()
-        parts = x.new_zeros(count).index_add(0, torch.arange(self.causal_size, device=x.device) % count, weights)
-        part = (parts / parts.mean()).sqrt()
-        asked = told / size.unsqueeze(-1) * count**0.5
-        turned = x.new_ones(1, 1)
-        while len(turned) < count:
-            turned = torch.cat([torch.cat([turned, turned], 1), torch.cat([turned, -turned], 1)]) / 2**0.5
-        turned = turned[: told.shape[1]]
-        for _ in range(_TURNS):
-            within = (asked @ turned).clamp(-part, part)
-            left, _, right = torch.linalg.svd(asked.T @ within, full_matrices=False)
-            turned = left @ right
-        wanted = ((asked @ turned) / part).clamp(-1, 1)
-        mean, middle = x.mean(0), wanted.mean(0)
-        slopes = torch.linalg.pinv(x - mean, rtol=1e-7) @ (wanted - middle)
-        self.turn.weight.copy_(slopes.T)
-        self.turn.bias.copy_(middle - mean @ slopes)
-        return size, noise.sqrt().item()
-
-
-@dataclass
-class _Pairs:
-    """What pairs of values of one person say of pairs of contexts.
-
-    totals, known, squares: of each person in each context, the sum of the values, how many there are, and the sum of their
-    squares, float64 [people, P]. contexts: x [P, H]. levels: how much alike those of each pair are, int64 [P, P] (`_levels`).
-    """
-
-    totals: Tensor
-    known: Tensor
-    squares: Tensor
-    contexts: Tensor
-    levels: Tensor
-
-    @classmethod
-    def of(cls, e: Tensor, people: Tensor, places: Tensor, contexts: Tensor) -> "_Pairs":
-        """Of residuals e [n], whose each is, and in which of the contexts."""
-        shape = int(people.max()) + 1, len(contexts)
-        cells, size = people * shape[1] + places, shape[0] * shape[1]
-        columns = (e, torch.ones_like(e), e.square())
-        totals, known, squares = (torch.bincount(cells, column, size).view(shape) for column in columns)
-        return cls(totals, known, squares, contexts, _levels(contexts))
-
-    def part(self, people: Tensor) -> "_Pairs":
-        """Of some of the people."""
-        return _Pairs(self.totals[people], self.known[people], self.squares[people], self.contexts, self.levels)
-
-    @cached_property
-    def counts(self) -> Tensor:
-        """Products of two values, [P, P]."""
-        return self.known.T @ self.known - self.known.sum(0).diag()
-
-    @cached_property
-    def variance(self) -> Tensor:
-        """Of the values of each context, [P]."""
-        squares, known = self.squares.sum(0), self.known.sum(0)
-        return (squares + _PRIOR * squares.sum() / known.sum()) / (known + _PRIOR)
-
-    @cached_property
-    def sums(self) -> Tensor:
-        """Of products of two values in units of their contexts' standard deviations, [P, P]; 0 on the diagonal."""
-        scale = self.variance.sqrt()
-        return (self.totals.T @ self.totals / scale / scale.unsqueeze(-1)).fill_diagonal_(0.0)
-
-    @cached_property
-    def near(self) -> Tensor:
-        """Correlations of contexts that are alike, [P, P], and 0 elsewhere: those of a level whose correlations have a mean
-        square tau^2 more than `_NEAR` times that of level 0, by more than chance, each as if 1 / tau^2 products of 0 stood
-        beside those that were seen."""
-        found, least = torch.zeros_like(self.sums), 0.0
-        for level in range(int(self.levels.max()) + 1):
-            at = (self.levels == level) & (self.counts > 0)
-            sums, counts = self.sums[at], self.counts[at]
-            if not len(counts):
-                continue
-            square = float((sums.square() / counts - 1).sum() / counts.sum())
-            sure = square - 2 * len(counts) ** 0.5 / float(counts.sum())  # every pair stands twice: two standard errors
-            if level == 0:
-                least = _NEAR * max(sure, 0.0)
-            elif sure > least:
-                found[at] = sums / (counts + 1 / square)
-        return found
-
-    @cached_property
-    def common(self) -> Tensor:
-        """What is common to contexts that are alike, [P, P]: 1 + `near` with its eigenvalues cut to [0, 1]."""
-        values, vectors = torch.linalg.eigh(self.near + torch.eye(len(self.near)).to(self.near))
-        return (vectors * values.clamp(0, 1)) @ vectors.T
-
-    def directions(self, form: str, shrunk: float, count: int) -> Tensor:
-        """What each of the leading directions adds to each context's values, [P, up to count].
-
-        All correlations but those that are `near` as if `shrunk` products of 0 stood beside those that were seen. form:
-        "common", those as what is common to contexts that are alike has them: where these differ among themselves is chance;
-        "apart", as they are; "one", of all contexts, near or not.
-        """
-        scale, is_near = self.variance.sqrt(), (self.near != 0) & (form != "one")
-        far = (self.sums / (self.counts + shrunk)).masked_fill(is_near, 0.0)
-        far = self.common @ far @ self.common if form == "common" else far
-        correlations = torch.where(is_near, self.near, far).fill_diagonal_(0.0)
-        correlations.diagonal().copy_(correlations.abs().amax(1))
-        values, vectors = torch.linalg.eigh(correlations)
-        told = vectors[:, -count:] * values[-count:].clamp(min=0).sqrt()
-        size = told.square().sum(1, keepdim=True).sqrt()
-        return told * (_MOST_WHO / size.clamp(min=_MOST_WHO)) * scale.unsqueeze(-1)
-
-    def likeliest(self, count: int) -> tuple[str, float]:
-        """The form, and the one of `_SHRUNK`, that tell most of what people who are held out say in contexts unlike those where
-        they are heard: the contexts are parted along the leading component of their features."""
-        x = self.contexts
-        _, _, axes = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-        block = (x @ axes[0]).argsort().argsort() * _FOLDS // len(x)
-        held = torch.arange(len(self.known), device=x.device) % _FOLDS == 0
-        taught, others = self.part(~held), self.part(held.nonzero().flatten()[:_HELD])
-        forms = _FORMS if bool(taught.near.any()) else _FORMS[-1:]
-        return max(
-            itertools.product(forms, _SHRUNK),
-            key=lambda one: others.told(taught.directions(one[0], one[1], count), taught.variance, block),
-        )
-
-    def told(self, directions: Tensor, variance: Tensor, block: Tensor) -> float:
-        """Sum of log p of each person's mean value in each context, given those in contexts of the other blocks."""
-        left, total = variance - directions.square().sum(1), 0.0
-        outer = (directions.unsqueeze(2) * directions.unsqueeze(1)).flatten(1)
-        for hidden in range(_FOLDS):
-            seen = (block != hidden) / left
-            informed = ((self.known * seen) @ outer).view(-1, directions.shape[1], directions.shape[1])
-            informed.diagonal(dim1=1, dim2=2).add_(1.0)
-            factor = torch.linalg.cholesky(informed)
-            mean = torch.cholesky_solve(((self.totals * seen) @ directions).unsqueeze(-1), factor).squeeze(-1)
-            spread = torch.linalg.solve_triangular(factor, directions.T.expand(len(factor), -1, -1), upper=False)
-            variances = spread.square().sum(1) + left / self.known.clamp(min=1)
-            errors = self.totals / self.known.clamp(min=1) - mean @ directions.T
-            asked = (self.known > 0) & (block == hidden)
-            total -= 0.5 * (errors.square() / variances + variances.log())[asked].sum().item()
-        return total
-
-
-def _levels(contexts: Tensor) -> Tensor:
-    """How much alike the contexts of each pair are, x [P, H] -> int64 [P, P]: 0 for the half of all pairs whose features have
-    the least cosines, 1 for the next quarter, and so on while `_OF_A_LEVEL` pairs are left; -1 on the diagonal."""
-    x = nn.functional.normalize(contexts - contexts.mean(0), dim=1)
-    one, other = torch.triu_indices(len(x), len(x), 1, device=x.device)
-    _, place, times = (x @ x.T)[one, other].round(decimals=6).unique(return_inverse=True, return_counts=True)
-    ranks = times.flip(0).cumsum(0).flip(0)[place]  # how many pairs are as much alike, or more
-    levels = torch.full((len(x), len(x)), -1, device=x.device)
-    levels[one, other] = (len(ranks) / ranks).log2().clamp(max=max(math.log2(len(ranks) / _OF_A_LEVEL), 0.0)).long()
-    return torch.maximum(levels, levels.T)
-
 
 class _Held(torch.autograd.Function):
     @staticmethod
@@ -306,7 +120,7 @@ class _Held(torch.autograd.Function):
 
 
 def held(turn: Tensor) -> Tensor:
-    """Itself, from -1 to 1, and these ends beyond: there only a gradient whose descent leads back in goes through."""
+    """The turn itself, from -1 to 1, and these ends beyond: there only a gradient whose descent leads back in goes through."""
     result: Tensor = _Held.apply(turn)
     return result
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from causalqwen.modeling import CausalQwenProcessor
-from causalqwen.modeling.likelihoods import Likelihood
+from causalqwen.modeling.alternatives import Likelihood
 from causalqwen.modeling.processor import NUM_TOKEN
 
 Told = tuple[int, int, tuple[Likelihood, ...] | None]

@@ -18,8 +18,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, mode
 from causalqwen.decoding import Individual, mix
 from causalqwen.individuals import LIKELIHOODS
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
+from causalqwen.modeling.explain_individual import Favoured, favoured_tokens, lie_among, what_told
 from causalqwen.modeling.reading import encode_text
-from causalqwen.modeling.telling import Favoured, favoured_tokens, lie_among, what_told
 from causalqwen.serving.requests import Seed, Strict
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 from causalqwen.serving.tasks import Task, Work

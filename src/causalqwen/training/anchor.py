@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain
 from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.training import ranks
 
 _OUT = -1e30  # a score without probability whose differences stay finite

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.distributions import upcast
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.training.anchor import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
 

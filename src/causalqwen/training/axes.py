@@ -14,7 +14,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform, finest_place
 from causalqwen.numbers.law import rows_of_classes
-from causalqwen.parts.class_axes import check_named, fits_each_class, keep_axes
+from causalqwen.parts.value_axes import check_named, fits_each_class, keep_axes
 from causalqwen.training.settings import TrainSettings
 
 _CERTAIN, _WORDS, _TIMES = 0.95, 4, 8

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.data import Example
 from causalqwen.data.encoding import class_names
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import CRPS_LEVELS, symlog
 from causalqwen.numbers.law import rows_of_classes
-from causalqwen.parts.class_axes import fits_each_class
 from causalqwen.parts.copying import Candidates
+from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training.axes import LearnedNumbers
 from causalqwen.training.candidates import numbers_of
 from causalqwen.training.features import FactStore

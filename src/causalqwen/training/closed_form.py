@@ -13,7 +13,7 @@ k is the mean over the blocks of a kernel of each, linear or Gaussian of the blo
 n-grams of the text. Which, how wide, and the weight are chosen on a thousand rows at most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ INTERCEPT = 10.0
 RIDGES = np.logspace(-5, 3, 33)
 """λ and μ that are tried; the kernel's mean diagonal is 1."""
 
-AXES = {
+AXES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "identity": (lambda values: values, lambda axis: axis),
     "log": (np.log, np.exp),
     "symlog": (lambda v: np.sign(v) * np.log1p(np.abs(v)), lambda a: np.sign(a) * np.expm1(np.abs(a))),

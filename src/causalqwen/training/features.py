@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.core import Chain, Scores
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import columns_of, most_also_right
 from causalqwen.distributions import upcast
 from causalqwen.files import check_sums, update_digest, write_sums, writing_folder
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.backbones import casting_once
+from causalqwen.modeling.chain import Chain, Scores
 from causalqwen.modeling.heads import NUMBER_PARTS
-from causalqwen.modeling.precision import casting_once
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
@@ -182,7 +182,7 @@ def _rest_facts(
     model: CausalQwenForCausalLM, chain: Chain, targets: Tensor, is_num: Tensor, also: Tensor
 ) -> dict[str, Tensor]:
     """The columns `REST` of a chain's positions [n]; also: int64 [n, R]."""
-    backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.rest
+    backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.word_scores
     is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
     theirs = rest.loc if is_backbones else backbone_head(chain.features.to(backbone_head.weight.dtype))
     target = targets.masked_fill(is_num, 0).unsqueeze(-1)

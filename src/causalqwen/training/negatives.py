@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.kernels import inclusion_probabilities
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.training.features import TokenFacts
 
 
@@ -19,7 +19,7 @@ def token_importance(model: CausalQwenForCausalLM, features: Tensor) -> Tensor:
     action, words = model.action, model.vocabulary()
     mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
     for part in features.to(model.device, model.dtype).split(64):
-        mass += (2 * Chain(model, part, words=words).rest.log_p()[0]).exp().sum(0)
+        mass += (2 * Chain(model, part, words=words).word_scores.log_p()[0]).exp().sum(0)
     mass = (mass / len(features)).sqrt() * action.rest_mask
     return mass + action.rest_mask * mass.sum() / action.rest_mask.sum()
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causalqwen.core import Chain
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.law import LEVELS, rows_of_classes
 from causalqwen.parts.copying import AnyLaw, Candidates, joined

@@ -16,7 +16,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_rep
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.extras import extra
 from causalqwen.kernels import IMPLEMENTATIONS
-from causalqwen.modeling.precision import bf16_pays
+from causalqwen.modeling.backbones import bf16_pays
 from causalqwen.numbers.support import Support
 from causalqwen.numbers.transforms import TRANSFORMS
 

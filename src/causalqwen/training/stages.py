@@ -12,14 +12,14 @@ import torch
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.checking import nearest
-from causalqwen.core import Chain
 from causalqwen.data import Example, number_classes
 from causalqwen.kernels import linear_ovr_loss
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import check_domain_name
-from causalqwen.modeling.depths import decoder_layers
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.grafting import own_scores
 from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
+from causalqwen.modeling.layer_shift import decoder_layers
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import Crossing
 from causalqwen.training import ranks, sharding
@@ -239,10 +239,8 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     chain, x = Chain(model, features), branch.standardize(features)
     left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0][places]
     noise_scale = chain.value_loadings()[1].double().mean().item()
-    row = model.action.value_linear[0][0]
     x = x[places]
-    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device), row)
-    model.config.value_crossing = branch.crossing.turn.out_features
+    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device))
     unit = _QUARTILE / law.quantile(torch.tensor(0.75)).item()  # scale for a standard deviation: quartiles alike
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
     branch.train(was_training)
@@ -560,7 +558,7 @@ def _run_stage(
     if checkpoint:
         ranks.complete_random_states(checkpoint)
     stands = model.vocabulary().frozen() and not sharding.is_sharded(model)
-    with model.standing() if stands else nullcontext():
+    with model.frozen_vocabulary() if stands else nullcontext():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trained is not whole:
         sharding.restore(whole, trained)

@@ -15,12 +15,12 @@ from transformers.integrations import MLflowCallback, TensorBoardCallback, Track
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import ProgressCallback
 
-from causalqwen.core import Chain
 from causalqwen.files import check_sums, write_sums, write_text, writing, writing_tensors
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import divergence
+from causalqwen.modeling.chain import Chain
 from causalqwen.parts.copying import Candidates
 from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor

@@ -11,9 +11,9 @@ from tqdm.auto import tqdm
 
 from causalqwen.decoding import Voices
 from causalqwen.modeling import CausalQwenForCausalLM, Observation
-from causalqwen.modeling.depths import depths_of
-from causalqwen.modeling.hearing import WINDOW, Context, Words, log_likelihood, scores, windows_of
-from causalqwen.modeling.precision import reading
+from causalqwen.modeling.backbones import reading
+from causalqwen.modeling.layer_shift import depths_of
+from causalqwen.modeling.voice_likelihood import WINDOW, Context, Words, log_likelihood, scores, windows_of
 
 Texts = list[list[Context]]
 """Of one person: each text as its windows; what is shorter than a window stands with others of its kind."""

@@ -52,7 +52,7 @@ class Curve:
         return torch.where(far, self.first - self.power * logs + torch.log1p(tail), near)
 
 
-class Between(StableFamily):
+class IntermediateStable(StableFamily):
     """S(a, loc, scale) with 1 < a < 2, by the name "stable-a"."""
 
     def __init__(self, alpha: float) -> None:
@@ -113,11 +113,11 @@ class Between(StableFamily):
     @cached_property
     def information(self) -> float:  # type: ignore[override]
         """int f'^2/f, along the grid: what lies beyond is below 1e-4."""
-        one = self._integrals
-        return float(2 * np.trapezoid(one["f'"] ** 2 / one["f"], one["x"]))
+        grid = self._integrals
+        return float(2 * np.trapezoid(grid["f'"] ** 2 / grid["f"], grid["x"]))
 
     def __repr__(self) -> str:
-        return f"Between({self.alpha:g})"
+        return f"IntermediateStable({self.alpha:g})"
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         x, loc, scale = widen(x, loc, scale)
@@ -135,11 +135,13 @@ class Between(StableFamily):
         a, b = ((end.double() - loc.double()) / scale.double() for end in (low, high))
         mirrored = a + b > 0
         a, b = torch.where(mirrored, -b, a), torch.where(mirrored, -a, b)
-        zero, one = torch.zeros_like(a), torch.ones_like(a)
-        log_a, log_b = self.log_cdf(a, zero, one), self.log_cdf(b, zero, one)
+        zero, unit = torch.zeros_like(a), torch.ones_like(a)
+        log_a, log_b = self.log_cdf(a, zero, unit), self.log_cdf(b, zero, unit)
         narrow = b - a <= 1e-9 * (1 + a.abs())  # where differences of F are lost
         apart = torch.where(narrow, -1.0, log_a - log_b)
-        by_density = self.log_prob((a + b) / 2, zero, one) + (high.double() - low.double()).log() - scale.double().log()
+        by_density = (
+            self.log_prob((a + b) / 2, zero, unit) + (high.double() - low.double()).log() - scale.double().log()
+        )
         return torch.where(narrow, by_density, log_b + torch.log(-torch.expm1(apart))).to(low.dtype)
 
     def quantile(self, p: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ class Between(StableFamily):
 
 
 VALUE_FAMILIES: dict[str, StableFamily] = FAMILIES | {
-    family.name: family for family in (Between(1.25), Between(1.5), Between(1.75))
+    family.name: family for family in (IntermediateStable(1.25), IntermediateStable(1.5), IntermediateStable(1.75))
 }
 """Laws of values by name; their tables are made when they are first asked for, in some seconds."""
 

@@ -12,13 +12,13 @@ from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.individuals import TokenEvidence, read_factor
 from causalqwen.modeling.base import GraftedModel
-from causalqwen.modeling.changes import LEVEL
-from causalqwen.modeling.hearing import chunk_of
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import EncodedText, encode_text, read_contexts, token_evidence, value_evidence
+from causalqwen.modeling.voice_likelihood import chunk_of
+from causalqwen.modeling.worlds import LEVEL
 
 MOST_TOKENS = 600
-"""Of texts, each of whose tokens is told."""
+"""Tokens of texts that are told one by one, at most."""
 
 _FAVOURED = 12
 
@@ -168,7 +168,7 @@ def _typical(evidence: TokenEvidence) -> Tensor:
 
 
 def covariance_of(individual: Individual) -> Tensor:
-    """Of the posterior of Phi^-1(e1), float64 [C, C]; 0 where the individual is known exactly."""
+    """The covariance of Phi^-1(e1), float64 [C, C]; 0 where the individual is known exactly."""
     if individual.precision is not None:
         return torch.cholesky_inverse(torch.linalg.cholesky(individual.precision))
     if individual.draws is not None:

@@ -27,7 +27,7 @@ tokens share it. The fast forms of steps are in `causalqwen.kernels`; what they 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,14 +37,11 @@ from causalqwen.distributions import FAR, SCALE_FLOOR, StableFamily, own_uniform
 from causalqwen.individuals.marginal import shared_losses
 from causalqwen.kernels import Negatives, Race, linear_ovr_loss
 from causalqwen.losses import NO_TARGET, graded_scale, ovr_log_probs, ovr_loss
-
-if TYPE_CHECKING:
-    from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
-    from causalqwen.modeling.configuration import CausalQwenConfig
-    from causalqwen.modeling.scores import ActionNetwork, Vocabulary
-    from causalqwen.parts.branch import ValueBranch
-    from causalqwen.parts.copying import Candidates
-    from causalqwen.parts.plain_reader import PlainReader
+from causalqwen.modeling.abduction import AbductionNetwork, LawOfU
+from causalqwen.modeling.configuration import CausalQwenConfig
+from causalqwen.modeling.scores import ActionNetwork, Vocabulary
+from causalqwen.parts.branch import PlainReader, ValueBranch
+from causalqwen.parts.copying import Candidates
 
 _LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
 POSITIONS_AT_ONCE = 256
@@ -58,19 +55,19 @@ fast. On a GPU it is the number of kernels that takes the time: `POSITIONS_AT_ON
 class Grafted(Protocol):
     """What a chain needs of a model, wherever its backbone runs."""
 
-    config: "CausalQwenConfig"
-    abduction: "AbductionNetwork"
-    action: "ActionNetwork"
+    config: CausalQwenConfig
+    abduction: AbductionNetwork
+    action: ActionNetwork
     training: bool
 
     @property
-    def value_reader(self) -> "ValueBranch | PlainReader":
+    def value_reader(self) -> ValueBranch | PlainReader:
         """How the value head reads U."""
 
-    def copy_law(self, features: Tensor, candidates: "Candidates | None", law: Any) -> Any:
+    def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any) -> Any:
         """The law of values that may be copied from their context; `law` where there are no candidates."""
 
-    def vocabulary(self) -> "Vocabulary":
+    def vocabulary(self) -> Vocabulary:
         """W_cls as it is now."""
 
 
@@ -83,7 +80,7 @@ class Chain:
     """
 
     def __init__(
-        self, model: Grafted, features: Tensor, draws: Draws | None = None, words: "Vocabulary | None" = None
+        self, model: Grafted, features: Tensor, draws: Draws | None = None, words: Vocabulary | None = None
     ) -> None:
         self.model, self.with_columns, self.draws = model, features, draws or Integrated()
         self.features = features[..., : model.config.hidden_size]
@@ -92,19 +89,19 @@ class Chain:
     # ---- abduction: who speaks ---------------------------------------------------------------------------------------
 
     @cached_property
-    def of_U(self) -> "LawOfU":
+    def individual_law(self) -> LawOfU:
         """Who speaks (theory 2.3)."""
         return self.model.abduction.law(self.features)
 
     @cached_property
     def loc_U(self) -> Tensor:
         """W_loc z + b_loc [..., C], in the dtype of W_loc (theory 2.3)."""
-        return self.of_U.loc
+        return self.individual_law.loc
 
     @cached_property
     def scale_U(self) -> Tensor:
         """softplus or exp of W_scale z + b_scale [..., C], float32 at least, positive (theory 2.3)."""
-        return self.of_U.scale
+        return self.individual_law.scale
 
     # ---- situation: the individual, and the noise they meet ------------------------------------------------------------
 
@@ -134,7 +131,7 @@ class Chain:
         return self.draws.drawn(upcast(self.scale_U), self.action.noise, self.action.law)
 
     @cached_property
-    def integrated(self) -> "Chain":
+    def undrawn(self) -> "Chain":
         """The chain of the same U with nothing drawn, at T = 1."""
         if not self.draws.moves and self.draws.temperature == 1:
             return self
@@ -153,8 +150,8 @@ class Chain:
     def threshold(self) -> Tensor:
         """C + c(z) [..., 1], float32, the same for all tokens of a position (theory 3.5)."""
         T = max(self.draws.temperature, 1e-6)
-        if self.action.scales.common and T == 1 and self.integrated is not self:
-            return self.integrated.threshold
+        if self.action.scales.common and T == 1 and self.undrawn is not self:
+            return self.undrawn.threshold
         constant = self.action.scales.threshold(upcast(self.action.threshold), self.log_partition, T)
         return constant.expand(*self.loc_U.shape[:-1], 1)
 
@@ -162,7 +159,7 @@ class Chain:
     def log_partition(self, temperature: float = 1.0) -> Tensor:
         """log sum_k exp(loc_k / T) [..., 1] over the tokens but `<NUM>`, nothing drawn, float32, without a gradient."""
         rows, used = self.action.rows, self.action.rest_in_use
-        known = self.integrated.__dict__.get("loc_S")
+        known = self.undrawn.__dict__.get("loc_S")
         if known is None:
             blocks = map(self.words, self.loc_U.flatten(0, -2).split(POSITIONS_AT_ONCE))
         else:
@@ -208,7 +205,7 @@ class Chain:
         return self._left(upcast(self.scale_U), 1.0)[..., : self.action.rows]
 
     def _left(self, drawn: Tensor | None, temperature: float) -> Tensor:
-        a, words, whole = self.action.law.alpha, self.words, self.integrated.scores
+        a, words, whole = self.action.law.alpha, self.words, self.undrawn.scores
         power = temperature**a * whole.scale**a
         if whole.slope:
             fallen = (self.threshold - upcast(whole.loc)).clamp(0, FAR)
@@ -224,7 +221,7 @@ class Chain:
         return self._scores(self.loc_S, self.scale_S, self.action.columns_in_use)
 
     @cached_property
-    def rest(self) -> "Scores":
+    def word_scores(self) -> "Scores":
         """Scores of all tokens but `<NUM>`, [..., V]: rows of the matrix, without what `<NUM>` adds to one of them."""
         rows = self.action.rows
         return self._scores(self.loc_S[..., :rows], self.scale_S[..., :rows], self.action.rest_in_use)
@@ -281,7 +278,7 @@ class Chain:
     def race(self) -> Race:
         """The race of the scores, of which those that are known to lose are never drawn."""
         draws: Any = self.draws
-        T, whole, loc = draws.temperature, self.integrated, self.in_race().detach().flatten(0, -2)
+        T, whole, loc = draws.temperature, self.undrawn, self.in_race().detach().flatten(0, -2)
         power = whole.loc_S.flatten(0, -2).to(torch.float32, copy=True)
         least, threshold = (T * whole.scale_S.flatten()).square(), upcast(self.threshold).flatten()
         for of_row, of_all, edge in zip(power, least, threshold, strict=True):  # each stays in a core's cache
@@ -303,7 +300,7 @@ class Chain:
             normals[rows, tokens] = values.to(loc.dtype)
         scores = loc + self.own() * normals.view(loc.shape)
         if draws.restricts and draws.every_score:
-            scores = torch.where(loc == -torch.inf, self._in_use(self.integrated.loc_S) - _LEFT_OUT, scores)
+            scores = torch.where(loc == -torch.inf, self._in_use(self.undrawn.loc_S) - _LEFT_OUT, scores)
         return scores
 
     def in_race(self) -> Tensor:
@@ -314,7 +311,7 @@ class Chain:
         loc = self._in_use(self.loc_S)
         if not draws.restricts:
             return loc
-        return loc.masked_fill(draws.left_out(self._in_use(self.integrated.loc_S)), -torch.inf)
+        return loc.masked_fill(draws.left_out(self._in_use(self.undrawn.loc_S)), -torch.inf)
 
     def _in_use(self, loc: Tensor) -> Tensor:
         used = self.action.columns_in_use
@@ -323,10 +320,10 @@ class Chain:
     def _take_both(self) -> None:
         """Take loc_S with what is drawn and without it in one product."""
         if not self.draws.moves:
-            self.integrated.loc_S = self.loc_S
+            self.undrawn.loc_S = self.loc_S
             return
         action, words, both = self.action, self.words, torch.stack([self.loc_U, self.loc])
-        self.integrated.loc_S, self.loc_S = action.put(words.at_once(both), lambda: action.num_loc(both, words))
+        self.undrawn.loc_S, self.loc_S = action.put(words.at_once(both), lambda: action.num_loc(both, words))
 
     def of_held(self) -> tuple[Tensor, Tensor]:
         """(loc_S, own) [B, S, V'] where somebody is held for the text; loc_S is -inf for rows that no token uses.
@@ -339,7 +336,7 @@ class Chain:
             rows = torch.cat([self.loc_U, moved.to(self.loc_U.dtype)], dim=1)
             products = words.products(rows.flatten(0, -2)).view(*rows.shape[:-1], -1)
             scores = products[:, :-1] if words.bias is None else products[:, :-1] + words.bias
-            self.integrated.loc_S = action.put(scores, lambda: action.num_loc(self.loc_U, words))
+            self.undrawn.loc_S = action.put(scores, lambda: action.num_loc(self.loc_U, words))
             self.loc_S = action.put(scores + products[:, -1:], lambda: action.num_loc(self.loc, words))
         else:
             self._take_both()
@@ -361,13 +358,13 @@ class Chain:
         negatives: Negatives | None = None,
         impl: str = "auto",
     ) -> Tensor:
-        """`rest.loss` [...] without ever forming the scores: `<NUM>` counts as no target of theirs (theory 2.5).
+        """`word_scores.loss` [...] without ever forming the scores: `<NUM>` counts as no target of theirs (theory 2.5).
 
         negatives: a sample of the wrong tokens in place of all. impl: see `linear_ovr_loss`.
         """
         action, words = self.action, self.words
         if self.drawn is not None or self.draws.temperature != 1:  # every token has a scale of its own
-            return self.rest.loss(self.words_of(targets), also_right)
+            return self.word_scores.loss(self.words_of(targets), also_right)
         losses = linear_ovr_loss(
             self.loc.flatten(0, -2),
             action.scales.of_products(self.scale, words).flatten(0, targets.dim() - 1),
@@ -396,8 +393,8 @@ class Chain:
         return self.model.value_reader(self.with_columns, self.loc_U, self.scale_U, each=each)
 
     def value_reach(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the scale [..., C] of U as the value head reads it: what an individual reaches, [..., C] with a sign, and the
-        noise's scale, [C] or [..., C] (theory 3.14)."""
+        """What an individual reaches, [..., C] with a sign, and the noise's scale, [C] or [..., C], of the scale [..., C] of U
+        as the value head reads it (theory 3.14)."""
         return self.model.value_reader.split(self.with_columns, scale, self.action.noise, self.action.value_law)
 
     def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
@@ -423,7 +420,7 @@ class Chain:
         values: Tensor,
         law: Any,
         group: Tensor | None = None,
-        candidates: "Candidates | None" = None,
+        candidates: Candidates | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
         """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of
@@ -460,7 +457,7 @@ class Chain:
         for step in _SITUATED:
             setattr(part, step, taken(getattr(self, step)))
         if self.drawn is not None:
-            part.drawn, part.integrated = taken(self.drawn), self.integrated._each(taken)
+            part.drawn, part.undrawn = taken(self.drawn), self.undrawn._each(taken)
         if "loc_S" in self.__dict__:
             part.loc_S = taken(self.loc_S)
         return part

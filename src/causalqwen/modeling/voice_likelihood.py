@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from causalqwen.core import Chain
 from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling.base import GraftedModel
+from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import CHUNK, EncodedText, Observation, contexts_of, encode_text
 
 WINDOW = 256
@@ -19,7 +19,7 @@ WINDOW = 256
 _AT_ONCE = 4
 
 Context = tuple[EncodedText, int]
-"""What is read at once, and its first token that speaks for somebody."""
+"""A text that is read at once, and its first token that speaks for somebody."""
 
 
 def chunk_of(individual: Individual) -> int:
@@ -28,11 +28,12 @@ def chunk_of(individual: Individual) -> int:
 
 
 def windows_of(model: GraftedModel, said: Iterable[str | Observation]) -> list[list[Context]]:
-    """Of each text `WINDOW` tokens at a time, each behind the text's prompt; those alone in which somebody chose a word."""
+    """Windows of each text, `WINDOW` tokens at a time, each behind the text's prompt; those alone in which somebody chose a
+    word."""
     found = []
-    for one in said:
-        before = 0 if isinstance(one, str) else len(encode_text(model, one.prompt, prompt=True).ids)
-        contexts = contexts_of(model, one, before + WINDOW)
+    for item in said:
+        before = 0 if isinstance(item, str) else len(encode_text(model, item.prompt, prompt=True).ids)
+        contexts = contexts_of(model, item, before + WINDOW)
         found.append([context for context in contexts if int(Words(model, [context]).count)])
     return found
 
@@ -55,7 +56,7 @@ class Words:
 
     @property
     def count(self) -> Tensor:
-        """Of each row, int64 [B]."""
+        """Words of each row, int64 [B]."""
         return (self.targets != NO_TARGET).sum(1)
 
 
@@ -80,8 +81,8 @@ def told(model: GraftedModel, contexts: Sequence[Context], voice: Tensor | None)
 
 
 def scores(model: GraftedModel, contexts: Sequence[Context], voice: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of some contexts at a time, under a voice [L, H]: the gradient of `log_likelihood` by what is added behind each layer,
-    [n, L, H], and the count of their words [n]."""
+    """The gradient of `log_likelihood` by what is added behind each layer, [n, L, H], and the count of their words [n], of some
+    contexts at a time, under a voice [L, H]."""
     for batch in _batches(contexts):
         words = Words(model, batch)
         added = voice.to(model.device).expand(len(batch), *voice.shape).clone().requires_grad_(True)

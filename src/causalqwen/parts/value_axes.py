@@ -1,14 +1,74 @@
-"""A value axis for each class of numbers (theory 3.8): which models have them, how they are read, what rows have to say."""
+"""One value axis for all numbers and interval levels for each class of them, or an axis for each class (theory 3.8): which
+models have them, how they are read, what rows have to say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from causalqwen.numbers import ValueLaw
+from causalqwen.numbers import ValueLaw, ValueTransform
 from causalqwen.numbers.law import ClassLaws
-from causalqwen.parts.one_axis import OneAxis
+
+
+@dataclass(frozen=True)
+class OneAxis:
+    """The laws of values in the data's units, by the class of a number.
+
+    config: a `CausalQwenConfig`. own: the class of numbers that are not said to be of another; None for none.
+    """
+
+    config: Any
+    own: str | None = None
+
+    @property
+    def known(self) -> list[str]:
+        """The classes that may be named."""
+        return list(self.config.class_interval_levels or {})
+
+    @property
+    def apart(self) -> list[str]:
+        """The classes that have axes of their own, in their order."""
+        return []
+
+    def check(self, name: str | None) -> str | None:
+        """The class that `name` stands for. ValueError for one that is not known."""
+        name = self.own if name is None else name
+        if name is not None and name not in self.known:
+            known = ", ".join(self.known) or "none"
+            raise ValueError(f"unknown class {name!r}; the classes of this model's numbers: {known}")
+        return name
+
+    def axis(self, name: str | None) -> dict[str, Any]:
+        """value_transform, value_range and value_place of a class."""
+        return {key: getattr(self.config, key) for key in ("value_transform", "value_range", "value_place")}
+
+    def law(self, name: str | None = None) -> ValueLaw:
+        """The law of a class; with the model's own levels where it had too few rows for others."""
+        own, axis = (self.config.class_interval_levels or {}).get(self.check(name) or ""), self.axis(name)
+        levels, kinds = (own, []) if own else (self.config.interval_levels, self.config.interval_kinds)
+        span = axis["value_range"]
+        return ValueLaw(
+            ValueTransform(**(axis["value_transform"] or {})),
+            self.config.value_family,
+            (span[0], span[1]) if span else None,
+            tuple(levels) if levels else None,
+            tuple((least, tuple(of_kind)) for least, of_kind in kinds or ()),
+        )
+
+    def laws(self, names: Sequence[str | None]) -> ValueLaw | ClassLaws:
+        """The laws of each row's class."""
+        distinct = list(dict.fromkeys(names)) or self.known[:1] or [None]
+        laws = tuple(self.law(name) for name in distinct)
+        if all(law == laws[0] for law in laws):
+            return laws[0]
+        place = {name: index for index, name in enumerate(distinct)}
+        return ClassLaws(laws, torch.tensor([place[name] for name in names]))
+
+    def coded(self, codes: Tensor | None) -> ValueLaw | ClassLaws:
+        """The law of values to be learned; codes int64 [n]: where classes have axes, the place of each one's in `known`."""
+        return self.law()
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class ValueLog:
         return self.compute(self.drafted[:, at : at + 1], self.positions[:, place - 1 : place])
 
     def set(self, place: int, row: int, value: float) -> None:
-        """What is predicted for a row at `place` is to be `value`."""
+        """Let `value` be what is predicted for a row at `place`."""
         self._kept[place] = self[place].clone()
         self[place][row] = self.values[row, place] = value
 

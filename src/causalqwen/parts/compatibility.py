@@ -52,7 +52,7 @@ WHY = {
 
 
 def missing(what: str, settings: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Of the settings that `what` is not there for, those that it is there for."""
+    """The values that `what` is there for, of each setting that it is not there for."""
     needs = {name: needed if isinstance(needed, tuple) else (needed,) for name, needed in NEEDS[what].items()}
     return {name: allowed for name, allowed in needs.items() if settings[name] not in allowed}
 
@@ -60,6 +60,6 @@ def missing(what: str, settings: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
 def check_needs(what: str, settings: dict[str, Any]) -> None:
     """ValueError where `what` is asked of a graft whose settings it is not there for."""
     for name, allowed in missing(what, settings).items():
-        told = " or ".join(repr(one) for one in allowed)
+        told = " or ".join(repr(value) for value in allowed)
         why = f": {WHY[what]}" if what in WHY else ""
         raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}{why}")
