@@ -25,7 +25,7 @@ from causalqwen.serving.keys import Keys
 from causalqwen.serving.logprobs import _spelled_word
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import Wish
+from causalqwen_vllm.request_options import RequestOptions
 from conftest import FREE_ROWS, graft_tiny, make_backbone
 from test_serving import PROMPT, Server, held, serving, talker, until
 
@@ -268,9 +268,11 @@ def test_none_asks_vllm_for_nothing():
     nulls = dict.fromkeys(
         ("individual_mode", "noise_mode", "values", "places", "key", "kept_from", "top_p", "individual", "x")
     )
-    assert Wish.read(asked | nulls) == Wish.read(asked) and Wish.read(nulls) == Wish.read({})
+    assert RequestOptions.read(asked | nulls) == RequestOptions.read(asked) and RequestOptions.read(
+        nulls
+    ) == RequestOptions.read({})
     with pytest.raises(ValueError, match=r"unknown setting temprature; did you mean temperature\?"):
-        Wish.read({"temprature": 0.5})
+        RequestOptions.read({"temprature": 0.5})
 
 
 def test_a_history_goes_back_as_the_official_client_dumps_it(server):

@@ -28,8 +28,8 @@ from causalqwen.serving.numbers import texts_of
 from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
-from causalqwen_vllm.asking import of_tokens, processor_of, written
-from causalqwen_vllm.wishes import KEY, ONE_ENGINE
+from causalqwen_vllm.client import of_tokens, processor_of, written
+from causalqwen_vllm.request_options import KEY, ONE_ENGINE
 
 INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
 """The variable that names the folder of individuals who can be asked for by name."""
@@ -154,7 +154,7 @@ class EngineWriter:
         self._may_begin = frozenset(token for token in tokens if set(words[token].strip()) <= _NUMERIC)
 
     def _named(self, individual: Individual | None) -> dict[str, Any]:
-        """What a wish says of somebody who was asked for by name."""
+        """What options say of somebody who was asked for by name."""
         return {} if individual is None else {"individual": self._files[id(individual)]}
 
     def submit(self, job: Job) -> None:
@@ -190,9 +190,9 @@ class EngineWriter:
         key, number = uuid.uuid4().hex, self._processor.num_token_id
         seen, found = [token for token in prompt.ids if token != number], []
         if len(seen) > 1:
-            wish = {"preset": "standard", "key": key, "kept_from": 1}
+            options = {"preset": "standard", "key": key, "kept_from": 1}
             whole = {"skip_reading_prefix_cache": True}
-            asked = of_tokens(self._processor, seen[:-1], [0.0] * (len(seen) - 1), wish, 1, whole)
+            asked = of_tokens(self._processor, seen[:-1], [0.0] * (len(seen) - 1), options, 1, whole)
             try:
                 await self._read(*asked, key)
                 found = await self._ask("see_likelihoods", key, 1, seen[1:], count)
@@ -220,12 +220,16 @@ class EngineWriter:
         from vllm.sampling_params import RequestOutputKind
 
         plan, key, num = job.plan, uuid.uuid4().hex, self._processor.num_token_id
-        wish: dict[str, Any] = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise, "own_mode": plan.own}
+        options: dict[str, Any] = {
+            "individual_mode": plan.individual_mode,
+            "noise_mode": plan.noise,
+            "own_mode": plan.own,
+        }
         if plan.decision == "softmax":
-            wish = {"preset": "softmax", "top_p": job.top_p}
+            options = {"preset": "softmax", "top_p": job.top_p}
         elif plan.top_p is not None:
-            wish["top_p"] = plan.top_p
-        wish |= self._named(job.individual) | {
+            options["top_p"] = plan.top_p
+        options |= self._named(job.individual) | {
             "seed": row.seed,
             "key": key,
             "temperature": plan.temperature,
@@ -234,7 +238,7 @@ class EngineWriter:
             self._processor,
             row.prompt.ids,
             row.prompt.values,
-            wish,
+            options,
             job.max_tokens,
             {"output_kind": RequestOutputKind.DELTA},
         )
@@ -305,13 +309,13 @@ class EngineWriter:
         encoded = self._processor(texts, prompt=True)
         keys = [uuid.uuid4().hex for _ in texts]
         classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
-        wish = {"preset": "persona" if individual else "standard"} | self._named(individual)
+        options = {"preset": "persona" if individual else "standard"} | self._named(individual)
         try:
             check_speaker(self._engine.vllm_config.model_config.hf_config, individual)
             for name in set(classes):
                 self._axes.law(name)
             requests = [
-                of_tokens(self._processor, ids, of_ids, wish | {"key": key, "number_class": name}, 1)
+                of_tokens(self._processor, ids, of_ids, options | {"key": key, "number_class": name}, 1)
                 for ids, of_ids, key, name in zip(
                     encoded["input_ids"], encoded["numeric_values"], keys, classes, strict=True
                 )

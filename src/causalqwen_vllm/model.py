@@ -29,11 +29,11 @@ from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.scores import Vocabulary
 from causalqwen.parts.contexts import CONTEXTS
 from causalqwen.serving.sampling import RowSampler
-from causalqwen_vllm.asking import processor_of
+from causalqwen_vllm.client import processor_of
+from causalqwen_vllm.request_options import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from causalqwen_vllm.requests import Company, Request, Step, companies, offered
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
-from causalqwen_vllm.wishes import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -200,7 +200,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             loc_Y, _ = Chain(self, features, _draws(company, at)).value()
             of_class: dict[str | None, list[int]] = {}
             for row, request in enumerate(chosen):
-                of_class.setdefault(request.wish.number_class, []).append(row)
+                of_class.setdefault(request.options.number_class, []).append(row)
             for name, of_one in of_class.items():
                 self.number_class = name
                 numbers = offered([(chosen[row], chosen[row].pending[0]) for row in of_one])
@@ -224,13 +224,13 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         many at once."""
         alike: dict[tuple[int, str | None], list[int]] = {}
         for row, (request, _, _) in enumerate(places):
-            alike.setdefault((id(request.wish.individual), request.wish.number_class), []).append(row)
+            alike.setdefault((id(request.options.individual), request.options.number_class), []).append(row)
         laws: dict[int, NumberPrediction] = {}
         for (_, self.number_class), of_one in alike.items():
             for rows in batches(of_one, LAWS_AT_ONCE):
                 requests, at, features = zip(*map(places.__getitem__, rows), strict=True)
                 numbers = offered(list(zip(requests, at, strict=True)))
-                found = predict_values(self, torch.stack(features), requests[0].wish.individual, numbers)
+                found = predict_values(self, torch.stack(features), requests[0].options.individual, numbers)
                 laws |= zip(rows, found, strict=True)
         return [laws[row] for row in range(len(places))]
 
@@ -330,8 +330,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         self, requests: list[Request], places: list[int], company: Company | None, features: Tensor, last: Tensor
     ) -> Tensor:
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
-        wishes = [request.wish for request in requests]
-        is_sampled = company is None and any(wish.plan.temperature > 0 for wish in wishes)
+        options = [request.options for request in requests]
+        is_sampled = company is None and any(each.plan.temperature > 0 for each in options)
 
         def ranked(every: bool = False) -> Tensor:
             if company is not None:
@@ -360,8 +360,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         )
         if not is_sampled:
             return scores
-        temperatures, top_ps = [wish.plan.temperature for wish in wishes], [wish.top_p for wish in wishes]
-        seeds = [wish.seed for wish in wishes]
+        temperatures, top_ps = [each.plan.temperature for each in options], [each.top_p for each in options]
+        seeds = [each.seed for each in options]
         lengths = [place + request.hidden_before(place) for request, place in zip(requests, places, strict=True)]
         sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
         return sampler(last.unsqueeze(1), scores)

@@ -12,8 +12,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor import LogitsProcessor as FirstLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondLogitsProcessor
 
+from causalqwen_vllm.request_options import KEY, RequestOptions, check_params
 from causalqwen_vllm.requests import Request
-from causalqwen_vllm.wishes import KEY, Wish, check_params
 from vllm import SamplingParams
 
 _KEPT = 65_536  # finished requests whose numbers nobody has asked for yet
@@ -46,12 +46,12 @@ class RequestTable:
             self.requests, self.version = requests, self.version + 1
 
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
-        """What is kept for a request that vLLM runs for the first time. One that wishes nothing is the `standard` one: V2 warms
+        """What is kept for a request that vLLM runs for the first time. One that asks for nothing is the `standard` one: V2 warms
         up a GPU by requests of its own, which nobody checks."""
-        wish = Wish.read((params.extra_args or {}).get(KEY, self._unasked))
-        request = Request(wish, prompt or (), *self._of_model)
-        if wish.key:
-            self.by_key[wish.key] = request
+        options = RequestOptions.read((params.extra_args or {}).get(KEY, self._unasked))
+        request = Request(options, prompt or (), *self._of_model)
+        if options.key:
+            self.by_key[options.key] = request
             if len(self.by_key) > _KEPT:
                 self.forget(next(iter(self.by_key)))
         return request

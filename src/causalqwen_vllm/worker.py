@@ -58,7 +58,7 @@ class NumberWorker:
 
     def see_likelihoods(self, asked: Sequence[tuple[str, int, list[int], int]]) -> list[list[list[tuple]]]:
         """Of each key's tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
-        follow from was kept (`Wish.kept_from`), and what the tokens before them follow from is so no longer; where a key is
+        follow from was kept (`RequestOptions.kept_from`), and what the tokens before them follow from is so no longer; where a key is
         unknown there are none."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[list[list[tuple]]] = [[] for _ in asked]
@@ -87,7 +87,7 @@ class NumberWorker:
         for key, place, token, before, count in asked if model.decides else ():
             request, found = model.table.by_key.get(key), None
             if request is not None:
-                model.number_class = request.wish.number_class
+                model.number_class = request.options.number_class
                 features, numbers = self._kept(key, place, 1), offered([(request, place)])
                 (found,) = alternatives(model, features, [token], [before], count, numbers)
             seen.append({} if found is None else asdict(found))

@@ -1,4 +1,4 @@
-"""The front: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
+"""The client: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
 
 import os
 import uuid
@@ -16,7 +16,7 @@ from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts.class_axes import value_axes
 from causalqwen.parts.contexts import Context
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params, check_silent
+from causalqwen_vllm.request_options import FOLLOWER, KEY, TOKENS_ALONE, RequestOptions, check_params, check_silent
 
 WORKER = "causalqwen_vllm.worker.NumberWorker"
 NEEDED = {
@@ -143,32 +143,32 @@ def request(
     ids, values = encoded["input_ids"], encoded["numeric_values"]
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
-    wish = {"preset": preset, "seed": seed, "key": key} | settings
+    options = {"preset": preset, "seed": seed, "key": key} | settings
     if "individual_mode" in settings or "noise_mode" in settings:
-        del wish["preset"]
-    return of_tokens(processor, ids, values, wish, max_tokens, params)
+        del options["preset"]
+    return of_tokens(processor, ids, values, options, max_tokens, params)
 
 
 def of_tokens(
     processor: CausalQwenProcessor,
     ids: Sequence[int],
     values: Sequence[float],
-    wish: dict[str, Any],
+    options: dict[str, Any],
     max_tokens: int,
     params: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and what `Wish.read` takes but these values."""
+    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and what `RequestOptions.read` takes but these values."""
     from vllm.inputs import TokensPrompt
 
     from vllm import SamplingParams
 
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
-    wish = wish | {"values": known}
+    options = options | {"values": known}
     if processor.context.hides:
         announced = [place for place, token in enumerate(ids) if token == processor.num_token_id]
-        wish["places"] = [place - hidden for hidden, place in enumerate(announced)]
+        options["places"] = [place - hidden for hidden, place in enumerate(announced)]
         ids = [token for token in ids if token != processor.num_token_id]
-    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
+    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: options}}
     sampling = SamplingParams(**(given | (params or {})))
     check_params(sampling)
     return TokensPrompt(prompt_token_ids=list(ids)), sampling
@@ -206,11 +206,11 @@ def generate(
         for prompt, one, key in zip(prompts, seeds, keys, strict=True)
     ]
     for _, params in asked[:1]:  # all have the same individual and class
-        wish = Wish.read(params.extra_args[KEY])
-        wish.bind(config.causal_size)
-        config.check_plan(wish.plan)
-        check_speaker(config, wish.individual)
-        value_axes(config, wish.number_class).law()
+        options = RequestOptions.read(params.extra_args[KEY])
+        options.bind(config.causal_size)
+        config.check_plan(options.plan)
+        check_speaker(config, options.individual)
+        value_axes(config, options.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
     if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":
         raise ValueError(
