@@ -17,7 +17,7 @@ from causalqwen.evaluation.predict import predict_file, predict_rows
 from causalqwen.evaluation.sketch import sketch
 from causalqwen.losses import shift_targets
 from causalqwen.modeling import prediction as predicting
-from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well, told
+from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well, prediction_to_dict
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
 from causalqwen.training import TrainSettings, ValueStage
@@ -134,7 +134,8 @@ def test_what_is_not_announced_says_so_wherever_it_is_shown(tmp_path):
         one = NumberPrediction(495.0, 80.0, num_prob, law)
         assert one.announced is announced
         assert ("no number is announced" in str(one)) is not announced
-        assert describe(one, None).get("announced", True) is announced and told(one).get("announced", True) is announced
+        for entry in (describe(one, None), prediction_to_dict(one)):
+            assert entry.get("announced", True) is announced
         assert number_row("x", 1.0, one, "a note").get("announced", True) is announced
         assert ("no number" in one.plot().axes[0].get_title()) is not announced
 

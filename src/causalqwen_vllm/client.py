@@ -157,7 +157,7 @@ def of_tokens(
     max_tokens: int,
     params: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and what `RequestOptions.read` takes but these values."""
+    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and all else that `RequestOptions.read` takes."""
     from vllm.inputs import TokensPrompt
 
     from vllm import SamplingParams

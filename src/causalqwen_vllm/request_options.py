@@ -120,7 +120,7 @@ def _individual(given: Any) -> Individual:
 
 
 def check_params(params: Any) -> None:
-    """ValueError for SamplingParams that hold no `RequestOptions`, move a decision behind its plan's back, or cannot be served."""
+    """ValueError for SamplingParams without `RequestOptions`, that decide behind the plan's back, or cannot be served."""
     RequestOptions.read((params.extra_args or {}).get(KEY))
     if params.temperature != 0:
         raise ValueError(

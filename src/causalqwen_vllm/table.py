@@ -46,8 +46,8 @@ class RequestTable:
             self.requests, self.version = requests, self.version + 1
 
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
-        """What is kept for a request that vLLM runs for the first time. One that asks for nothing is the `standard` one: V2 warms
-        up a GPU by requests of its own, which nobody checks."""
+        """The `Request` kept for one that vLLM runs for the first time. One without options is the `standard` one: V2 warms up
+        a GPU by requests of its own, which nobody checks."""
         options = RequestOptions.read((params.extra_args or {}).get(KEY, self._unasked))
         request = Request(options, prompt or (), *self._of_model)
         if options.key:

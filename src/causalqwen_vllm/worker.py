@@ -9,7 +9,7 @@ from torch import Tensor
 
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.likelihoods import likelihoods
-from causalqwen.modeling.prediction import describe_all, told
+from causalqwen.modeling.prediction import describe_all, prediction_to_dict
 from causalqwen_vllm.requests import offered
 
 
@@ -50,16 +50,16 @@ class NumberWorker:
         numbers = iter(model.numbers_of([(known[key], since) for key, since, _ in asked if key in known]))
         return [
             {
-                str(place): {"value": value} | told(law, points=points, beside=value)
+                str(place): {"value": value} | prediction_to_dict(law, points=points, beside=value)
                 for place, (value, law) in (next(numbers) if key in known else {}).items()
             }
             for key, _, points in asked
         ]
 
     def see_likelihoods(self, asked: Sequence[tuple[str, int, list[int], int]]) -> list[list[list[tuple]]]:
-        """Of each key's tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
-        follow from was kept (`RequestOptions.kept_from`), and what the tokens before them follow from is so no longer; where a key is
-        unknown there are none."""
+        """For each key the tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
+        follow from was kept (`RequestOptions.kept_from`), and what the tokens before them follow from is so no longer;
+        where a key is unknown there are none."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[list[list[tuple]]] = [[] for _ in asked]
         if not model.decides:
@@ -117,7 +117,7 @@ class NumberWorker:
         requests = [model.table.by_key[key] for key, _ in asked]
         laws = model.laws_of([(request, *request.pending) for request in requests])
         self.forget_numbers([key for key, _ in asked])
-        return [told(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]
+        return [prediction_to_dict(law, value, levels, points) for law, (_, value) in zip(laws, asked, strict=True)]
 
     def forget_numbers(self, keys: list[str]) -> None:
         """Nobody will ask for these any more."""

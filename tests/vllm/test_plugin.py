@@ -340,7 +340,7 @@ def test_a_compiled_backbone(model, folders, engines):
 @pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner warms up without requests")
 @pytest.mark.parametrize("context", ["value", "digits"])
 def test_requests_that_a_gpu_is_warmed_up_by(context, tiny_tokenizer, tmp_path, engines):
-    """V2 sends them before it serves, and only on a GPU. They ask for nothing: neither a plan, nor a class for their numbers."""
+    """V2 sends them before it serves, and only on a GPU. They name neither a plan, nor a class for their numbers."""
     from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup
 
     model = load_reference(write_with_classes(tmp_path / "classes", tiny_tokenizer, context))

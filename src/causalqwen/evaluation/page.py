@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from causalqwen.files import write_text
 from causalqwen.modeling import NumberPrediction
-from causalqwen.modeling.prediction import told
+from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.numbers import NumberStyle, format_number
 
 _FOLDER = Path(__file__).parent
@@ -19,7 +19,7 @@ _POINTS = 100  # of a law that is drawn
 
 def number_row(name: str, value: float | None, law: NumberPrediction | None, note: str = "") -> dict[str, Any]:
     """Return a number as pages draw it: what it is called, its value, and its distribution where it has one."""
-    drawn = {} if law is None else told(law, points=_POINTS, beside=value)
+    drawn = {} if law is None else prediction_to_dict(law, points=_POINTS, beside=value)
     return {"name": name, "note": note, "value": value} | drawn
 
 

@@ -359,7 +359,7 @@ def how_well(values: int, median_error: float, coverage: float) -> str:
     return f"typically off by {off}; 90% intervals held {coverage:.0%} of {values:,} value{'s' * (values != 1)}"
 
 
-def told(
+def prediction_to_dict(
     prediction: NumberPrediction,
     value: float | None = None,
     levels: Sequence[float] = LEVELS,

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from causalqwen.decoding import Population
 from causalqwen.modeling import CausalQwenForCausalLM, Question
-from causalqwen.modeling.prediction import told
+from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.modeling.survey import Survey, fill
 from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.requests import Count, Level, Points, Seed, Strict
@@ -87,7 +87,7 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
     for question in questions:
         entry: dict[str, Any] = {"name": question.name}
         if question.kind == "number":
-            entry |= told(next(predicted), None, asked.levels, asked.points)
+            entry |= prediction_to_dict(next(predicted), None, asked.levels, asked.points)
         elif question.options is not None:
             entry["probabilities"] = {str(option): p for option, p in laws[question.name].items()}
         if asked.draws:

@@ -19,7 +19,7 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.modeling.likelihoods import Likelihood, likelihoods
 from causalqwen.modeling.loop import ValueLog
-from causalqwen.modeling.prediction import told
+from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.parts.copying import Candidates
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.sampling import RowSampler
@@ -421,7 +421,7 @@ class _Watch(StoppingCriteria):
     def _law(self, index: int, job: Job, value: float) -> dict[str, Any]:
         """The distribution that a number came from, with every draw integrated out; about the individual that was named."""
         (prediction,) = self.model.predict_values(self.log.follows[index], job.individual, self._offered(index))
-        return told(prediction, points=job.points, beside=value)
+        return prediction_to_dict(prediction, points=job.points, beside=value)
 
     def _offered(self, index: int) -> Candidates | None:
         return self.log.offered(slice(index, index + 1))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
-from causalqwen.modeling.prediction import told
+from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.serving.requests import NumbersRequest, text_of_chat
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 
@@ -33,7 +33,7 @@ def tell_numbers(asked: NumbersRequest, predictions: Sequence[NumberPrediction])
     """One entry per prompt, in their order."""
     values = asked.values or [None] * len(predictions)
     return [
-        {"index": index, "value": value} | told(prediction, value, asked.levels, asked.points)
+        {"index": index, "value": value} | prediction_to_dict(prediction, value, asked.levels, asked.points)
         for index, (prediction, value) in enumerate(zip(predictions, values, strict=True))
     ]
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
 from causalqwen.modeling.changes import word_changes, world_numbers
-from causalqwen.modeling.prediction import told
+from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.modeling.reading import EncodedText, encode_text
 from causalqwen.modeling.telling import token_texts
 from causalqwen.serving.people import People, TaskRequest, Who, about
@@ -95,7 +95,7 @@ def _told(model: CausalQwenForCausalLM, asked: WorldsRequest, world: World, spea
     whole = before.then(EncodedText(world.tokens, world.values, digits))
     numbers = [
         {"value": one.value, "span": [one.start, one.end]}
-        | ({} if one.law is None else told(one.law, points=asked.points, beside=one.value))
+        | ({} if one.law is None else prediction_to_dict(one.law, points=asked.points, beside=one.value))
         for one in world_numbers(model, world, speaker)
     ]
     entry = {
