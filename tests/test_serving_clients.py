@@ -573,7 +573,7 @@ def test_bodies_that_are_no_plain_json_are_refused(server):
 
 
 def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatch):
-    from causalqwen.serving import memory, texts
+    from causalqwen.serving import texts
 
     gate, read, busy = threading.Event(), texts.job_of, []
 
@@ -586,7 +586,7 @@ def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatc
 
     trimmed = []
     monkeypatch.setattr(texts, "job_of", slowly)
-    monkeypatch.setattr(memory, "trim", lambda: trimmed.append(threading.current_thread()))
+    monkeypatch.setattr(listening, "_libc", lambda *_: trimmed.append(threading.current_thread()))
     body = json.dumps({"model": "tiny", "prompt": "1 2 3 " * 20_000})
     with serving(model) as server, ThreadPoolExecutor(5) as pool:
         (refused,), held_up = wait([pool.submit(server.send, body) for _ in range(5)], 20, FIRST_COMPLETED)

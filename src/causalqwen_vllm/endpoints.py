@@ -24,7 +24,6 @@ from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts.class_axes import value_axes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
 from causalqwen.serving.logprobs import Told
-from causalqwen.serving.numbers import texts_of
 from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
@@ -129,7 +128,7 @@ class _Service(TextService):
         """The laws of the numbers behind prompts."""
         asked = parse(NumbersRequest, await self.body(request))
         self.check_name(asked.model)
-        texts = texts_of(asked, self.settings, self.processor)
+        texts = asked.texts(self.processor, self.settings.max_prompts)
         individual = individual_of(asked.individual, self.settings, "individual")
         values = asked.values or [None] * len(texts)
         told = await self.engine.laws(texts, individual, values, asked)

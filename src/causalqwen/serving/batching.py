@@ -21,10 +21,10 @@ from causalqwen.modeling.likelihoods import Likelihood, likelihoods
 from causalqwen.modeling.loop import ValueLog
 from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.parts.copying import Candidates
+from causalqwen.serving.calls import Task
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError
-from causalqwen.serving.tasks import Task
 from causalqwen.serving.text import GrowingText
 
 

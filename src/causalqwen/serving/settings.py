@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastapi.responses import JSONResponse
+
 from causalqwen.checking import nearest
 from causalqwen.decoding import PRESETS, Individual
 
@@ -110,6 +112,11 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+
+    def response(self) -> JSONResponse:
+        """The answer itself."""
+        headers = {"Retry-After": str(self.retry_after)} if self.status in (429, 503) else None
+        return JSONResponse(self.body(), self.status, headers)
 
     def body(self) -> dict[str, Any]:
         types = {401: "authentication_error", 429: "rate_limit_error"}
