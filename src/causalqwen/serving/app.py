@@ -26,7 +26,7 @@ from causalqwen.serving.pages import ERRORS, add_explorer, add_openapi, body_of
 from causalqwen.serving.people import IndividualsRequest, People, TaskRequest
 from causalqwen.serving.questions import AnswersRequest, PopulationRequest, ask_person
 from causalqwen.serving.requests import ChatRequest, CompletionRequest, NumbersRequest, parse
-from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, refusing
 from causalqwen.serving.texts import TextService, answer_error
 from causalqwen.serving.worlds import WorldsRequest
 
@@ -96,8 +96,7 @@ class _Service(TextService):
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
         _ = model.value_law  # a model whose numbers need a class is told so before anything is served
-        limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}
-        self.model, self.batcher = model, Batcher(model, **limits)
+        self.model, self.batcher = model, Batcher(model, settings)
         super().__init__(settings, model.processor, model.config, self.batcher)
         self.people, self.fingerprint = People(model, settings), fingerprint(model)
         self.metrics = Metrics(self.batcher)
@@ -158,10 +157,8 @@ class _Service(TextService):
         """`predict_number` of each prompt, in their order. ApiError 400 for what cannot be predicted."""
         texts = asked.texts(self.processor, self.settings.max_prompts)
         who = individual_of(asked.individual, self.settings, "individual")
-        try:
+        with refusing("prompts"):
             return self.model.predict_number(texts, batch_size=8, individual=who, classes=asked.classes)
-        except ValueError as error:
-            raise ApiError(400, str(error), param="prompts") from None
 
     async def individuals(self, request: Request) -> Response:
         """Individuals: drawn, inferred, mixed, saved."""

@@ -12,7 +12,7 @@ from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.calls import Task
 from causalqwen.serving.people import MOST_PEOPLE, People, TaskRequest, Who
 from causalqwen.serving.requests import Count, Level, Points, Seed, Strict
-from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, refusing
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -78,7 +78,7 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
         message = f"{texts} tokens of texts are more than the {settings.max_tokens} of one request"
         raise ApiError(400, message, param="draws")
     who = individual_of(asked.individual, settings, "individual")
-    try:
+    with refusing("questions"):
         people = Population.of({asked.individual: who}, seed=asked.seed)
         laws: dict[str, Any] = {}
         answers: list[dict[str, Any]] = []
@@ -89,8 +89,6 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
         name = {"name": asked.individual}
         numbers = [fill(question.prompt, name) for question in questions if question.kind == "number"]
         predicted = iter(model.predict_number(numbers, batch_size=8, individual=who))
-    except ValueError as error:
-        raise ApiError(400, str(error), param="questions") from None
     entries = []
     for question in questions:
         entry: dict[str, Any] = {"name": question.name}

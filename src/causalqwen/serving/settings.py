@@ -1,6 +1,7 @@
 """What a server is started with, and the errors that it answers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,15 @@ def individual_of(name: str | None, settings: ServerSettings, param: str) -> Ind
         where = "a server knows those whose files are in its folder --individuals"
         raise ApiError(400, f"nobody is called {name!r}; {told} ({where})", param=param)
     return None if name is None else settings.individuals[name]
+
+
+@contextmanager
+def refusing(param: str, where: str = "") -> Iterator[None]:
+    """While the block runs, a ValueError is an ApiError 400 about a field."""
+    try:
+        yield
+    except ValueError as error:
+        raise ApiError(400, f"{where}{error}", param=param) from None
 
 
 class ApiError(Exception):
