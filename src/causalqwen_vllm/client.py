@@ -202,8 +202,8 @@ def generate(
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one, or one per prompt")
     keys = [uuid.uuid4().hex for _ in prompts]
     asked = [
-        request(processor, prompt, seed=one, key=key, **settings)
-        for prompt, one, key in zip(prompts, seeds, keys, strict=True)
+        request(processor, prompt, seed=own, key=key, **settings)
+        for prompt, own, key in zip(prompts, seeds, keys, strict=True)
     ]
     for _, params in asked[:1]:  # all have the same individual and class
         options = RequestOptions.read(params.extra_args[KEY])
@@ -216,8 +216,8 @@ def generate(
         raise ValueError(
             "vLLM for CPU reads an adapter where a request beside others' has none: ask for such requests apart"
         )
-    for one in {one.lora_int_id: one for one in adapters if one is not None}.values():
-        llm.llm_engine.add_lora(one)  # one that cannot be loaded would end the engine in the middle of a step
+    for lora in {lora.lora_int_id: lora for lora in adapters if lora is not None}.values():
+        llm.llm_engine.add_lora(lora)  # one that cannot be loaded would end the engine in the middle of a step
     outputs = llm.generate(
         [tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False, lora_request=adapters
     )

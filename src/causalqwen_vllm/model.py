@@ -213,15 +213,17 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
         integrated out. Whether the last place holds a number is for the caller to know."""
         found = [(request, request.may_be_numbers(since)) for request, since in asked]
-        for part in batches((one for one, followed in found if any(map(one.lacks, followed))), LAWS_AT_ONCE):
+        lacking = (request for request, followed in found if any(map(request.lacks, followed)))
+        for part in batches(lacking, LAWS_AT_ONCE):
             self._write(part)
-        laws = iter(self.laws_of([(one, place, features) for one, of in found for place, features in of.items()]))
-        return [{place: (one.values[place], next(laws)) for place in of} for one, of in found]
+        places = [(request, place, features) for request, of in found for place, features in of.items()]
+        laws = iter(self.laws_of(places))
+        return [{place: (request.values[place], next(laws)) for place in of} for request, of in found]
 
     @torch.inference_mode()
     def laws_of(self, places: Sequence[tuple[Request, int, Tensor]]) -> list[NumberPrediction]:
-        """Of a number at each place of a request, from the features [H] that it follows from: of one individual and class so
-        many at once."""
+        """The law of a number at each place of a request, from the features [H] that it follows from; of one individual and
+        class many are made at once."""
         alike: dict[tuple[int, str | None], list[int]] = {}
         for row, (request, _, _) in enumerate(places):
             alike.setdefault((id(request.options.individual), request.options.number_class), []).append(row)

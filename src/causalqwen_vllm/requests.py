@@ -1,4 +1,4 @@
-"""What is kept for a request while vLLM runs it: its draws, and its numbers by their place in the text."""
+"""A request while vLLM runs it: its draws, and its numbers by their place in the text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -137,7 +137,7 @@ class Request:
             self.followed[place] = self.pending[1].clone()
 
     def value(self, place: int) -> float:
-        """Of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""
+        """The value of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""
         if place not in self.values:
             raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
         return self.values[place]
@@ -170,7 +170,7 @@ class Step:
 
     @property
     def places(self) -> list[int]:
-        """Of each row, the place of the token that is decided next."""
+        """For each row the place of the token that is decided next."""
         return [place + end - start for _, place, (start, end) in self._rows()]
 
     def _rows(self) -> Iterator[tuple[Request, int, tuple[int, int]]]:

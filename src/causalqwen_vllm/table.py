@@ -36,13 +36,9 @@ class RequestTable:
 
     def stand(self, requests: list[Request]) -> None:
         """These are the rows of the next step."""
-        if len(requests) != len(self.requests) or any(
-            one is not other for one, other in zip(requests, self.requests, strict=True)
-        ):
-            standing = set(map(id, requests))
-            for left in self.requests:
-                if id(left) not in standing:
-                    left.rest()
+        if requests != self.requests:  # each is equal to itself alone
+            for left in set(self.requests) - set(requests):
+                left.rest()
             self.requests, self.version = requests, self.version + 1
 
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
@@ -61,7 +57,7 @@ class RequestTable:
         request = self.by_key.pop(key, None)
         if request is not None:
             request.forget()
-            if all(request is not one for one in self.requests):
+            if request not in self.requests:
                 request.rest()
 
 
@@ -102,9 +98,9 @@ class RowFollower(FirstLogitsProcessor, SecondLogitsProcessor):
         for row, params, prompt, _ in batch_update.added:
             rows[row] = self._of(params, prompt)
         for here, there, direction in batch_update.moved:
-            one, other = rows.pop(here, None), rows.pop(there, None)
-            if one is not None:
-                rows[there] = one
+            request, other = rows.pop(here, None), rows.pop(there, None)
+            if request is not None:
+                rows[there] = request
             if other is not None and direction == MoveDirectionality.SWAP:
                 rows[here] = other
         self.table.stand([rows[row] for row in sorted(rows)])

@@ -75,13 +75,13 @@ class NumberWorker:
             tokens = torch.tensor([token for row in rows for token in asked[row][2]], device=features.device)
             found = iter(likelihoods(model, features, tokens, count))
             for row in rows:
-                seen[row] = [[astuple(one) for one in next(found)] for _ in asked[row][2]]
+                seen[row] = [[astuple(word) for word in next(found)] for _ in asked[row][2]]
         return seen
 
     def see_alternatives(
         self, asked: Sequence[tuple[str, int, int, tuple[list[int], list[float]], int]]
     ) -> list[dict[str, Any]]:
-        """Of each key's place, where a token stands behind a text: the fields of a `Place`, with so many alternatives."""
+        """The fields of a `Place` for each key's place, where a token stands behind a text, with so many alternatives."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[dict[str, Any]] = []
         for key, place, token, before, count in asked if model.decides else ():
