@@ -19,11 +19,7 @@ from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.request_options import FOLLOWER, KEY, TOKENS_ALONE, RequestOptions, check_params, check_silent
 
 WORKER = "causalqwen_vllm.worker.NumberWorker"
-NEEDED = {
-    "skip_tokenizer_init": True,
-    "logits_processors": [FOLLOWER],
-    "worker_extension_cls": WORKER,
-}
+NEEDED = {"skip_tokenizer_init": True, "logits_processors": [FOLLOWER], "worker_extension_cls": WORKER}
 """vLLM's own settings that a grafted model needs: `load` and `python -m causalqwen_vllm` set them."""
 
 
@@ -175,12 +171,7 @@ def of_tokens(
 
 
 def generate(
-    llm: Any,
-    prompts: Sequence[str],
-    *,
-    seed: int | Sequence[int] | None = None,
-    adapter: Any = None,
-    **settings: Any,
+    llm: Any, prompts: Sequence[str], *, seed: int | Sequence[int] | None = None, adapter: Any = None, **settings: Any
 ) -> list[Answer]:
     """What follows each prompt, as `CausalQwenForCausalLM.generate` decides it, in vLLM.
 

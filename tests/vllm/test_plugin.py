@@ -92,12 +92,7 @@ def test_every_preset_writes_what_generate_writes(family, preset, folders, engin
 @pytest.mark.parametrize("preset", ["standard", "causal", "noise"])
 @pytest.mark.parametrize(
     "form",
-    [
-        {"score_scale": "documents"},
-        {"token_thresholds": 0.1},
-        {"causal_size": 64},
-        {"number_embedding": "multiplied"},
-    ],
+    [{"score_scale": "documents"}, {"token_thresholds": 0.1}, {"causal_size": 64}, {"number_embedding": "multiplied"}],
     ids=lambda form: next(iter(form)),
 )
 def test_other_forms_of_the_model(form, preset, tiny_tokenizer, tmp_path_factory, engines):

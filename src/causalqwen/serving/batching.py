@@ -59,13 +59,7 @@ class Row:
     finish: str | None = None
 
     def step(
-        self,
-        token: int,
-        value: float,
-        law: Callable[[], dict[str, Any]],
-        is_end: bool,
-        is_last: bool,
-        beside: Beside,
+        self, token: int, value: float, law: Callable[[], dict[str, Any]], is_end: bool, is_last: bool, beside: Beside
     ) -> "Piece":
         """Take the next token, and `finish` where the text ends with it: what can be sent now.
 
