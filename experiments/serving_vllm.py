@@ -118,7 +118,7 @@ def work(folder: Path, preset: str, tokens: int, rows: int, dtype: str, prefix: 
     engine |= {"enforce_eager": not graphs}
     if torch.cuda.is_available():  # all of them are there at once
         engine |= {"kv_cache_memory_bytes": 2**31, "gpu_memory_utilization": 0.05}
-    processor = causalqwen_vllm.asking.processor_of(str(folder), CausalQwenConfig.from_pretrained(folder).context)
+    processor = causalqwen_vllm.client.processor_of(str(folder), CausalQwenConfig.from_pretrained(folder).context)
     bare = preset.startswith(BARE)
     if bare:
         with tempfile.TemporaryDirectory() as own:

@@ -134,8 +134,8 @@ def test_what_is_not_announced_says_so_wherever_it_is_shown(tmp_path):
         one = NumberPrediction(495.0, 80.0, num_prob, law)
         assert one.announced is announced
         assert ("no number is announced" in str(one)) is not announced
-        for plain in (describe(one, None), prediction_to_dict(one)):
-            assert plain.get("announced", True) is announced
+        for entry in (describe(one, None), prediction_to_dict(one)):
+            assert entry.get("announced", True) is announced
         assert number_row("x", 1.0, one, "a note").get("announced", True) is announced
         assert ("no number" in one.plot().axes[0].get_title()) is not announced
 

@@ -22,8 +22,8 @@ from causalqwen import Individual
 from causalqwen.parts.compatibility import NEEDS
 from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen_cli.app import app
-from causalqwen_vllm import asking
-from causalqwen_vllm.wishes import Wish
+from causalqwen_vllm import client
+from causalqwen_vllm.request_options import RequestOptions
 from conftest import graft_tiny
 from test_serving import serving
 
@@ -381,18 +381,18 @@ def test_the_python_of_serving_runs(tiny_tokenizer, name):
 
 @pytest.mark.parametrize("name", ["serving.md", "serving.zh.md"])
 def test_the_python_of_vllm_names_what_is_there(monkeypatch, capsys, name):
-    """Without vLLM: what is asked fits the functions and the plug-in's wishes, and an answer has what is read of it."""
+    """Without vLLM: what is asked fits the functions and the plug-in's options, and an answer has what is read of it."""
     (block,) = (block for block in python_blocks(ROOT / "docs" / name) if "causalqwen_vllm" in block)
 
     def answers(llm: object, prompts: list[str], **settings: object) -> list[causalqwen_vllm.Answer]:
-        bound = inspect.signature(asking.generate).bind(llm, prompts, **settings).arguments
-        of_request = inspect.signature(asking.request).bind(None, prompts[0], **bound["settings"]).arguments
-        wish = {key: value for key, value in of_request.items() if key in ("preset", "seed")}
-        assert Wish.read(wish | of_request.get("settings", {})).plan.individual == "token"
+        bound = inspect.signature(client.generate).bind(llm, prompts, **settings).arguments
+        of_request = inspect.signature(client.request).bind(None, prompts[0], **bound["settings"]).arguments
+        options = {key: value for key, value in of_request.items() if key in ("preset", "seed")}
+        assert RequestOptions.read(options | of_request.get("settings", {})).plan.individual == "token"
         number = causalqwen_vllm.Number(5.0, 0, (0, 2), 4.5, 1.5, 0.9, 5.0, {})
         return [causalqwen_vllm.Answer(" 5", [1], [5.0], [number], "stop", bound["seed"])]
 
-    monkeypatch.setattr(causalqwen_vllm, "load", create_autospec(asking.load))
+    monkeypatch.setattr(causalqwen_vllm, "load", create_autospec(client.load))
     monkeypatch.setattr(causalqwen_vllm, "generate", answers)
     exec(compile(block, name, "exec"), {})
     assert capsys.readouterr().out == " 5 [(5.0, 4.5, 1.5)]\n"

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from causalqwen import PRESETS, Observation
 from causalqwen.modeling.alternatives import alternatives
 from causalqwen.numbers import last_place
-from causalqwen.serving.page import FOLDER, HEADERS
+from causalqwen.serving.pages import FOLDER, HEADERS
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny
 from test_serving import PEOPLE, Server, held, serving, talker, until

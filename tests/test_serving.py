@@ -24,7 +24,7 @@ from causalqwen import PRESETS, CausalDecoding, CausalQwenProcessor, Individual,
 from causalqwen.distributions import NOISE_STREAM, uniform_draws
 from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import NumberRules
-from causalqwen.serving import ServerSettings, create_app, listening, load_individuals, memory
+from causalqwen.serving import ServerSettings, create_app, listening, load_individuals
 from causalqwen.serving.listening import Listener
 from causalqwen.serving.sampling import RowSampler, _fall
 from causalqwen.serving.text import GrowingText
@@ -638,22 +638,6 @@ def test_bodies_and_times_are_limited(model):
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_a_model_that_is_changed_while_it_is_served_is_read_anew(tiny_tokenizer):
-    """What follows from its vocabulary is kept from batch to batch."""
-    model = talker(tiny_tokenizer, number_context="digits")
-    asked = {"logprobs": 2, "max_tokens": 12, "causal": {"preset": "causal"}}
-    with serving(model) as long_there:
-        before = long_there.complete(**asked)
-        with torch.no_grad():
-            model.get_output_embeddings().weight.mul_(3)
-        after = long_there.complete(**asked)
-        with serving(model) as fresh:
-            wanted = fresh.complete(**asked)
-    assert after.choices[0].text == wanted.choices[0].text != before.choices[0].text
-    assert after.choices[0].logprobs.model_extra == wanted.choices[0].logprobs.model_extra
-    assert after.choices[0].logprobs.token_logprobs == wanted.choices[0].logprobs.token_logprobs
-
-
 def test_a_batch_that_fails_is_a_500_and_the_next_one_runs(server, model, caplog):
     def fail(*args, **kwargs):
         raise RuntimeError("no memory")
@@ -924,7 +908,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
 def test_a_server_runs_where_the_collector_passes_over_the_model_and_large_pieces_are_given_back(monkeypatch):
     """Half a million objects of the model; what is still frozen as a process ends, libraries tell as lost."""
     seen, told = [], []
-    monkeypatch.setattr(memory, "_libc", lambda *call: told.append(call))
+    monkeypatch.setattr(listening, "_libc", lambda *call: told.append(call))
     monkeypatch.setattr(listening.signal, "signal", lambda *_: None)
     monkeypatch.setattr(listening.sys, "setswitchinterval", lambda _: None)
     run = SimpleNamespace(run=lambda sockets: seen.append((gc.get_freeze_count(), list(told))))
@@ -939,7 +923,7 @@ def test_glibc_gives_back_what_large_pieces_lay_in():
     """Without the threshold it keeps 20 MiB behind the first large piece, and more in a server of many threads."""
     code = """
 import ctypes, resource, sys
-from causalqwen.serving import memory
+from causalqwen.serving import listening
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 def resident():
@@ -948,7 +932,7 @@ def use(size):
     piece = libc.malloc(size)
     ctypes.memset(piece, 1, size)
     return piece
-with memory.held_small():
+with listening.held_small():
     libc.free(use(28 << 20))
     start = resident()
     for piece in [use(20 << 20), use(1 << 20)][::-1]:

@@ -25,7 +25,7 @@ from causalqwen.serving.keys import Keys
 from causalqwen.serving.logprobs import _spelled_word
 from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import Wish
+from causalqwen_vllm.request_options import RequestOptions
 from conftest import FREE_ROWS, graft_tiny, make_backbone
 from test_serving import PROMPT, Server, held, serving, talker, until
 
@@ -268,9 +268,11 @@ def test_none_asks_vllm_for_nothing():
     nulls = dict.fromkeys(
         ("individual_mode", "noise_mode", "values", "places", "key", "kept_from", "top_p", "individual", "x")
     )
-    assert Wish.read(asked | nulls) == Wish.read(asked) and Wish.read(nulls) == Wish.read({})
+    assert RequestOptions.read(asked | nulls) == RequestOptions.read(asked) and RequestOptions.read(
+        nulls
+    ) == RequestOptions.read({})
     with pytest.raises(ValueError, match=r"unknown setting temprature; did you mean temperature\?"):
-        Wish.read({"temprature": 0.5})
+        RequestOptions.read({"temprature": 0.5})
 
 
 def test_a_history_goes_back_as_the_official_client_dumps_it(server):
@@ -571,7 +573,7 @@ def test_bodies_that_are_no_plain_json_are_refused(server):
 
 
 def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatch):
-    from causalqwen.serving import memory, texts
+    from causalqwen.serving import texts
 
     gate, read, busy = threading.Event(), texts.job_of, []
 
@@ -584,7 +586,7 @@ def test_long_requests_are_read_one_at_a_time_and_few_may_wait(model, monkeypatc
 
     trimmed = []
     monkeypatch.setattr(texts, "job_of", slowly)
-    monkeypatch.setattr(memory, "trim", lambda: trimmed.append(threading.current_thread()))
+    monkeypatch.setattr(listening, "_libc", lambda *_: trimmed.append(threading.current_thread()))
     body = json.dumps({"model": "tiny", "prompt": "1 2 3 " * 20_000})
     with serving(model) as server, ThreadPoolExecutor(5) as pool:
         (refused,), held_up = wait([pool.submit(server.send, body) for _ in range(5)], 20, FIRST_COMPLETED)

@@ -34,7 +34,7 @@ from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
 from causalqwen.training import voices as learning
 from causalqwen.training.voices import _closed_form, _Hearing, _pairs, _texts
-from causalqwen_vllm.wishes import Wish, check_silent
+from causalqwen_vllm.request_options import RequestOptions, check_silent
 from conftest import graft_tiny
 from test_cli import run, write
 from test_copying import random_head
@@ -320,7 +320,7 @@ def test_a_server_lets_voices_speak_beside_others(tiny_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="serve them by `causalqwen serve`"):
         check_silent(people["Vera"])
     with pytest.raises(ValueError, match="serve them by `causalqwen serve`"):
-        Wish.read({"preset": "persona", "individual": str(tmp_path / "Vera.safetensors")})
+        RequestOptions.read({"preset": "persona", "individual": str(tmp_path / "Vera.safetensors")})
 
 
 def test_choices_and_worlds_are_heard_under_the_voice(tiny_tokenizer):

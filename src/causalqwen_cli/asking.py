@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from causalqwen_cli.base import AsJson, Device, Individuals, Made, Model, Page, command, say, show
 
@@ -11,15 +11,13 @@ from causalqwen_cli.base import AsJson, Device, Individuals, Made, Model, Page, 
 @command
 def population(
     model: Model,
-    output: Annotated[Path, Individuals, typer.Option(help="File for the people (safetensors).")],
+    output: Annotated[Path, Individuals, Option(help="File for the people (safetensors).")],
     rows: Annotated[
         Path | None,
-        typer.Option(
-            help="Rows that name an `individual` (JSONL, CSV, Parquet): what people said; other fields are facts."
-        ),
+        Option(help="Rows that name an `individual` (JSONL, CSV, Parquet): what people said; other fields are facts."),
     ] = None,
-    drawn: Annotated[int | None, typer.Option(min=1, help="Make up this many people instead.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the people who are made up.")] = 0,
+    drawn: Annotated[int | None, Option(min=1, help="Make up this many people instead.")] = None,
+    seed: Annotated[int, Option(help="Seed of the people who are made up.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -56,27 +54,25 @@ def population(
 @command
 def survey(
     model: Model,
-    population: Annotated[Path, typer.Option(help="File of people (`causalqwen population`).")],
+    population: Annotated[Path, Option(help="File of people (`causalqwen population`).")],
     questions: Annotated[
-        Path, typer.Option(help='JSON lines: {"prompt": ..., "name": ..., "options": ..., "max_new_tokens": ...}.')
+        Path, Option(help='JSON lines: {"prompt": ..., "name": ..., "options": ..., "max_new_tokens": ...}.')
     ],
     output: Annotated[
         Path,
         Made((".parquet", ".csv", ".jsonl")),
-        typer.Option(help="Parquet, CSV or JSONL file of answers, a row a person; it appears when it is complete."),
+        Option(help="Parquet, CSV or JSONL file of answers, a row a person; it appears when it is complete."),
     ],
     draws: Annotated[
-        int, typer.Option(min=0, help="Answers of each person to each question; 0 for medians and probabilities.")
+        int, Option(min=0, help="Answers of each person to each question; 0 for medians and probabilities.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
-    where: Annotated[
-        list[str] | None, typer.Option(help='Whom to ask, by facts: "age > 60"; may be given several times.')
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Take up a stopped run of the same output.")] = False,
+    seed: Annotated[int, Option(help="Seed of all draws.")] = 0,
+    where: Annotated[list[str] | None, Option(help='Whom to ask, by facts: "age > 60"; repeatable.')] = None,
+    resume: Annotated[bool, Option("--resume", help="Take up a stopped run of the same output.")] = False,
     html: Annotated[
         Path | None,
         Page,
-        typer.Option(help="HTML page: how each question is answered, which answers go together, who differs."),
+        Option(help="HTML page: how each question is answered, which answers go together, who differs."),
     ] = None,
     device: Device = "auto",
     as_json: AsJson = False,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer import Option
 
 app = typer.Typer(
     help="Let a pretrained language model say how sure it is of a number, and who could be speaking.",
@@ -20,14 +21,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
-Model = Annotated[Path, typer.Option("--model", help="Folder of a grafted model.")]
-Device = Annotated[str, typer.Option(help="Torch device, or auto for an accelerator where there is one.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object to stdout instead of text.")]
+Model = Annotated[Path, Option("--model", help="Folder of a grafted model.")]
+Device = Annotated[str, Option(help="Torch device, or auto for an accelerator where there is one.")]
 
 
 def say(message: str) -> None:
     """A line of progress, on stderr."""
     print(message, file=sys.stderr, flush=True)
+
+
+def refuse(wrong: Any, message: str) -> None:
+    """ValueError with the message, where something is wrong."""
+    if wrong:
+        raise ValueError(message)
 
 
 def show(result: dict[str, Any], text: str, as_json: bool) -> None:
@@ -72,7 +79,7 @@ def _to_make(function: Callable, given: dict[str, Any]) -> list[tuple[Made, Path
     after seconds of imports."""
     hints, made = get_type_hints(function, include_extras=True), []
     for name, value in given.items():
-        about = [one for one in get_args(hints[name]) if isinstance(one, Made)]
+        about = [about for about in get_args(hints[name]) if isinstance(about, Made)]
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) and about:
                 made.append((about[0], path))

@@ -4,30 +4,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fields, in_words, say, show
 
 
 @command
 def graft(
-    backbone: Annotated[str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
-    output: Annotated[Path, Made(), typer.Option(help="Folder for the grafted model; it appears when it is complete.")],
+    backbone: Annotated[str, Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
+    output: Annotated[Path, Made(), Option(help="Folder for the grafted model; it appears when it is complete.")],
     start: Annotated[
-        str, typer.Option(help="Start values: faithful, documents, minimal, ordinary or architecture.")
+        str, Option(help="Start values: faithful, documents, minimal, ordinary or architecture.")
     ] = "faithful",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ... (default: as stored).")] = None,
+    dtype: Annotated[str | None, Option(help="float32, bfloat16, ... (default: as stored).")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set", help="A field of CausalQwenConfig, in place of the start's: token_thresholds=0.01; repeatable."
         ),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(
-            help="Text that a causal_size below the hidden size is fitted to (default: speeches in the package)."
-        ),
+        Option(help="Text that a causal_size below the hidden size is fitted to (default: speeches in the package)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,18 +60,17 @@ def graft(
 @command
 def train(
     model: Model,
-    train: Annotated[Path, typer.Option("--train", help="Rows to train on: JSONL, CSV or Parquet.")],
+    train: Annotated[Path, Option("--train", help="Rows to train on: JSONL, CSV or Parquet.")],
     output: Annotated[
         Path,
         Made(whole="config.json"),
-        typer.Option(help="Folder for the trained model, metrics.jsonl and the work on the way."),
+        Option(help="Folder for the trained model, metrics.jsonl and the work on the way."),
     ],
     evaluation: Annotated[
-        Path | None,
-        typer.Option("--eval", help="Rows that are held out, to choose settings and to calibrate intervals by."),
+        Path | None, Option("--eval", help="Rows that are held out, to choose settings and to calibrate intervals by.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a stopped run in the same output folder.")] = False,
+    config: Annotated[Path | None, Option(help="YAML file of settings (see docs/training.md).")] = None,
+    resume: Annotated[bool, Option(help="Go on with a stopped run in the same output folder.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -113,14 +110,12 @@ def train(
 
 @command
 def synthesize(
-    output: Annotated[
-        Path, Made((".jsonl",)), typer.Option(help="JSONL file of rows; it appears when it is complete.")
-    ],
+    output: Annotated[Path, Made((".jsonl",)), Option(help="JSONL file of rows; it appears when it is complete.")],
     kind: Annotated[
-        str, typer.Option(help="statements, whose value nothing tells, or questions, whose context holds the answer.")
+        str, Option(help="statements, whose value nothing tells, or questions, whose context holds the answer.")
     ] = "statements",
-    count: Annotated[int, typer.Option(min=1, help="How many rows.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    count: Annotated[int, Option(min=1, help="How many rows.")] = 1000,
+    seed: Annotated[int, Option(help="Seed of the draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make up rows whose truth is known, to test with or to mix into real ones."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from causalqwen_cli.base import AsJson, Device, Model, command, say, show
 
@@ -21,28 +21,26 @@ _KEY = "CAUSALQWEN_API_KEY"
 @command
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name in requests (default: its folder's).")] = None,
-    individuals: Annotated[
-        Path | None, typer.Option(help="Folder of individuals who can be asked for by name.")
-    ] = None,
-    preset: Annotated[str, typer.Option(help="Preset of requests that name none.")] = "softmax",
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 for a free one.")] = 8000,
+    name: Annotated[str | None, Option(help="The model's name in requests (default: its folder's).")] = None,
+    individuals: Annotated[Path | None, Option(help="Folder of individuals who can be asked for by name.")] = None,
+    preset: Annotated[str, Option(help="Preset of requests that name none.")] = "softmax",
     api_key_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="File of keys, of which a request must hold one: a key a line, and behind it its requests a minute, if it has "
             f"a limit (or the variable {_KEY})."
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Texts generated at once.")] = 8,
-    window: Annotated[float, typer.Option(min=0, help="Seconds that a batch waits for company.")] = 0.01,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait; one more is answered 429.")] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, help="The most that a request may ask for.")] = 1024,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
-    max_prompts: Annotated[int, typer.Option(min=1, help="Numbers predicted by one request.")] = 64,
-    max_heard: Annotated[int, typer.Option(min=1, help="Tokens that one individual is inferred from.")] = 4096,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds from a request to the end of its answer.")] = 300.0,
+    max_rows: Annotated[int, Option(min=1, help="Texts generated at once.")] = 8,
+    window: Annotated[float, Option(min=0, help="Seconds that a batch waits for company.")] = 0.01,
+    max_waiting: Annotated[int, Option(min=1, help="Requests that may wait; one more is answered 429.")] = 64,
+    max_tokens: Annotated[int, Option(min=1, help="The most that a request may ask for.")] = 1024,
+    max_body: Annotated[int, Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_prompts: Annotated[int, Option(min=1, help="Numbers predicted by one request.")] = 64,
+    max_heard: Annotated[int, Option(min=1, help="Tokens that one individual is inferred from.")] = 4096,
+    timeout: Annotated[float, Option(min=0.001, help="Seconds from a request to the end of its answer.")] = 300.0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -81,11 +79,10 @@ def serve(
 def explore(
     model: Model,
     individuals: Annotated[
-        Path | None,
-        typer.Option(help="Folder of individuals who can be asked for by name, and where the page saves them."),
+        Path | None, Option(help="Folder of individuals who can be asked for by name, and where the page saves them.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 0,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    port: Annotated[int, Option(min=0, max=65535, help="0 for a free one.")] = 0,
+    browser: Annotated[bool, Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from causalqwen_cli.base import AsJson, Device, Made, command, figures_line, say, show
 
@@ -13,58 +14,35 @@ def fit(
     table: Annotated[
         Path, typer.Argument(help="CSV, Parquet or JSON lines: columns of texts, numbers, dates, categories.")
     ],
-    target: Annotated[str, typer.Option(help="Column of the number to predict.")],
-    output: Annotated[Path, Made(), typer.Option(help="Folder for what is learned; it appears when it is complete.")],
-    text: Annotated[
-        str | None, typer.Option(help="Columns that are texts, whatever they look like, with commas.")
-    ] = None,
+    target: Annotated[str, Option(help="Column of the number to predict.")],
+    output: Annotated[Path, Made(), Option(help="Folder for what is learned; it appears when it is complete.")],
+    text: Annotated[str | None, Option(help="Columns that are texts, whatever they look like, with commas.")] = None,
     groups: Annotated[
-        str | None, typer.Option(help="Column whose equal values never stand on both sides of a split.")
+        str | None, Option(help="Column whose equal values never stand on both sides of a split.")
     ] = None,
-    backbone: Annotated[
-        str, typer.Option(help="smollm2-135m, a hub name, or a folder with a decoder.")
-    ] = "smollm2-135m",
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings (see docs/training.md).")] = None,
-    decimal: Annotated[
-        str, typer.Option(help="Decimal mark of numbers, . or , (auto: what each column tells).")
-    ] = "auto",
-    characters: Annotated[int, typer.Option(min=1, help="Characters of a row's text, at most.")] = 2000,
-    bf16: Annotated[
-        bool | None, typer.Option(help="Run the backbone in bfloat16 (default: where that is faster).")
-    ] = None,
+    backbone: Annotated[str, Option(help="smollm2-135m, a hub name, or a folder with a decoder.")] = "smollm2-135m",
+    config: Annotated[Path | None, Option(help="YAML file of settings (see docs/training.md).")] = None,
+    decimal: Annotated[str, Option(help="Decimal mark of numbers, . or , (auto: what each column tells).")] = "auto",
+    characters: Annotated[int, Option(min=1, help="Characters of a row's text, at most.")] = 2000,
+    bf16: Annotated[bool | None, Option(help="Run the backbone in bfloat16 (default: where that is faster).")] = None,
     cache: Annotated[
-        Path | None, Made(whole=""), typer.Option(help="Folder where rows that were read are kept for other runs.")
+        Path | None, Made(whole=""), Option(help="Folder where rows that were read are kept for other runs.")
     ] = None,
     workers: Annotated[
-        int,
-        typer.Option(min=0, help="Workers of Ray that read rows into --cache (of the extra ray); 0 reads them here."),
+        int, Option(min=0, help="Workers of Ray that read rows into --cache (of the extra ray); 0 reads them here.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the split and the training.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the split and the training.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Learn the distribution of a number from the rows of a table."""
     import yaml
 
-    from causalqwen.data.columns import (
-        as_texts,
-        mostly_numbers,
-        names_of,
-        numbers_of,
-        read_with_decimals,
-        told_of_decimals,
-        with_numbers,
-    )
     from causalqwen.sklearn import NumberRegressor
     from causalqwen.training import TrainSettings
 
     texts = named(text)
-    columns, marks = read_with_decimals(table, as_texts([*texts, groups]), decimal)
-    for line in told_of_decimals(columns, {name: mark for name, mark in marks.items() if name == target}):
-        say(line)
-    columns |= with_numbers({target: columns[target]}, {target: marks[target]}) if target in marks else {}
-    values = numbers_of(columns, target)
-    of_group = names_of(columns, groups) if groups else None
+    columns, marks, values, of_group = _read(table, target, texts, groups, decimal)
     if config is not None:
         TrainSettings.from_yaml(config)  # a wrong key stops the run here
     made = NumberRegressor(
@@ -81,18 +59,34 @@ def fit(
         verbose=True,
         random_state=seed,
     )
-    say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
-    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in {*texts, *marks}}):
-        say(line)
     made.fit(columns, values, groups=of_group)
     made.save(output)
     kinds = {column.name: column.kind for column in made.reader_.columns}
     told = "\n".join(f"{name}: {kind}" for name, kind in kinds.items())
-    line = (
-        f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {figures_line(made.metrics_, words=False)}"
-    )
+    scores = figures_line(made.metrics_, words=False)
     about = {"model": str(output), "columns": kinds, "metrics": made.metrics_, "choice": made.choice_}
-    show(about, line, as_json)
+    show(about, f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {scores}", as_json)
+
+
+def _read(
+    table: Path, target: str, texts: list[str], groups: str | None, decimal: str
+) -> tuple[dict[str, list], dict[str, str], list[float], list[str] | None]:
+    """The columns of a table without target and groups, their decimal marks, the targets, and the groups; how columns are read
+    is said."""
+    from causalqwen.data import columns as reading
+
+    columns, marks = reading.read_with_decimals(table, reading.as_texts([*texts, groups]), decimal)
+    for line in reading.told_of_decimals(columns, {name: mark for name, mark in marks.items() if name == target}):
+        say(line)
+    if target in marks:
+        columns |= reading.with_numbers({target: columns[target]}, {target: marks[target]})
+    values = reading.numbers_of(columns, target)
+    of_group = reading.names_of(columns, groups) if groups else None
+    say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
+    plain = {name: cells for name, cells in columns.items() if name not in {*texts, *marks}}
+    for line in reading.mostly_numbers(plain):
+        say(line)
+    return columns, marks, values, of_group
 
 
 def named(columns: str | None) -> list[str]:

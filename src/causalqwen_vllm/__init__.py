@@ -3,6 +3,6 @@
 Nothing here imports vLLM until a function is called or vLLM itself loads the plug-in.
 """
 
-from causalqwen_vllm.asking import Answer, Number, generate, load, register, request
+from causalqwen_vllm.client import Answer, Number, generate, load, register, request
 
 __all__ = ["Answer", "Number", "generate", "load", "register", "request"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from causalqwen.modeling import CausalQwenConfig
-from causalqwen_vllm.asking import WORKER, graphs
+from causalqwen_vllm.client import WORKER, graphs
 from causalqwen_vllm.endpoints import INDIVIDUALS, Endpoints
-from causalqwen_vllm.wishes import FOLLOWER
+from causalqwen_vllm.request_options import FOLLOWER
 
 
 def main() -> None:

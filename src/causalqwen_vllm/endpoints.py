@@ -9,6 +9,7 @@ import logging
 import os
 import uuid
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,11 @@ from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts.value_axes import value_axes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
 from causalqwen.serving.logprobs import Told
-from causalqwen.serving.numbers import texts_of
 from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
-from causalqwen_vllm.asking import of_tokens, processor_of, written
-from causalqwen_vllm.wishes import KEY, ONE_ENGINE
+from causalqwen_vllm.client import of_tokens, processor_of, written
+from causalqwen_vllm.request_options import KEY, ONE_ENGINE
 
 INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
 """The variable that names the folder of individuals who can be asked for by name."""
@@ -60,14 +60,11 @@ class Endpoints:
     def attach_router(self, app: FastAPI) -> None:
         """Called before the engine is known: the routes find their service when they are asked."""
 
-        async def completions(request: Request) -> Response:
-            return await _service_of(request).completions(request)
+        def answering(name: str) -> Callable:
+            async def answer(request: Request) -> Response:
+                return await getattr(_service_of(request), name)(request)
 
-        async def chat(request: Request) -> Response:
-            return await _service_of(request).chat(request)
-
-        async def numbers(request: Request) -> Response:
-            return await _service_of(request).numbers(request)
+            return answer
 
         async def refused(request: Request) -> Response:
             message = (
@@ -76,11 +73,11 @@ class Endpoints:
             raise ApiError(404, message, code="not_found")
 
         router = APIRouter()
-        for route in [one for one in app.routes if isinstance(one, APIRoute) and one.path.startswith(_REFUSED)]:
-            router.add_api_route(route.path, refused, methods=sorted(route.methods))
-        router.add_api_route("/v1/completions", completions, methods=["POST"])
-        router.add_api_route("/v1/chat/completions", chat, methods=["POST"])
-        router.add_api_route("/v1/numbers", numbers, methods=["POST"])
+        for route in app.routes:
+            if isinstance(route, APIRoute) and route.path.startswith(_REFUSED):
+                router.add_api_route(route.path, refused, methods=sorted(route.methods))
+        for path, name in {"completions": "completions", "chat/completions": "chat", "numbers": "numbers"}.items():
+            router.add_api_route(f"/v1/{path}", answering(name), methods=["POST"])
         app.include_router(router)
         app.add_exception_handler(ApiError, answer_error)
 
@@ -129,7 +126,7 @@ class _Service(TextService):
         """The laws of the numbers behind prompts."""
         asked = parse(NumbersRequest, await self.body(request))
         self.check_name(asked.model)
-        texts = texts_of(asked, self.settings, self.processor)
+        texts = asked.texts(self.processor, self.settings.max_prompts)
         individual = individual_of(asked.individual, self.settings, "individual")
         values = asked.values or [None] * len(texts)
         told = await self.engine.laws(texts, individual, values, asked)
@@ -154,13 +151,13 @@ class EngineWriter:
         self._may_begin = frozenset(token for token in tokens if set(words[token].strip()) <= _NUMERIC)
 
     def _named(self, individual: Individual | None) -> dict[str, Any]:
-        """What a wish says of somebody who was asked for by name."""
+        """What options say of somebody who was asked for by name."""
         return {} if individual is None else {"individual": self._files[id(individual)]}
 
     def submit(self, job: Job) -> None:
         """Have vLLM write the rows."""
         prompts = dict.fromkeys(row.prompt for row in job.rows)
-        likely = {one: asyncio.create_task(self._likelihoods(one, job.logprobs or 0)) for one in prompts}
+        likely = {prompt: asyncio.create_task(self._likelihoods(prompt, job.logprobs or 0)) for prompt in prompts}
         writing = [asyncio.create_task(self._write(job, row, likely[row.prompt])) for row in job.rows]
         self._running[job] = [*writing, *likely.values()]
 
@@ -184,21 +181,21 @@ class EngineWriter:
             job.deliver(error if isinstance(error, ApiError) else ApiError(500, "the engine failed on this request"))
 
     async def _likelihoods(self, prompt: Prompt, count: int) -> list[Told]:
-        """Of each token of a prompt, where they are asked for; nothing stands before the first. All but the last are read."""
+        """The tokens of a prompt with their likelihoods, where those are asked for. All but the last are read."""
         if prompt.starts is None:
             return []
         key, number = uuid.uuid4().hex, self._processor.num_token_id
         seen, found = [token for token in prompt.ids if token != number], []
         if len(seen) > 1:
-            wish = {"preset": "standard", "key": key, "kept_from": 1}
+            options = {"preset": "standard", "key": key, "kept_from": 1}
             whole = {"skip_reading_prefix_cache": True}
-            asked = of_tokens(self._processor, seen[:-1], [0.0] * (len(seen) - 1), wish, 1, whole)
+            asked = of_tokens(self._processor, seen[:-1], [0.0] * (len(seen) - 1), options, 1, whole)
             try:
                 await self._read(*asked, key)
                 found = await self._ask("see_likelihoods", key, 1, seen[1:], count)
             finally:
                 self._aside("forget_numbers", [key])
-        likely = [tuple(Likelihood(*one) for one in row) for row in found]
+        likely = [tuple(Likelihood(*word) for word in row) for row in found]
         return list(zip(seen, prompt.starts, [None, *likely], strict=True))
 
     async def _beside(self, job: Job, row: Row, key: str, place: int, token: int) -> Beside:
@@ -206,7 +203,7 @@ class EngineWriter:
         could_be = likely = None
         if job.logprobs is not None:
             (found,) = await self._ask("see_likelihoods", key, place, [token], job.logprobs)
-            likely = tuple(Likelihood(*one) for one in found)
+            likely = tuple(Likelihood(*word) for word in found)
         if job.alternatives is not None and not row.text.in_digits:
             could_be = await self._ask("see_alternatives", key, place, token, row.text.tail, job.alternatives)
         return Beside(could_be, likely)
@@ -216,28 +213,22 @@ class EngineWriter:
             pass
 
     async def _pieces(self, job: Job, row: Row) -> Any:
-        """Of one row, until it ends."""
+        """The pieces of one row, until it ends."""
         from vllm.sampling_params import RequestOutputKind
 
         plan, key, num = job.plan, uuid.uuid4().hex, self._processor.num_token_id
-        wish: dict[str, Any] = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise, "own_mode": plan.own}
-        if plan.decision == "softmax":
-            wish = {"preset": "softmax", "top_p": job.top_p}
-        elif plan.top_p is not None:
-            wish["top_p"] = plan.top_p
-        wish |= self._named(job.individual) | {
-            "seed": row.seed,
-            "key": key,
-            "temperature": plan.temperature,
+        options: dict[str, Any] = {
+            "individual_mode": plan.individual_mode,
+            "noise_mode": plan.noise,
+            "own_mode": plan.own,
         }
-        tokens, params = of_tokens(
-            self._processor,
-            row.prompt.ids,
-            row.prompt.values,
-            wish,
-            job.max_tokens,
-            {"output_kind": RequestOutputKind.DELTA},
-        )
+        if plan.decision == "softmax":
+            options = {"preset": "softmax", "top_p": job.top_p}
+        elif plan.top_p is not None:
+            options["top_p"] = plan.top_p
+        options |= self._named(job.individual) | {"seed": row.seed, "key": key, "temperature": plan.temperature}
+        prompt, delta = row.prompt, {"output_kind": RequestOutputKind.DELTA}
+        tokens, params = of_tokens(self._processor, prompt.ids, prompt.values, options, job.max_tokens, delta)
         at = len(tokens["prompt_token_ids"])
         if job.logprobs is not None or job.alternatives is not None:
             params.extra_args[KEY]["kept_from"] = at
@@ -280,38 +271,37 @@ class EngineWriter:
         while self._asked:
             asked, self._asked = self._asked, []
             for method in dict.fromkeys(method for method, _, _ in asked):
-                await self._ask_of(method, [one[1:] for one in asked if one[0] == method])
+                await self._ask_of(method, [question[1:] for question in asked if question[0] == method])
 
     async def _ask_of(self, method: str, asked: list[tuple[tuple, asyncio.Future]]) -> None:
         """All in one; where that fails, each alone."""
         try:
-            answers = await self._engine.collective_rpc(method, args=([one for one, _ in asked],))
-            told = answers[-1]  # the last rank decides
-            for (_, future), one in zip(asked, told, strict=True):
+            answers = await self._engine.collective_rpc(method, args=([question for question, _ in asked],))
+            for (_, future), answer in zip(asked, answers[-1], strict=True):  # the last rank decides
                 if not future.done():
-                    future.set_result(one)
+                    future.set_result(answer)
         except Exception as error:
-            left = [one for one in asked if not one[1].done()]
+            left = [(question, future) for question, future in asked if not future.done()]
             if len(asked) == 1 and left:
                 left[0][1].set_exception(error)
                 return
-            for one in left:
-                await self._ask_of(method, [one])
+            for alone in left:
+                await self._ask_of(method, [alone])
 
     async def laws(
         self, texts: list[str], individual: Individual | None, values: list[float | None], asked: NumbersRequest
     ) -> list[dict[str, Any]]:
-        """Of the number behind each text. ApiError 400 for one that cannot be predicted."""
+        """The law of the number behind each text. ApiError 400 for one that cannot be predicted."""
         encoded = self._processor(texts, prompt=True)
         keys = [uuid.uuid4().hex for _ in texts]
         classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
-        wish = {"preset": "persona" if individual else "standard"} | self._named(individual)
+        options = {"preset": "persona" if individual else "standard"} | self._named(individual)
         try:
             check_speaker(self._engine.vllm_config.model_config.hf_config, individual)
             for name in set(classes):
                 self._axes.law(name)
             requests = [
-                of_tokens(self._processor, ids, of_ids, wish | {"key": key, "number_class": name}, 1)
+                of_tokens(self._processor, ids, of_ids, options | {"key": key, "number_class": name}, 1)
                 for ids, of_ids, key, name in zip(
                     encoded["input_ids"], encoded["numeric_values"], keys, classes, strict=True
                 )
@@ -324,7 +314,7 @@ class EngineWriter:
                     message = f"prompt {place} has {count} tokens, the context is {self.context} with its number"
                     raise ApiError(400, message, param="prompts", code="context_length_exceeded")
 
-            await asyncio.gather(*(self._read(*one, key) for one, key in zip(requests, keys, strict=True)))
+            await asyncio.gather(*(self._read(*request, key) for request, key in zip(requests, keys, strict=True)))
             told = await self._engine.collective_rpc(
                 "tell_laws", args=(list(zip(keys, values, strict=True)), asked.levels, asked.points)
             )

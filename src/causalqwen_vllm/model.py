@@ -12,12 +12,7 @@ from vllm.distributed import get_pp_group
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsPP
-from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
-    WeightsMapper,
-    init_vllm_registered_model,
-    maybe_prefix,
-)
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, init_vllm_registered_model, maybe_prefix
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from causalqwen.decoding import Draws, Integrated
@@ -29,11 +24,11 @@ from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.scores import Vocabulary
 from causalqwen.serving.sampling import RowSampler
-from causalqwen_vllm.asking import processor_of
+from causalqwen_vllm.client import processor_of
+from causalqwen_vllm.request_options import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from causalqwen_vllm.requests import Company, Request, Step, companies, offered
 from causalqwen_vllm.table import RequestTable, RowFollower
 from causalqwen_vllm.vocabulary import VocabularyMatrix
-from causalqwen_vllm.wishes import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from vllm import envs
 
 BACKBONES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -200,7 +195,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             loc_Y, _ = Chain(self, features, _draws(company, at)).value()
             of_class: dict[str | None, list[int]] = {}
             for row, request in enumerate(chosen):
-                of_class.setdefault(request.wish.number_class, []).append(row)
+                of_class.setdefault(request.options.number_class, []).append(row)
             for name, of_one in of_class.items():
                 self.number_class = name
                 numbers = offered([(chosen[row], chosen[row].pending[0]) for row in of_one])
@@ -213,24 +208,26 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
         integrated out. Whether the last place holds a number is for the caller to know."""
         found = [(request, request.may_be_numbers(since)) for request, since in asked]
-        for part in batches((one for one, followed in found if any(map(one.lacks, followed))), LAWS_AT_ONCE):
+        lacking = (request for request, followed in found if any(map(request.lacks, followed)))
+        for part in batches(lacking, LAWS_AT_ONCE):
             self._write(part)
-        laws = iter(self.laws_of([(one, place, features) for one, of in found for place, features in of.items()]))
-        return [{place: (one.values[place], next(laws)) for place in of} for one, of in found]
+        places = [(request, place, features) for request, of in found for place, features in of.items()]
+        laws = iter(self.laws_of(places))
+        return [{place: (request.values[place], next(laws)) for place in of} for request, of in found]
 
     @torch.inference_mode()
     def laws_of(self, places: Sequence[tuple[Request, int, Tensor]]) -> list[NumberPrediction]:
-        """Of a number at each place of a request, from the features [H] that it follows from: of one individual and class so
-        many at once."""
+        """The law of a number at each place of a request, from the features [H] that it follows from; of one individual and
+        class many are made at once."""
         alike: dict[tuple[int, str | None], list[int]] = {}
         for row, (request, _, _) in enumerate(places):
-            alike.setdefault((id(request.wish.individual), request.wish.number_class), []).append(row)
+            alike.setdefault((id(request.options.individual), request.options.number_class), []).append(row)
         laws: dict[int, NumberPrediction] = {}
         for (_, self.number_class), of_one in alike.items():
             for rows in batches(of_one, LAWS_AT_ONCE):
                 requests, at, features = zip(*map(places.__getitem__, rows), strict=True)
                 numbers = offered(list(zip(requests, at, strict=True)))
-                found = predict_values(self, torch.stack(features), requests[0].wish.individual, numbers)
+                found = predict_values(self, torch.stack(features), requests[0].options.individual, numbers)
                 laws |= zip(rows, found, strict=True)
         return [laws[row] for row in range(len(places))]
 
@@ -330,8 +327,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         self, requests: list[Request], places: list[int], company: Company | None, features: Tensor, last: Tensor
     ) -> Tensor:
         """[B, V'] from features [B, 1, H] and the positions [B] of the tokens that they belong to."""
-        wishes = [request.wish for request in requests]
-        is_sampled = company is None and any(wish.plan.temperature > 0 for wish in wishes)
+        options = [request.options for request in requests]
+        is_sampled = company is None and any(each.plan.temperature > 0 for each in options)
 
         def ranked(every: bool = False) -> Tensor:
             if company is not None:
@@ -360,8 +357,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         )
         if not is_sampled:
             return scores
-        temperatures, top_ps = [wish.plan.temperature for wish in wishes], [wish.top_p for wish in wishes]
-        seeds = [wish.seed for wish in wishes]
+        temperatures, top_ps = [each.plan.temperature for each in options], [each.top_p for each in options]
+        seeds = [each.seed for each in options]
         lengths = [place + request.hidden_before(place) for request, place in zip(requests, places, strict=True)]
         sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
         return sampler(last.unsqueeze(1), scores)

@@ -1,4 +1,4 @@
-"""What is kept for a request while vLLM runs it: its draws, and its numbers by their place in the text."""
+"""A request while vLLM runs it: its draws, and its numbers by their place in the text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from causalqwen.decoding import BoundDecoding
 from causalqwen.parts.copying import NOWHERE, Candidates
-from causalqwen_vllm.wishes import Wish
+from causalqwen_vllm.request_options import RequestOptions
 
 
 class Request:
@@ -18,7 +18,7 @@ class Request:
     A token's place is its index in vLLM's sequence, the prompt included. `ids`: the tokens of the prompt and those fed since;
     vLLM feeds nothing that its prefix cache knows. `values`: place -> value, where the last token is no number too. `followed`:
     place -> the features [H] that a generated number follows from. `pending`: place and features of the token that was decided
-    last. `kept`: place -> the features that any token follows from, from the place on that was wished for, in the processor's
+    last. `kept`: place -> the features that any token follows from, from the place on that was asked for, in the processor's
     memory, since vLLM counts on the whole of a GPU's. Once `forgotten`, or where no key was given to ask by, neither is kept.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted. With `hides` the
@@ -33,7 +33,7 @@ class Request:
 
     def __init__(
         self,
-        wish: Wish,
+        options: RequestOptions,
         prompt: Sequence[int],
         num_token_id: int,
         causal_size: int,
@@ -44,22 +44,22 @@ class Request:
         places = [place for place, token in enumerate(prompt) if token == num_token_id]
         if hides and places:
             raise ValueError(f"this model sees no <NUM>, but one stands at {places[0]} of the prompt: leave it out")
-        if not hides and len(places) != len(wish.values):
-            raise ValueError(f"a prompt with {len(places)} numbers came with {len(wish.values)} values")
-        if hides and copies and len(wish.places) != len(wish.values):
-            raise ValueError(f"{len(wish.values)} hidden numbers came with {len(wish.places)} places")
-        self.wish, self.hides, self.copies = wish, hides, copies
-        self.values = {} if hides else dict(zip(places, wish.values, strict=True))
-        self.said = dict(zip(wish.places if hides else places, wish.values, strict=True)) if copies else {}
+        if not hides and len(places) != len(options.values):
+            raise ValueError(f"a prompt with {len(places)} numbers came with {len(options.values)} values")
+        if hides and copies and len(options.places) != len(options.values):
+            raise ValueError(f"{len(options.values)} hidden numbers came with {len(options.places)} places")
+        self.options, self.hides, self.copies = options, hides, copies
+        self.values = {} if hides else dict(zip(places, options.values, strict=True))
+        self.said = dict(zip(options.places if hides else places, options.values, strict=True)) if copies else {}
         self.keys: dict[int, Tensor] = {}
         self.ids = list(prompt)
         self.digits: dict[int, int] = {}
         self.followed: dict[int, Tensor] = {}
         self.pending: tuple[int, Tensor] | None = None
         self.kept: dict[int, Tensor] = {}
-        self.forgotten = not wish.key
+        self.forgotten = not options.key
         self.decided = len(prompt) - 1  # the last place whose token was decided
-        self.bound = wish.bind(causal_size, device)
+        self.bound = options.bind(causal_size, device)
 
     def feed(self, place: int, tokens: Sequence[int]) -> None:
         """Note the tokens that stand from `place` on."""
@@ -67,7 +67,7 @@ class Request:
 
     def keep(self, place: int, features: Tensor) -> None:
         """Keep the features [n, H] of the tokens from `place` on, where somebody may ask what follows from them."""
-        first = self.wish.kept_from
+        first = self.options.kept_from
         if first is not None and not self.forgotten and place + len(features) >= first:
             rows = features[max(first - place - 1, 0) :].to("cpu", copy=True)
             self.kept |= dict(enumerate(rows, max(first, place + 1)))
@@ -101,7 +101,7 @@ class Request:
 
     def hidden_before(self, place: int) -> int:
         """How many `<NUM>` the text before `place` has that the sequence has not."""
-        return len(self.wish.values) + sum(at < place for at in self.values) if self.hides else 0
+        return len(self.options.values) + sum(at < place for at in self.values) if self.hides else 0
 
     def write_digits(self, place: int, tokens: Sequence[int]) -> None:
         """These stand from `place` on, whatever is predicted."""
@@ -109,7 +109,7 @@ class Request:
 
     def text(self, before: int) -> tuple[list[int], list[float], int | None]:
         """Ids and values of the text before a place, and where its last number is."""
-        known = dict(zip(self.wish.places, self.wish.values, strict=False)) | self.values
+        known = dict(zip(self.options.places, self.options.values, strict=False)) | self.values
         values = [known.get(at, 0.0) for at in range(before)]
         return self.ids[:before], values, max((at for at in known if at < before), default=None)
 
@@ -137,7 +137,7 @@ class Request:
             self.followed[place] = self.pending[1].clone()
 
     def value(self, place: int) -> float:
-        """Of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""
+        """The value of the number at `place`. RuntimeError where none was given or written: nothing is fed on in its stead."""
         if place not in self.values:
             raise RuntimeError(f"no value is known for the number at {place}, nor what it follows from")
         return self.values[place]
@@ -170,7 +170,7 @@ class Step:
 
     @property
     def places(self) -> list[int]:
-        """Of each row, the place of the token that is decided next."""
+        """For each row the place of the token that is decided next."""
         return [place + end - start for _, place, (start, end) in self._rows()]
 
     def _rows(self) -> Iterator[tuple[Request, int, tuple[int, int]]]:
@@ -186,7 +186,7 @@ class Step:
     def read(self, features: Tensor) -> None:
         """Keep of the features [N, H] of all tokens what somebody may ask for."""
         for request, place, (start, end) in self._rows():
-            if request.wish.kept_from is not None:
+            if request.options.kept_from is not None:
                 request.keep(place, features[start:end])
             if request.copies:
                 request.read(place, features[start:end])
@@ -236,7 +236,7 @@ def companies(requests: Sequence[Request]) -> list[tuple[list[int], Company | No
     """Rows that can be scored together, and the plan they share; None for those of the preset `softmax`."""
     groups: dict[tuple, list[int]] = {}
     for row, request in enumerate(requests):
-        plan = request.wish.plan
+        plan = request.options.plan
         shared = plan.individual_mode, plan.noise, plan.own, plan.temperature, plan.top_p
         groups.setdefault(() if request.bound is None else shared, []).append(row)
     return [(rows, Company.of([requests[row] for row in rows]) if law else None) for law, rows in groups.items()]

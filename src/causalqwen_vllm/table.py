@@ -12,8 +12,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor import LogitsProcessor as FirstLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondLogitsProcessor
 
+from causalqwen_vllm.request_options import KEY, RequestOptions, check_params
 from causalqwen_vllm.requests import Request
-from causalqwen_vllm.wishes import KEY, Wish, check_params
 from vllm import SamplingParams
 
 _KEPT = 65_536  # finished requests whose numbers nobody has asked for yet
@@ -36,22 +36,18 @@ class RequestTable:
 
     def stand(self, requests: list[Request]) -> None:
         """These are the rows of the next step."""
-        if len(requests) != len(self.requests) or any(
-            one is not other for one, other in zip(requests, self.requests, strict=True)
-        ):
-            standing = set(map(id, requests))
-            for left in self.requests:
-                if id(left) not in standing:
-                    left.rest()
+        if requests != self.requests:  # each is equal to itself alone
+            for left in set(self.requests) - set(requests):
+                left.rest()
             self.requests, self.version = requests, self.version + 1
 
     def arrive(self, params: SamplingParams, prompt: Sequence[int] | None) -> Request:
-        """What is kept for a request that vLLM runs for the first time. One that wishes nothing is the `standard` one: V2 warms
-        up a GPU by requests of its own, which nobody checks."""
-        wish = Wish.read((params.extra_args or {}).get(KEY, self._unasked))
-        request = Request(wish, prompt or (), *self._of_model)
-        if wish.key:
-            self.by_key[wish.key] = request
+        """The `Request` kept for one that vLLM runs for the first time. One without options is the `standard` one: V2 warms up
+        a GPU by requests of its own, which nobody checks."""
+        options = RequestOptions.read((params.extra_args or {}).get(KEY, self._unasked))
+        request = Request(options, prompt or (), *self._of_model)
+        if options.key:
+            self.by_key[options.key] = request
             if len(self.by_key) > _KEPT:
                 self.forget(next(iter(self.by_key)))
         return request
@@ -61,7 +57,7 @@ class RequestTable:
         request = self.by_key.pop(key, None)
         if request is not None:
             request.forget()
-            if all(request is not one for one in self.requests):
+            if request not in self.requests:
                 request.rest()
 
 
@@ -102,9 +98,9 @@ class RowFollower(FirstLogitsProcessor, SecondLogitsProcessor):
         for row, params, prompt, _ in batch_update.added:
             rows[row] = self._of(params, prompt)
         for here, there, direction in batch_update.moved:
-            one, other = rows.pop(here, None), rows.pop(there, None)
-            if one is not None:
-                rows[there] = one
+            request, other = rows.pop(here, None), rows.pop(there, None)
+            if request is not None:
+                rows[there] = request
             if other is not None and direction == MoveDirectionality.SWAP:
                 rows[here] = other
         self.table.stand([rows[row] for row in sorted(rows)])

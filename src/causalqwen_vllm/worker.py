@@ -56,9 +56,9 @@ class NumberWorker:
         ]
 
     def see_likelihoods(self, asked: Sequence[tuple[str, int, list[int], int]]) -> list[list[list[tuple]]]:
-        """Of each key's tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
-        follow from was kept (`Wish.kept_from`), and what the tokens before them follow from is so no longer; where a key is
-        unknown there are none."""
+        """For each key the tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
+        follow from was kept (`RequestOptions.kept_from`), and what the tokens before them follow from is so no longer;
+        where a key is unknown there are none."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[list[list[tuple]]] = [[] for _ in asked]
         if not model.decides:
@@ -74,19 +74,19 @@ class NumberWorker:
             tokens = torch.tensor([token for row in rows for token in asked[row][2]], device=features.device)
             found = iter(likelihoods(model, features, tokens, count))
             for row in rows:
-                seen[row] = [[astuple(one) for one in next(found)] for _ in asked[row][2]]
+                seen[row] = [[astuple(word) for word in next(found)] for _ in asked[row][2]]
         return seen
 
     def see_alternatives(
         self, asked: Sequence[tuple[str, int, int, tuple[list[int], list[float]], int]]
     ) -> list[dict[str, Any]]:
-        """Of each key's place, where a token stands behind a text: the fields of a `Place`, with so many alternatives."""
+        """The fields of a `Place` for each key's place, where a token stands behind a text, with so many alternatives."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         seen: list[dict[str, Any]] = []
         for key, place, token, before, count in asked if model.decides else ():
             request, found = model.table.by_key.get(key), None
             if request is not None:
-                model.number_class = request.wish.number_class
+                model.number_class = request.options.number_class
                 features, numbers = self._kept(key, place, 1), offered([(request, place)])
                 (found,) = alternatives(model, features, [token], [before], count, numbers)
             seen.append({} if found is None else asdict(found))

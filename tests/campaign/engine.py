@@ -24,7 +24,7 @@ import causalqwen_vllm
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual
 from causalqwen.decoding import PRESETS
 from causalqwen.modeling.loading import load_model
-from causalqwen_vllm import asking
+from causalqwen_vllm import client
 
 from . import Bounds, Tally
 
@@ -139,7 +139,7 @@ def write(llm: Any, model: CausalQwenForCausalLM, asked: list[Asked], chance: ra
             del ages[number]
             numbers = llm.collective_rpc("take_numbers", args=([str(number)],))[0]
             one, (tokens, params) = asked[number], requests[number]
-            one.answer = asking.answer(model.processor, output, tokens, params, numbers[0], one.seed)
+            one.answer = client.answer(model.processor, output, tokens, params, numbers[0], one.seed)
         for number in list(ages):
             ages[number] += 1
             if ages[number] == asked[number].called_off:

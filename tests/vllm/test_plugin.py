@@ -26,11 +26,11 @@ from vllm.config import CompilationMode, CUDAGraphMode
 import causalqwen_vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
 from causalqwen.modeling.context import CONTEXTS
-from causalqwen_vllm.asking import graphs
+from causalqwen_vllm.client import graphs
 from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
 from causalqwen_vllm.model import refuse_settings
+from causalqwen_vllm.request_options import RequestOptions
 from causalqwen_vllm.requests import Request
-from causalqwen_vllm.wishes import Wish
 from vllm import LLM
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses itself
@@ -92,12 +92,7 @@ def test_every_preset_writes_what_generate_writes(family, preset, folders, engin
 @pytest.mark.parametrize("preset", ["standard", "causal", "noise"])
 @pytest.mark.parametrize(
     "form",
-    [
-        {"score_scale": "documents"},
-        {"token_thresholds": 0.1},
-        {"causal_size": 64},
-        {"number_embedding": "multiplied"},
-    ],
+    [{"score_scale": "documents"}, {"token_thresholds": 0.1}, {"causal_size": 64}, {"number_embedding": "multiplied"}],
     ids=lambda form: next(iter(form)),
 )
 def test_other_forms_of_the_model(form, preset, tiny_tokenizer, tmp_path_factory, engines):
@@ -177,7 +172,7 @@ def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
         seen.append(llm.collective_rpc("see_numbers", args=([(f"k{row}", 0, None) for row in range(3)],))[-1])
     numbers = llm.collective_rpc("take_numbers", args=([f"k{row}" for row in range(3)],))[-1]
     found = [
-        causalqwen_vllm.asking.answer(model.processor, done[row], *asked[row], numbers[row], row) for row in range(3)
+        causalqwen_vllm.client.answer(model.processor, done[row], *asked[row], numbers[row], row) for row in range(3)
     ]
     assert_same(found, wanted)
     assert all(len(told) <= len(answer.numbers) + 1 for told, answer in zip(seen[-1], wanted, strict=True))
@@ -340,7 +335,7 @@ def test_a_compiled_backbone(model, folders, engines):
 @pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner warms up without requests")
 @pytest.mark.parametrize("context", ["value", "digits"])
 def test_requests_that_a_gpu_is_warmed_up_by(context, tiny_tokenizer, tmp_path, engines):
-    """V2 sends them before it serves, and only on a GPU. They wish nothing: neither a plan, nor a class for their numbers."""
+    """V2 sends them before it serves, and only on a GPU. They name neither a plan, nor a class for their numbers."""
     from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup
 
     model = load_reference(write_with_classes(tmp_path / "classes", tiny_tokenizer, context))
@@ -379,9 +374,9 @@ def test_what_a_graph_of_the_whole_decoder_leaves_to_note(tiny_tokenizer, tmp_pa
     keys = [f"row {row}" for row in range(len(prompts))]
 
     def told():
-        wish = {"preset": "standard", "kept_from": 1, "max_tokens": 12, "params": {"ignore_eos": True}}
+        options = {"preset": "standard", "kept_from": 1, "max_tokens": 12, "params": {"ignore_eos": True}}
         sent = [
-            causalqwen_vllm.request(model.processor, prompt, key=key, **wish)
+            causalqwen_vllm.request(model.processor, prompt, key=key, **options)
             for prompt, key in zip(prompts, keys, strict=True)
         ]
         outputs = llm.generate(*map(list, zip(*sent, strict=True)), use_tqdm=False)
@@ -453,7 +448,7 @@ def test_prompts_cut_into_chunks(model, settings, folders, engines):
 def test_how_likely_tokens_were_is_told_of_any_place_and_then_forgotten(folders, engines):
     """Prompts in chunks, those of others in the prefix cache: log-probabilities as the model's own, and nothing stays."""
     from causalqwen.modeling.alternatives import likelihoods
-    from causalqwen_vllm.asking import of_tokens, processor_of
+    from causalqwen_vllm.client import of_tokens, processor_of
 
     llm = engines(folders["digits"], max_num_batched_tokens=48, max_num_seqs=4)
     model = load_reference(folders["digits"])
@@ -606,13 +601,15 @@ def test_requests_that_are_refused(settings, message, folders, engines):
 
 
 def test_values_that_do_not_fit_the_prompt():
-    wish = Wish.read({"preset": "standard", "values": [5.0]})
+    options = RequestOptions.read({"preset": "standard", "values": [5.0]})
     with pytest.raises(ValueError, match="2 numbers came with 1 values"):
-        Request(wish, [1, 400, 7, 400], 400, 128, torch.device("cpu"))
+        Request(options, [1, 400, 7, 400], 400, 128, torch.device("cpu"))
 
 
 def test_a_number_is_never_fed_on_without_its_value():
-    request = Request(Wish.read({"preset": "standard", "values": [5.0]}), [1, 400], 400, 128, torch.device("cpu"))
+    request = Request(
+        RequestOptions.read({"preset": "standard", "values": [5.0]}), [1, 400], 400, 128, torch.device("cpu")
+    )
     assert request.value(1) == 5.0 and not request.lacks(1)
     request.decide(2, torch.zeros(128))
     assert request.lacks(2) and not request.lacks(3)
@@ -623,10 +620,10 @@ def test_a_number_is_never_fed_on_without_its_value():
 
 
 def test_a_hidden_number_is_not_in_the_sequence():
-    wish = Wish.read({"preset": "standard", "values": [5.0]})
+    options = RequestOptions.read({"preset": "standard", "values": [5.0]})
     with pytest.raises(ValueError, match="sees no <NUM>, but one stands at 1 of the prompt"):
-        Request(wish, [1, 400, 7], 400, 128, torch.device("cpu"), hides=True)
-    request = Request(wish, [1, 9, 7], 400, 128, torch.device("cpu"), hides=True)
+        Request(options, [1, 400, 7], 400, 128, torch.device("cpu"), hides=True)
+    request = Request(options, [1, 9, 7], 400, 128, torch.device("cpu"), hides=True)
     assert not request.decide(2, torch.zeros(128))  # a chunk of the prompt ends here: nothing is decided
     assert request.decide(3, torch.zeros(128)) and not request.decide(3, torch.zeros(128))
     request.write(12.0)
@@ -636,7 +633,7 @@ def test_a_hidden_number_is_not_in_the_sequence():
 
 
 def test_what_the_prefix_cache_knows_is_never_fed():
-    request = Request(Wish.read({"values": [5.0]}), [1, 9, 7, 3], 400, 128, torch.device("cpu"), hides=True)
+    request = Request(RequestOptions.read({"values": [5.0]}), [1, 9, 7, 3], 400, 128, torch.device("cpu"), hides=True)
     request.feed(2, [7, 3])
     request.feed(4, [6])
     assert request.ids == [1, 9, 7, 3, 6]
@@ -680,10 +677,11 @@ def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monk
 
     heads = engines(folders[model]).llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
     number = heads.config.num_token_id
-    wish = {"values": [5.0]}
+    options = {"values": [5.0]}
     ids = [1, 2] if heads.config.context.hides else [1, number]
     requests = [
-        Request(Wish.read(wish), ids, number, 128, torch.device("cpu"), hides=heads.config.context.hides) for _ in "ab"
+        Request(RequestOptions.read(options), ids, number, 128, torch.device("cpu"), hides=heads.config.context.hides)
+        for _ in "ab"
     ]
     monkeypatch.setattr(heads.table, "requests", requests)
     starts = SimpleNamespace(query_start_loc=torch.tensor([0, 2, 4]))

@@ -8,14 +8,13 @@ read as the nearest one (`Column.nearest`), and a column that held one value is 
 """
 
 import csv
-import json
 import math
 import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from causalqwen.data.rows import arrow_for, lines_of
+from causalqwen.data.rows import arrow_for, lines_of, values_of_lines
 from causalqwen.files import suffix_of
 from causalqwen.numbers import NumberRules, find_numbers
 from causalqwen.numbers.money import MONEY
@@ -108,7 +107,7 @@ class ColumnError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of one column.
+    """A column as the training rows know it.
 
     center, width: of a number, or of days since 1970. levels: values with an indicator. ends: the least and the greatest
     number, or days, of the training rows. seen: all values of a category, the most frequent first. place: of a number that
@@ -129,8 +128,8 @@ class Column:
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "Column":
-        """Of fields as JSON holds them."""
-        fields: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in kept.items()}
+        """A column from fields as JSON holds them."""
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()}
         return cls(**fields)
 
     @property
@@ -166,7 +165,7 @@ class Column:
         if cell is not None and held == value:
             return cell, 0.0
         near = held if self.kind == "number" else datetime(1970, 1, 1) + timedelta(days=_within(value, self.ends))
-        away, at = (math.asinh((one - self.center) / self.width) for one in (value, held))
+        away, at = (math.asinh((number - self.center) / self.width) for number in (value, held))
         return near, UNKNOWN if cell is None else abs(away - at)
 
 
@@ -179,7 +178,7 @@ class TableReader:
 
     columns: tuple[Column, ...]
     target: str | None
-    characters: int = field(default=2000)
+    characters: int = 2000
     inside: tuple[Column, ...] = ()
 
     @classmethod
@@ -210,10 +209,8 @@ class TableReader:
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
         """What `to_dict` gave."""
-        known, inside = (
-            tuple(Column.from_dict(one) for one in some) for some in (kept["columns"], kept.get("inside", ()))
-        )
-        return cls(known, kept["target"], kept["characters"], inside)
+        columns, inside = (tuple(map(Column.from_dict, kept[name])) for name in ("columns", "inside"))
+        return cls(columns, kept["target"], kept["characters"], inside)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -221,15 +218,18 @@ class TableReader:
 
     def remarks(self, table: Columns) -> list[str]:
         """A line for each column that is read otherwise than it stands: left out, or strings as numbers."""
-        same = [one.name for one in self.columns if one.kind == "constant"]
+        same = [column.name for column in self.columns if column.kind == "constant"]
         gone = [f"column {name!r} is left out: it says the same in all rows" for name in same]
-        return gone + told_of_decimals(table, {one.name: one.decimal for one in self.columns if one.decimal})
+        return gone + told_of_decimals(
+            table, {name: known.decimal for name, known in self.known.items() if known.decimal}
+        )
 
     def checked(self, table: Columns) -> Columns:
         """The table, its strings that are numbers as such. ColumnError for a column that is missing, that the training rows did
         not have, or of another kind."""
         known = self.known
-        table = with_numbers(table, {name: one.decimal for name, one in known.items() if one.decimal and name in table})
+        marks = {name: column.decimal for name, column in known.items() if column.decimal and name in table}
+        table = with_numbers(table, marks)
         for name in known:
             if name not in table:
                 raise ColumnError(f"column {name!r} is missing; it was there when the model was fitted")
@@ -254,16 +254,17 @@ class TableReader:
         kinds, texts = {"text", "category"} if words else {"text", "category", "number", "date"}, []
         named = [column for column in self.columns if column.kind in kinds]
         for row in range(len(next(iter(table.values()), []))):
-            cells = ((column, table[column.name][row]) for column in named)
-            shown = (
-                (one.name, cell if exact and one.kind == "number" else one.nearest(cell)[0]) for one, cell in cells
-            )
-            told = "; ".join(f"{name}: {written(cell)}" for name, cell in shown if cell is not None)[: self.characters]
+            shown = []
+            for column in named:
+                cell = table[column.name][row]
+                cell = cell if exact and column.kind == "number" else column.nearest(cell)[0]
+                shown += [] if cell is None else [f"{column.name}: {written(cell)}"]
+            told = "; ".join(shown)[: self.characters]
             texts.append(told if words else self.asked(told))
         return texts
 
     def asked(self, told: str) -> str:
-        """What is told of a row, with the question for its number."""
+        """The text of a row, and the question for its number."""
         return told if self.target is None else f"{told}; {self.target}:" if told else f"{self.target}:"
 
     @property
@@ -301,7 +302,7 @@ class TableReader:
 
     def _cells(self, table: Columns) -> Iterator[tuple[Column, list[tuple[Any, float]]]]:
         """Each column that says something, and the numbers that stand in texts, with `Column.nearest` of their cells."""
-        standing = {name: _numbers_in(table[name], self.characters) for name in {one.name for one in self.inside}}
+        standing = {column.name: _numbers_in(table[column.name], self.characters) for column in self.inside}
         for column in (*self.columns, *self.inside):
             if column.kind != "constant":
                 inside = column.place is not None
@@ -431,7 +432,7 @@ def with_numbers(table: Columns, marks: Mapping[str, str]) -> Columns:
     read = dict(table)
     for name, mark in marks.items():
         found = (None if not isinstance(cell, str) else _amount(cell, mark) for cell in table[name])
-        read[name] = [cell if one is None else one[0] for cell, one in zip(table[name], found, strict=True)]
+        read[name] = [cell if amount is None else amount[0] for cell, amount in zip(table[name], found, strict=True)]
     return read
 
 
@@ -488,7 +489,7 @@ def _amount(cell: str, mark: str) -> tuple[float, str] | None:
         value = float(digits)
     else:
         spans = find_numbers(digits.replace(" ", SPACES[0]), _RULES[mark])
-        if [(one.start, one.end) for one in spans] != [(0, len(digits))]:
+        if [(span.start, span.end) for span in spans] != [(0, len(digits))]:
             return None
         value = spans[0].value
     return -value if (outer or inner) not in ("", "+") else value, before or after
@@ -535,7 +536,7 @@ def mostly_numbers(table: Columns) -> list[str]:
     lines = []
     for name, cells in table.items():
         there = [(row, cell) for row, cell in enumerate(cells, start=1) if isinstance(cell, str)]
-        others = min(([one for one in there if _amount(one[1], mark) is None] for mark in ".,"), key=len)
+        others = min(([(row, cell) for row, cell in there if _amount(cell, mark) is None] for mark in ".,"), key=len)
         if others and len(there) - len(others) >= _MOSTLY * len(there):
             (row, cell), numbers = others[0], f"{len(there) - len(others):,} of {len(there):,} cells are numbers"
             lines.append(f"column {name!r} is read as words: {numbers}, but row {row} says {cell[:40]!r}")
@@ -555,7 +556,8 @@ def _check_numbers(name: str, cells: Sequence[Any], *, some: bool = False) -> No
         (row, cell) for row, cell in enumerate(cells, start=1) if not _is_number(cell) and not (some and cell is None)
     ]
     if wrong:
-        row, cell = next((one for one in wrong if not isinstance(one[1], str) or _number(one[1]) is None), wrong[0])
+        worse = ((row, cell) for row, cell in wrong if not isinstance(cell, str) or _number(cell) is None)
+        row, cell = next(worse, wrong[0])
         shown = "nothing" if cell is None else repr(str(cell)[:40])
         raise ColumnError(f"column {name!r}, row {row}: expected a number{'' if some else ' to learn'}, found {shown}")
 
@@ -576,17 +578,11 @@ def _at(cells: list[str], places: np.ndarray) -> list[str]:
 
 
 def _read_objects(path: Path) -> Columns:
-    rows = []
-    with path.open(encoding="utf-8-sig") as file:
-        lines = list(lines_of(file, path))
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                raise ColumnError(f"{path.name}, row {number}: not JSON ({error})") from None
-            if not isinstance(rows[-1], dict):
-                raise ColumnError(f"{path.name}, row {number}: expected an object of columns")
+    rows: list[dict[str, Any]] = []
+    for place, row in values_of_lines(path, ColumnError):
+        if not isinstance(row, dict):
+            raise ColumnError(f"{place}: expected an object of columns")
+        rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -733,7 +729,7 @@ def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Col
 
 
 def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
-    """Those of each text, as far as it is read; a number that is cut there is none, nor are digits that float64 cannot hold,
+    """The numbers of each text, as far as it is read; one that is cut there is none, nor are digits that float64 cannot hold,
     which the number channel refuses where it meets them."""
     standing: list[list[float]] = []
     for cell in cells:

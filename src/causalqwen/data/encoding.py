@@ -117,12 +117,12 @@ def _without_digits(learned: list[bool] | None, digits: list[bool]) -> list[bool
     """The same without digits behind a `<NUM>`: it has been learned as a value already."""
     if not any(digits):
         return learned
-    return [one and not digit for one, digit in zip(learned or [True] * len(digits), digits, strict=True)]
+    return [label and not digit for label, digit in zip(learned or [True] * len(digits), digits, strict=True)]
 
 
 def _shared(ids: Sequence[Any], others: Sequence[Any]) -> int:
     """How many tokens two texts have in common from the start."""
-    parted = (place for place, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other)
+    parted = (place for place, (left, right) in enumerate(zip(ids, others, strict=False)) if left != right)
     return next(parted, min(len(ids), len(others)))
 
 

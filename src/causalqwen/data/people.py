@@ -1,13 +1,12 @@
 """People who are asked, and questions, as files hold them."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from causalqwen.data.rows import Row, RowError, lines_of
+from causalqwen.data.rows import Row, RowError, values_of_lines
 from causalqwen.modeling.choices import Choice
 from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.survey import Question
@@ -37,16 +36,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     questions = []
-    with path.open(encoding="utf-8-sig") as file:
-        lines = list(lines_of(file, path))
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        place = f"{path.name}, row {number}"
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RowError(f"{place}: not JSON ({error})") from None
+    for place, fields in values_of_lines(path):
         if not isinstance(fields, dict) or "prompt" not in fields:
             raise RowError(f'{place}, field prompt: expected an object such as {{"prompt": ...}}')
         if unknown := [field for field in fields if field not in _FIELDS]:

@@ -69,7 +69,7 @@ class Row:
 
     @property
     def class_name(self) -> str | None:
-        """Of which kind its numbers are, where the file says so."""
+        """The kind of its numbers, where the file says so."""
         return self._name("class")
 
     @property
@@ -198,6 +198,21 @@ def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
                 n for n, line in enumerate(lines, start=1) if line.decode("utf-8", "replace").encode() != line
             )
         raise RowError(f"{path.name}, line {number}: not UTF-8 text ({error.reason})") from None
+
+
+def values_of_lines(path: Path, kind: type[ValueError] = RowError) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON lines file, each with its place ("asked.jsonl, row 3"); blank lines are skipped. kind: of the error
+    that tells of a line that is none."""
+    with path.open(encoding="utf-8-sig") as file:
+        lines = list(lines_of(file, path))
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{path.name}, row {number}"
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise kind(f"{place}: not JSON ({error})") from None
+            yield place, value
 
 
 def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:

@@ -1,35 +1,32 @@
 """The application: OpenAI's endpoints over a `Batcher`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from causalqwen import __version__
 from causalqwen.decoding import PRESETS
-from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling import CausalQwenForCausalLM, NumberPrediction
 from causalqwen.modeling.loading import fingerprint
-from causalqwen.serving.answers import disconnected, too_late
-from causalqwen.serving.asking import AnswersRequest, ask_person
+from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.serving.batching import Batcher
-from causalqwen.serving.hosts import OnlyLoopback
-from causalqwen.serving.journal import Journal
+from causalqwen.serving.calls import TaskCall, too_late, unless_left
+from causalqwen.serving.journal import Journal, Metrics
 from causalqwen.serving.keys import Keys
-from causalqwen.serving.metrics import Metrics
-from causalqwen.serving.numbers import predict_numbers, tell_numbers
-from causalqwen.serving.openapi import add_openapi, asks
-from causalqwen.serving.page import page
+from causalqwen.serving.pages import ERRORS, add_explorer, add_openapi, body_of
 from causalqwen.serving.people import IndividualsRequest, People, TaskRequest
-from causalqwen.serving.population import PopulationRequest
-from causalqwen.serving.requests import NumbersRequest, parse
-from causalqwen.serving.settings import ApiError, ServerSettings
-from causalqwen.serving.tasks import TaskCall
+from causalqwen.serving.questions import AnswersRequest, PopulationRequest, ask_person
+from causalqwen.serving.requests import ChatRequest, CompletionRequest, NumbersRequest, parse
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, refusing
 from causalqwen.serving.texts import TextService, answer_error
 from causalqwen.serving.worlds import WorldsRequest
 
@@ -55,7 +52,14 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
         await asyncio.to_thread(service.batcher.close)
         service.long_thread.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="CausalQwen", description=_ABOUT, version=__version__, lifespan=lifespan, openapi_url=None)
+    app = FastAPI(
+        title="CausalQwen",
+        description=_ABOUT,
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        responses=ERRORS,
+    )
     app.state.batcher, app.state.longest = service.batcher, settings.timeout
     for kind in (ApiError, HTTPException):
         app.add_exception_handler(kind, answer_error)
@@ -65,23 +69,25 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
     guarded.add_api_route("/metrics", service.show_metrics)
     guarded.add_api_route("/v1/models", service.models)
     guarded.add_api_route("/v1/models/{name:path}", service.model_card)
-    guarded.add_api_route("/v1/completions", service.completions, methods=["POST"])
-    guarded.add_api_route("/v1/chat/completions", service.chat, methods=["POST"])
-    guarded.add_api_route("/v1/numbers", service.numbers, methods=["POST"])
-    guarded.add_api_route("/v1/answers", service.answers, methods=["POST"])
-    guarded.add_api_route("/v1/individuals", service.individuals, methods=["POST"])
-    guarded.add_api_route("/v1/worlds", service.worlds, methods=["POST"])
-    guarded.add_api_route("/v1/population", service.population, methods=["POST"])
+    posts: dict[str, tuple[type[BaseModel], Callable]] = {
+        "completions": (CompletionRequest, service.completions),
+        "chat/completions": (ChatRequest, service.chat),
+        "numbers": (NumbersRequest, service.numbers),
+        "answers": (AnswersRequest, service.answers),
+        "individuals": (IndividualsRequest, service.individuals),
+        "worlds": (WorldsRequest, service.worlds),
+        "population": (PopulationRequest, service.population),
+    }
+    for path, (asked, endpoint) in posts.items():
+        guarded.add_api_route(f"/v1/{path}", endpoint, methods=["POST"], openapi_extra=body_of(asked))
     app.include_router(guarded)
-    add_openapi(app, guarded.routes)
+    add_openapi(app, [asked for asked, _ in posts.values()])
     if settings.page:
-        app.include_router(page())
+        add_explorer(app)
     service.metrics.paths = frozenset(
-        route.path for route in (*app.routes, *guarded.routes) if isinstance(route, APIRoute)
+        route.path for route in (*app.routes, *guarded.routes) if isinstance(route, Route)
     )
-    if settings.local or settings.page:
-        app.add_middleware(OnlyLoopback)
-    app.add_middleware(Journal, metrics=service.metrics)
+    app.add_middleware(Journal, metrics=service.metrics, local=settings.local or settings.page)
     return app
 
 
@@ -90,8 +96,7 @@ class _Service(TextService):
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
         _ = model.value_law  # a model whose numbers need a class is told so before anything is served
-        limits = {name: getattr(settings, name) for name in ("max_rows", "window", "max_waiting")}
-        self.model, self.batcher = model, Batcher(model, **limits)
+        self.model, self.batcher = model, Batcher(model, settings)
         super().__init__(settings, model.processor, model.config, self.batcher)
         self.people, self.fingerprint = People(model, settings), fingerprint(model)
         self.metrics = Metrics(self.batcher)
@@ -126,10 +131,8 @@ class _Service(TextService):
     async def model_card(self, name: str) -> dict[str, Any]:
         """The model: its presets, the individuals who can be named, what it can do and its limits."""
         self.check_name(name)
-        settings, limits = (
-            self.settings,
-            ("max_rows", "max_waiting", "max_tokens", "max_body", "max_prompts", "max_heard", "timeout"),
-        )
+        settings = self.settings
+        limits = ("max_rows", "max_waiting", "max_tokens", "max_body", "max_prompts", "max_heard", "timeout")
         causal = {
             "presets": list(PRESETS),
             "individuals": list(settings.individuals),
@@ -142,31 +145,33 @@ class _Service(TextService):
         }
         return {"id": name, "object": "model", "created": 0, "owned_by": "causalqwen", "causal": causal}
 
-    @asks(NumbersRequest)
     async def numbers(self, request: Request) -> Response:
         """The laws of the numbers behind prompts."""
         asked = parse(NumbersRequest, await self.body(request))
         self.check_name(asked.model)
-        predictions = await self._aside(request, lambda: predict_numbers(asked, self.settings, self.model))
-        data = await self.beside(asked.points is not None, tell_numbers, asked, predictions)
+        predictions = await self._aside(request, lambda: self._predict(asked))
+        data = await self.beside(asked.points is not None, _numbers, asked, predictions)
         return JSONResponse({"object": "list", "model": asked.model, "data": data})
 
-    @asks(IndividualsRequest)
+    def _predict(self, asked: NumbersRequest) -> list[NumberPrediction]:
+        """`predict_number` of each prompt, in their order. ApiError 400 for what cannot be predicted."""
+        texts = asked.texts(self.processor, self.settings.max_prompts)
+        who = individual_of(asked.individual, self.settings, "individual")
+        with refusing("prompts"):
+            return self.model.predict_number(texts, batch_size=8, individual=who, classes=asked.classes)
+
     async def individuals(self, request: Request) -> Response:
         """Individuals: drawn, inferred, mixed, saved."""
         return await self._work(request, IndividualsRequest)
 
-    @asks(WorldsRequest)
     async def worlds(self, request: Request) -> Response:
         """What would have been said: worlds of a text."""
         return await self._work(request, WorldsRequest)
 
-    @asks(PopulationRequest)
     async def population(self, request: Request) -> Response:
         """What a population answers."""
         return await self._work(request, PopulationRequest)
 
-    @asks(AnswersRequest)
     async def answers(self, request: Request) -> Response:
         """What one person answers to questions."""
         asked = parse(AnswersRequest, await self.body(request))
@@ -176,24 +181,26 @@ class _Service(TextService):
 
     async def _aside(self, request: Request, work: Callable[[], Any]) -> Any:
         """Short work of the thread that owns the model; ApiError 503 where time runs out. A client that leaves calls it off."""
-        future = asyncio.wrap_future(self.batcher.run(work))
-        left = asyncio.ensure_future(disconnected(request))
         try:
             async with asyncio.timeout(self.settings.timeout):
-                await asyncio.wait((future, left), return_when=asyncio.FIRST_COMPLETED)
+                return await unless_left(request, asyncio.wrap_future(self.batcher.run(work)))
         except TimeoutError:
             raise too_late() from None
-        finally:
-            left.cancel()
-            future.cancel()
-        if not future.done() or future.cancelled():
-            raise HTTPException(499, "the client left")
-        return future.result()
 
     async def _work(self, request: Request, kind: type[TaskRequest]) -> Response:
         """A task's answer."""
         asked = parse(kind, await self.body(request))
         self.check_name(asked.model)
-        call = TaskCall(asked.work(self.people), {"object": kind.made, "model": asked.model}, self.settings.timeout)
+        frame = {"object": kind.made, "model": asked.model}
+        call = TaskCall(partial(asked.work, self.people), frame, self.settings.timeout)
         self.batcher.submit(call.job)
-        return await self.deliver_call(request, call, asked.stream, lambda: self.batcher.cancel(call.job))
+        return await call.answer(request, asked.stream, lambda: self.batcher.cancel(call.job))
+
+
+def _numbers(asked: NumbersRequest, predictions: Sequence[NumberPrediction]) -> list[dict[str, Any]]:
+    """One entry per prompt, in their order."""
+    values = asked.values or [None] * len(predictions)
+    return [
+        {"index": index, "value": value} | prediction_to_dict(prediction, value, asked.levels, asked.points)
+        for index, (prediction, value) in enumerate(zip(predictions, values, strict=True))
+    ]

@@ -20,10 +20,10 @@ from causalqwen.modeling.alternatives import Likelihood, alternatives, likelihoo
 from causalqwen.modeling.logits_processors import ValueLog
 from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.parts.copying import Candidates
+from causalqwen.serving.calls import Task
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.sampling import RowSampler
-from causalqwen.serving.settings import ApiError
-from causalqwen.serving.tasks import Task
+from causalqwen.serving.settings import ApiError, ServerSettings
 from causalqwen.serving.text import GrowingText
 
 
@@ -58,13 +58,7 @@ class Row:
     finish: str | None = None
 
     def step(
-        self,
-        token: int,
-        value: float,
-        law: Callable[[], dict[str, Any]],
-        is_end: bool,
-        is_last: bool,
-        beside: Beside,
+        self, token: int, value: float, law: Callable[[], dict[str, Any]], is_end: bool, is_last: bool, beside: Beside
     ) -> "Piece":
         """Take the next token, and `finish` where the text ends with it: what can be sent now.
 
@@ -145,13 +139,12 @@ class Job:
 class Batcher:
     """A bounded queue and its worker thread. `submit`, `cancel` and `run` may be called from any thread.
 
-    A row's draws belong to (its seed, its position), so that its text does not depend on what it is batched with.
+    A row's draws belong to (its seed, its position), so that its text does not depend on what it is batched with. The model's
+    weights stand still while it runs.
     """
 
-    def __init__(
-        self, model: CausalQwenForCausalLM, *, max_rows: int = 8, window: float = 0.01, max_waiting: int = 64
-    ) -> None:
-        self.model, self.max_rows, self.window, self.max_waiting = model, max_rows, window, max_waiting
+    def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
+        self.model, self.settings = model, settings
         self.context = model.config.context_length or math.inf
         self.observe: Callable[[int], None] = lambda rows: None
         self._waiting: list[Any] = []  # jobs and tasks
@@ -175,7 +168,7 @@ class Batcher:
     @property
     def ready(self) -> bool:
         """Whether a request would be taken now."""
-        return self._thread.is_alive() and not self._refuses and self.waiting < self.max_waiting
+        return self._thread.is_alive() and not self._refuses and self.waiting < self.settings.max_waiting
 
     def refuse(self) -> None:
         """Take nothing more; what is held goes on."""
@@ -230,8 +223,8 @@ class Batcher:
     def _check_room(self) -> None:
         if self._refuses:
             raise ApiError(503, "the server is shutting down")
-        if self.waiting >= self.max_waiting:
-            raise ApiError(429, f"{self.max_waiting} requests are waiting already", code="rate_limit_exceeded")
+        if self.waiting >= (most := self.settings.max_waiting):
+            raise ApiError(429, f"{most} requests are waiting already", code="rate_limit_exceeded")
 
     def cancel(self, job: Job | Task) -> None:
         """Give its place back: out of the queue, or out of its batch at the next token."""
@@ -241,19 +234,11 @@ class Batcher:
                 self._waiting.remove(job)
 
     def _work(self) -> None:
-        batch = self._next()
-        while batch is not None:
-            weights = self._weights()
-            with self.model.frozen_vocabulary():
-                while batch is not None and self._weights() == weights:
-                    self.step_aside()
-                    if batch:
-                        self._run(batch)
-                    batch = self._next()
-
-    def _weights(self) -> list[tuple[int, int]]:
-        """Other than before where somebody has changed the model that is served."""
-        return [(id(one), 0 if one.is_inference() else one._version) for one in self.model.parameters()]
+        with self.model.frozen_vocabulary():
+            while (batch := self._next()) is not None:
+                self.step_aside()
+                if batch:
+                    self._run(batch)
 
     def _run(self, batch: list[Any]) -> None:
         try:
@@ -272,6 +257,7 @@ class Batcher:
     def _next(self) -> list[Any] | None:
         """The oldest job and those that fit it, when its window is over or the batch is full; an empty list where short work
         waits, None when closed."""
+        window, most = self.settings.window, self.settings.max_rows
         with self._changed:
             while not self._closed:
                 if self._asides:
@@ -281,10 +267,10 @@ class Batcher:
                     continue
                 batch = self._waiting[:1]
                 for job in self._waiting[1:]:
-                    if job.fits(batch, self.max_rows, self.context):
+                    if job.fits(batch, most, self.context):
                         batch.append(job)
-                left = batch[0].arrived + self.window - time.monotonic()
-                if left <= 0 or sum(len(job.rows) for job in batch) >= self.max_rows:
+                left = batch[0].arrived + window - time.monotonic()
+                if left <= 0 or sum(len(job.rows) for job in batch) >= most:
                     self._waiting = [job for job in self._waiting if job not in batch]
                     self._running = batch
                     return batch
@@ -304,7 +290,7 @@ class Batcher:
                 job.deliver(Piece(row.place, prompt.echo, [], row.finish, logprobs=likely.get(prompt, [])))
 
     def _likelihoods(self, prompt: Prompt, starts: list[int], count: int) -> list[Told]:
-        """Of each token of a prompt; nothing stands before the first. Each is read alone: no padding moves a digit."""
+        """The tokens of a prompt, each read alone: no padding moves a digit. Nothing stands before the first."""
         seen = [token for token in prompt.ids if token != self.model.config.num_token_id]
         ids = torch.tensor([seen], device=self.model.device)
         with torch.no_grad():
@@ -406,8 +392,9 @@ class _Watch(StoppingCriteria):
             features, token = before.get(index, self.log.follows[index]), tokens[index]
             if token == self.model.config.num_token_id and self.model.config.context.hides:
                 self._announced[index] = features
-            told = torch.tensor([token], device=features.device)
-            (found[index],) = likelihoods(self.model, features, told, job.logprobs)
+            (found[index],) = likelihoods(
+                self.model, features, torch.tensor([token], device=features.device), job.logprobs
+            )
         return found
 
     def _step(self, index: int, token: int, beside: Beside) -> Piece:

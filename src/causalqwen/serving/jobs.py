@@ -10,7 +10,7 @@ and told in the answer.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from causalqwen.decoding import CausalDecoding
@@ -19,7 +19,7 @@ from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
 from causalqwen.serving.batching import Job, Piece, Prompt, Row
 from causalqwen.serving.requests import TextRequest, one_of
-from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, refusing
 from causalqwen.serving.text import GrowingText
 
 _START = 4  # characters for each token that there is room for
@@ -70,16 +70,12 @@ def job_of(
     deliver: Callable[[Piece | ApiError], None],
 ) -> Job:
     """The rows of a request, prompt by prompt. ApiError 400 for what cannot be served."""
-    plan, field = plan_of(asked, settings), "messages" if asked.is_chat else "prompt"
-    try:
+    plan = plan_of(asked, settings)
+    with refusing("top_p"):
         config.check_plan(plan)
-    except ValueError as error:
-        raise ApiError(400, str(error), param="top_p") from None
     individual = individual_of(asked.causal.individual, settings, "causal.individual")
-    try:
+    with refusing("causal.individual"):
         check_speaker(config, individual)
-    except ValueError as error:
-        raise ApiError(400, str(error), param="causal.individual") from None
     seed = one_of("seed", asked.seed, asked.causal.seed)
     seed = secrets.randbits(31) if seed is None else seed
     length, prompts = asked.length(), asked.prompts(processor)
@@ -88,38 +84,17 @@ def job_of(
     if len(prompts) * asked.n > settings.max_rows:
         message = f"{len(prompts)} prompts times n={asked.n} are more than the {settings.max_rows} texts of one request"
         raise ApiError(400, message, param="n")
-    read, least = [], 1 if length is None else length
-
-    def check_width(width: int, at_least: str = "") -> None:
-        if width + least > context:
-            message = f"{at_least}{width} tokens of prompt and {least} of text are more than the context of {context}"
-            raise ApiError(400, message, param=field, code="context_length_exceeded")
-
-    for place, prompt in enumerate(prompts):
-        try:
-            if isinstance(prompt, str) and config.context.writes and len(prompt) > _START * context:
-                # All of it could be a million tokens and numbers. It has at least the backbone's tokens of its start.
-                start = processor.tokenizer(prompt[: _START * int(context)], add_special_tokens=False)["input_ids"]
-                check_width(len(start) - _CUT, "at least ")
-            read.append(_read(prompt, asked, processor, config))
-        except ValueError as error:
-            where = f"prompt {place}: " if len(prompts) > 1 else ""
-            raise ApiError(400, f"{where}{error}", param=field) from None
-    width = max(len(prompt.ids) for prompt in read)
-    check_width(width)
-    rows = [
-        Row(
-            place,
-            prompt,
-            seed + place % asked.n,
-            GrowingText(processor, prompt.ids, prompt.values, asked.stops, after_space=prompt.after_space),
-        )
-        for place, prompt in enumerate(prompt for prompt in read for _ in range(asked.n))
-    ]
+    read = _read_all(prompts, asked, processor, config, context)
+    rows = []
+    for place, prompt in enumerate(prompt for prompt in read for _ in range(asked.n)):
+        text = GrowingText(processor, prompt.ids, prompt.values, asked.stops, after_space=prompt.after_space)
+        rows.append(Row(place, prompt, seed + place % asked.n, text))
+    if length is None:
+        length = int(min(settings.max_tokens, context - max(len(prompt.ids) for prompt in read)))
     return Job(
         rows,
         plan,
-        int(min(settings.max_tokens, context - width)) if length is None else length,
+        length,
         deliver,
         individual=individual,
         top_p=1.0 if asked.top_p is None else asked.top_p,
@@ -127,6 +102,34 @@ def job_of(
         points=asked.causal.points,
         logprobs=asked.likeliest,
     )
+
+
+def _read_all(
+    prompts: Sequence[str | list[int]],
+    asked: TextRequest,
+    processor: CausalQwenProcessor,
+    config: CausalQwenConfig,
+    context: float,
+) -> list[Prompt]:
+    """Prompts as the model reads them. ApiError 400 for one that cannot be read, or that is too long."""
+    length, field = asked.length(), "messages" if asked.is_chat else "prompt"
+    least = 1 if length is None else length
+
+    def check_width(width: int, at_least: str = "") -> None:
+        if width + least > context:
+            message = f"{at_least}{width} tokens of prompt and {least} of text are more than the context of {context}"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
+
+    read = []
+    for place, prompt in enumerate(prompts):
+        with refusing(field, f"prompt {place}: " if len(prompts) > 1 else ""):
+            if isinstance(prompt, str) and config.context.writes and len(prompt) > _START * context:
+                # All of it could be a million tokens and numbers. It has at least the backbone's tokens of its start.
+                start = processor.tokenizer(prompt[: _START * int(context)], add_special_tokens=False)["input_ids"]
+                check_width(len(start) - _CUT, "at least ")
+            read.append(_read(prompt, asked, processor, config))
+    check_width(max(len(prompt.ids) for prompt in read))
+    return read
 
 
 def _read(

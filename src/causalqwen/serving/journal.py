@@ -1,4 +1,4 @@
-"""What is kept of each request: an id, a count, a duration and a line of the log; never a text."""
+"""A request as the server keeps it: an id, a count, a duration and a line of the log; never a text."""
 
 import json
 import logging
@@ -8,15 +8,44 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 
-from causalqwen.serving.metrics import Metrics
+from causalqwen.serving.batching import Batcher
 from causalqwen.serving.settings import GONE, ApiError
 
 _LOGGER = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LONGEST = 200  # characters of a path
+_LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Metrics:
+    """Counters of one server, in a registry of its own, as `/metrics` tells them. `paths`: those that are counted by name."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.paths: frozenset[str] = frozenset()
+        ProcessCollector(registry=registry)
+        by, kind = ("path", "status"), ("kind",)
+        self.requests = Counter(
+            "causalqwen_requests", "Answers by status; 499: the client left.", by, registry=registry
+        )
+        told = "From request to end of answer."
+        self.seconds = Histogram("causalqwen_request_seconds", told, ("path",), buckets=_SECONDS, registry=registry)
+        self.tokens = Counter("causalqwen_tokens", "Tokens read and written.", kind, registry=registry)
+        batches = Histogram("causalqwen_batch_rows", "Texts per batch.", buckets=_ROWS, registry=registry)
+        Gauge("causalqwen_waiting", "Requests in the queue.", registry=registry).set_function(lambda: batcher.waiting)
+        Gauge("causalqwen_running", "Requests in the batch.", registry=registry).set_function(lambda: batcher.running)
+        batcher.observe = batches.observe
+
+    def answered(self, path: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        path = path if path in self.paths else "other"
+        self.requests.labels(path, status).inc()
+        self.seconds.labels(path).observe(seconds)
 
 
 class Journal:
@@ -24,17 +53,20 @@ class Journal:
 
     An answer carries `X-Request-Id`: the request's own, if that is at most 64 letters, digits, dots and dashes, or one of
     ours. `scope["state"]["journal"]` is what the log gets to know beside it. Whatever went wrong is answered in OpenAI's shape.
+
+    local: requests are refused whose header `Host` does not name this machine as its own programs do. A page elsewhere can give
+    it a name of its own, and a browser would let that page ask a server here.
     """
 
-    def __init__(self, app: Any, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: Any, metrics: Metrics, local: bool) -> None:
+        self.app, self.metrics, self.local = app, metrics, local
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.monotonic(), GONE
-        given = Headers(scope=scope).get("x-request-id", "")
+        start, status, headers = time.monotonic(), GONE, Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         known = scope.setdefault("state", {})["journal"] = {"request_id": request_id}
 
@@ -45,14 +77,17 @@ class Journal:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
+        app = self.app
+        if self.local and not _LOOPBACK.fullmatch(headers.get("host", "").lower()):
+            message = "this server answers to 127.0.0.1, [::1] and localhost alone"
+            app = ApiError(400, message, code="wrong_host").response()
         try:
-            await self.app(scope, receive, noting)
+            await app(scope, receive, noting)
         except Exception:
             _LOGGER.exception("request %s failed", request_id)
             if status != GONE:  # half an answer is there: the connection has to end
                 raise
-            error = ApiError(500, "something went wrong inside the server")
-            await JSONResponse(error.body(), error.status)(scope, receive, noting)
+            await ApiError(500, "something went wrong inside the server").response()(scope, receive, noting)
         finally:
             seconds = time.monotonic() - start
             self.metrics.answered(scope["path"], status, seconds)

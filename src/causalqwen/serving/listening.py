@@ -1,10 +1,15 @@
-"""The connections beneath: no patience with clients that hold them for nothing, and an end that answers everybody."""
+"""The process beneath: no patience with clients that hold connections for nothing, an end that answers everybody, and memory
+that its libraries would keep given back."""
 
 import asyncio
+import contextlib
+import ctypes
+import gc
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -12,8 +17,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from causalqwen.serving.journal import log_to_stderr
-from causalqwen.serving.memory import held_small
 from causalqwen.serving.settings import PATIENCE
+
+_MMAP_THRESHOLD = -3  # mallopt's M_MMAP_THRESHOLD
+_LARGE = 16 << 20  # bytes; from 1 MiB a long prompt costs a quarter more time (docs/research/experiments/speed.md 9.1)
 
 
 class Connection(H11Protocol):
@@ -80,12 +87,41 @@ class Listener(uvicorn.Server):
             hand_back.cancel()
 
 
+@contextlib.contextmanager
+def held_small() -> Iterator[None]:
+    """While a server runs, glibc and the garbage collector keep little.
+
+    glibc keeps up to twice the largest piece that it ever gave back, 64 MiB for each thread, unless it is told from which
+    size on a piece is the system's. What stands now, the model, is no garbage: whoever looks for some need not pass over
+    half a million objects each time.
+    """
+    _libc("mallopt", _MMAP_THRESHOLD, _LARGE)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # what is frozen as the process ends counts as lost in some libraries, which say so
+
+
+def leaving_nothing(work: Callable[..., Any], *of: Any) -> Any:
+    """Work whose memory the system has again afterwards: the C library keeps what thousands of small pieces lay in, and long
+    requests would make a server grow for hours."""
+    try:
+        return work(*of)
+    finally:
+        _libc("malloc_trim", 0)
+
+
+def _libc(name: str, *numbers: int) -> None:
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        getattr(ctypes.CDLL(None), name)(*numbers)
+
+
 def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) -> None:
     """Serve on a listening socket until SIGINT or SIGTERM, which end the process with status 0."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            name, lambda *_: sys.exit(0)
-        )  # uvicorn takes signals over, and raises them again when it has ended
+    for name in (signal.SIGINT, signal.SIGTERM):  # uvicorn takes them over, and raises them again when it has ended
+        signal.signal(name, lambda *_: sys.exit(0))
     sys.setswitchinterval(
         5e-4
     )  # a thread that reads a long prompt gives way to the model's between two small operations

@@ -20,9 +20,9 @@ from causalqwen.individuals import LIKELIHOODS
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
 from causalqwen.modeling.explain_individual import Favoured, favoured_tokens, lie_among, what_told
 from causalqwen.modeling.reading import encode_text
+from causalqwen.serving.calls import Task
 from causalqwen.serving.requests import Seed, Strict
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
-from causalqwen.serving.tasks import Task, Work
 
 MOST_PEOPLE = 32
 """Individuals of one request."""
@@ -91,7 +91,7 @@ class Described(Strict):
     @property
     def texts(self) -> list[str]:
         """What they said with nothing before it."""
-        return [one for one in self.observations or [] if isinstance(one, str)]
+        return [said for said in self.observations or [] if isinstance(said, str)]
 
 
 Who = Annotated[
@@ -109,8 +109,8 @@ class TaskRequest(Strict):
     model: str
     stream: bool = False
 
-    def work(self, people: "People") -> Work:
-        """The work, as a `Task` does it."""
+    def work(self, people: "People", task: Task) -> None:
+        """Tell the parts of the answer."""
         raise NotImplementedError
 
 
@@ -138,9 +138,18 @@ class IndividualsRequest(TaskRequest):
             raise ValueError("save names one individual: give no other")
         return self
 
-    def work(self, people: "People") -> Work:
-        """Each of them, then where they lie."""
-        return lambda task: _tell(self, people, task)
+    def work(self, people: "People", task: Task) -> None:
+        """Tell of each of them, then where they lie."""
+        made = []
+        for index, who in enumerate(self.individuals):
+            made.append(people.find(who))
+            entry = {"index": index} | about(made[-1]) | ({"name": who} if isinstance(who, str) else {})
+            if self.words and isinstance(who, Described) and who.texts:
+                entry |= _words(people.model, who.texts, made[-1])
+            task.tell({"data": [entry]})
+        if self.save is not None:
+            people.save(made[0], self.save)
+        task.tell({"plane": lie_among(made).plain})
 
 
 class People:
@@ -183,11 +192,11 @@ class People:
         if who.seed is not None:
             return Individual.from_seed(who.seed, size, who.name)
         if who.mix is not None:
-            one, other = (self.find(part) for part in who.mix)
-            made = mix(one, other, who.share)
+            first, second = map(self.find, who.mix)
+            made = mix(first, second, who.share)
             return replace(made, name=who.name or made.name)
-        heard = [one if isinstance(one, str) else one.heard for one in who.observations or []]
-        tokens = sum(len(encode_text(model, words).ids) for one in heard for words in _words_of(one))
+        heard = [said if isinstance(said, str) else said.heard for said in who.observations or []]
+        tokens = sum(len(encode_text(model, words).ids) for said in heard for words in _words_of(said))
         if tokens > self.settings.max_heard:
             message = f"the observations have {tokens} tokens, this server hears {self.settings.max_heard} at once"
             raise ApiError(400, message, param="observations")
@@ -212,19 +221,6 @@ def about(individual: Individual) -> dict[str, Any]:
     }
 
 
-def _tell(asked: IndividualsRequest, people: People, task: Task) -> None:
-    made = []
-    for index, who in enumerate(asked.individuals):
-        made.append(people.find(who))
-        entry = {"index": index} | about(made[-1]) | ({"name": who} if isinstance(who, str) else {})
-        if asked.words and isinstance(who, Described) and who.texts:
-            entry |= _words(people.model, who.texts, made[-1])
-        task.tell({"data": [entry]})
-    if asked.save is not None:
-        people.save(made[0], asked.save)
-    task.tell({"plane": lie_among(made).plain})
-
-
 def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individual) -> dict[str, Any]:
     """What each word told about them, and which they favour and avoid."""
     said, evidence = what_told(model, texts, individual)
@@ -232,7 +228,7 @@ def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individua
     if len(evidence[0]):
         favoured = favoured_tokens(model, evidence, individual)
     return {
-        "words": [[one.plain for one in text] for text in said],
-        "favoured": [vars(one) for one in favoured[0]],
-        "avoided": [vars(one) for one in favoured[1]],
+        "words": [[word.plain for word in text] for text in said],
+        "favoured": [vars(token) for token in favoured[0]],
+        "avoided": [vars(token) for token in favoured[1]],
     }

@@ -84,7 +84,10 @@ class Strict(BaseModel):
         given = {name: value for name, value in data.items() if value is not None}
         for name in cls.neutral.keys() & given.keys():
             value = given.pop(name)
-            if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in cls.neutral[name]):
+            if not any(
+                value == neutral and isinstance(value, bool) is isinstance(neutral, bool)
+                for neutral in cls.neutral[name]
+            ):
                 raise PydanticCustomError(_UNSUPPORTED, f"{name} is not supported here; leave it out", {"param": name})
         return given
 
@@ -157,14 +160,6 @@ class TextRequest(Strict):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def length(self) -> int | None:
-        """The tokens asked for; None for as many as there may be."""
-        raise NotImplementedError
-
-    def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
-        """The prompts: texts, or ids of tokens."""
-        raise NotImplementedError
-
     @property
     def echoes(self) -> bool:
         """Whether prompts are given back."""
@@ -173,6 +168,14 @@ class TextRequest(Strict):
     @property
     def likeliest(self) -> int | None:
         """How many of the likeliest words are told with each token; None where no log-probabilities are asked for."""
+        raise NotImplementedError
+
+    def length(self) -> int | None:
+        """The tokens asked for; None for as many as there may be."""
+        raise NotImplementedError
+
+    def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
+        """The prompts: texts, or ids of tokens."""
         raise NotImplementedError
 
 
@@ -320,6 +323,16 @@ class NumbersRequest(Strict):
             if isinstance(given, list) and len(given) != len(self.prompts):
                 raise ValueError(f"{name}: expected one per prompt, got {len(given)} for {len(self.prompts)}")
         return self
+
+    def texts(self, processor: CausalQwenProcessor, most: int) -> list[str]:
+        """The text that each number stands behind. ApiError 400 for more than `most`, and for messages that the template
+        refuses."""
+        if len(self.prompts) > most:
+            raise ApiError(400, f"{len(self.prompts)} prompts are more than the {most} of one request", param="prompts")
+        return [
+            prompt if isinstance(prompt, str) else text_of_chat(prompt, processor, prompt[-1].role == "assistant")
+            for prompt in self.prompts
+        ]
 
 
 Kind = TypeVar("Kind", bound=BaseModel)

@@ -1,9 +1,12 @@
 """What a server is started with, and the errors that it answers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fastapi.responses import JSONResponse
 
 from causalqwen.checking import nearest
 from causalqwen.decoding import PRESETS, Individual
@@ -101,6 +104,15 @@ def individual_of(name: str | None, settings: ServerSettings, param: str) -> Ind
     return None if name is None else settings.individuals[name]
 
 
+@contextmanager
+def refusing(param: str, where: str = "") -> Iterator[None]:
+    """While the block runs, a ValueError is an ApiError 400 about a field."""
+    try:
+        yield
+    except ValueError as error:
+        raise ApiError(400, f"{where}{error}", param=param) from None
+
+
 class ApiError(Exception):
     """An answer other than 200, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. retry_after: seconds, told
     with 429 and 503."""
@@ -110,6 +122,11 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+
+    def response(self) -> JSONResponse:
+        """The answer itself."""
+        headers = {"Retry-After": str(self.retry_after)} if self.status in (429, 503) else None
+        return JSONResponse(self.body(), self.status, headers)
 
     def body(self) -> dict[str, Any]:
         types = {401: "authentication_error", 429: "rate_limit_error"}

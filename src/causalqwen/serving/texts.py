@@ -7,20 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
-from causalqwen.serving.answers import EventStream, Inbox, disconnected, event
 from causalqwen.serving.batching import Job, Piece
+from causalqwen.serving.calls import Call
 from causalqwen.serving.jobs import job_of
+from causalqwen.serving.listening import leaving_nothing
 from causalqwen.serving.logprobs import chat_logprobs, completion_logprobs, ovr_logprobs
-from causalqwen.serving.memory import leaving_nothing
-from causalqwen.serving.openapi import asks
 from causalqwen.serving.requests import ChatRequest, CompletionRequest, TextRequest, parse
 from causalqwen.serving.settings import GONE, PATIENCE, ApiError, ServerSettings
-from causalqwen.serving.tasks import TaskCall
 
 _LONG_BODY = 1 << 16  # bytes of a request that take Python a while to read
 _LONG_HELD = 4
@@ -38,8 +35,8 @@ class Writer(Protocol):
         """Give its place back."""
 
 
-class TextCall(Inbox):
-    """A request on its way: its job, the pieces that come back, and the frame that its answers share."""
+class TextCall(Call):
+    """A request for texts. `frame` is what all parts of its answer share."""
 
     job: Job
 
@@ -63,7 +60,6 @@ class TextCall(Inbox):
             yield piece
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one."""
         rows = [Piece(row, "", [], None) for row in range(len(self.job.rows))]
         async for piece in self.read():
             before = rows[piece.row]
@@ -74,23 +70,17 @@ class TextCall(Inbox):
             rows[piece.row] = Piece(piece.row, text, numbers, piece.finish, tokens, likely)
         return self.frame | {"choices": [self.choice(row) for row in rows], "usage": self.usage()}
 
-    async def events(self) -> AsyncIterator[str]:
-        """The answer as server-sent events."""
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
         frame = self.frame | ({"usage": None} if self.asked.wants_usage else {})
         if self.asked.is_chat:  # who speaks is said once
             opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             for row in range(self.asked.n):
-                yield event(frame | {"choices": [{"index": row} | opening]})
-        try:
-            async for piece in self.read():
-                if piece.text or piece.tokens or piece.logprobs or piece.finish is not None:
-                    yield event(frame | {"choices": [self.choice(piece)]})
-        except ApiError as error:
-            yield event(error.body())
-            return
+                yield frame | {"choices": [{"index": row} | opening]}
+        async for piece in self.read():
+            if piece.text or piece.tokens or piece.logprobs or piece.finish is not None:
+                yield frame | {"choices": [self.choice(piece)]}
         if self.asked.wants_usage:
-            yield event(self.frame | {"choices": [], "usage": self.usage()})
-        yield "data: [DONE]\n\n"
+            yield self.frame | {"choices": [], "usage": self.usage()}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A choice of the answer, or of one event of it."""
@@ -127,42 +117,23 @@ class TextService:
         self.processor("made ready before there are threads")
         self.long_thread, self._long_held = ThreadPoolExecutor(1), 0
 
-    @asks(CompletionRequest)
     async def completions(self, request: Request) -> Response:
         """Texts that go on from prompts, whole or streamed."""
         return await self._answer(request, CompletionRequest)
 
-    @asks(ChatRequest)
     async def chat(self, request: Request) -> Response:
         """An assistant's answer by the backbone's template, whole or streamed."""
         return await self._answer(request, ChatRequest)
 
     async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
-        settings = self.settings
         body = await self.body(request)
         asked = parse(kind, body)
         self.check_name(asked.model)
-        call = TextCall(asked, settings.timeout, request.state.journal)
-        context = self.writer.context
-        needed = asked, settings, self.processor, self.config, context, call.deliver
+        call = TextCall(asked, self.settings.timeout, request.state.journal)
+        needed = asked, self.settings, self.processor, self.config, self.writer.context, call.deliver
         call.job = await self.beside(len(body) > _LONG_BODY, job_of, *needed)
         self.writer.submit(call.job)
-        return await self.deliver_call(request, call, bool(asked.stream), lambda: self._end(call))
-
-    async def deliver_call(
-        self, request: Request, call: TextCall | TaskCall, stream: bool, ended: Callable[[], None]
-    ) -> Response:
-        """What comes of a call, as events or in one; whatever ends it runs `ended`."""
-        if stream:
-            return EventStream(call.events(), ended)
-        whole, left = asyncio.ensure_future(call.whole()), asyncio.ensure_future(disconnected(request))
-        try:
-            await asyncio.wait((whole, left), return_when=asyncio.FIRST_COMPLETED)
-            return JSONResponse(whole.result()) if whole.done() else Response(status_code=499)
-        finally:
-            whole.cancel()
-            left.cancel()
-            ended()
+        return await call.answer(request, asked.stream, lambda: self._end(call))
 
     async def beside(self, is_long: bool, work: Callable[..., Any], *of: Any) -> Any:
         """Work of Python's in another thread than the loop's and the model's; long work in one, one piece after the other,
@@ -221,5 +192,4 @@ async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # no such path or method
         error = ApiError(error.status_code, error.detail)
     assert isinstance(error, ApiError)
-    headers = {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else None
-    return JSONResponse(error.body(), error.status, headers)
+    return error.response()

@@ -11,10 +11,10 @@ from causalqwen.modeling.explain_individual import token_texts
 from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.modeling.reading import EncodedText, encode_text
 from causalqwen.modeling.worlds import word_changes, world_numbers
+from causalqwen.serving.calls import Progress, Task
 from causalqwen.serving.people import People, TaskRequest, Who, about
 from causalqwen.serving.requests import Count, Points, Seed, Strict, Temperature
 from causalqwen.serving.settings import ApiError
-from causalqwen.serving.tasks import Progress, Task, Work
 
 _LENGTH = 64  # tokens behind a prompt where nothing says how many
 _DRAWN = ("num_samples", "seed", "temperature")
@@ -52,51 +52,47 @@ class WorldsRequest(TaskRequest):
             raise ValueError("interventions change what was said: give its text")
         return self
 
-    def work(self, people: People) -> Work:
-        """The worlds, in the order of interventions and samples."""
-        return lambda task: _worlds(self, people, task)
+    def work(self, people: People, task: Task) -> None:
+        """Tell the worlds, in the order of interventions and samples."""
+        model, settings = people.model, people.settings
+        of_text = 0 if self.text is None else len(encode_text(model, self.text).ids)
+        length, count = self.max_tokens or of_text or _LENGTH, len(self.interventions) * self.num_samples
+        if max(length, of_text) > settings.max_tokens:
+            message = f"a world has {max(length, of_text)} tokens, this server writes {settings.max_tokens}"
+            raise ApiError(400, message, param="max_tokens")
+        if count > settings.max_rows:
+            message = f"{count} worlds are more than the {settings.max_rows} texts of one request"
+            raise ApiError(400, message, param="interventions")
+        observed, who = Observation(self.text or "", self.prompt), None
+        if self.individual is not None:
+            who = people.find(self.individual)
+        elif self.text is not None:
+            who = model.abduct(observed)
+        task.tell({"individual": None if who is None else about(who), "progress": 0.0})
+        drawn: dict[str, Any] = {name: getattr(self, name) for name in _DRAWN}
+        drawn |= {"individual": who, "max_new_tokens": length, "streamer": Progress(task, length * count)}
+        if self.text is None:
+            made = model.interventional_samples(self.prompt, **drawn)
+        else:
+            edits = [Intervention(**edit.model_dump()) for edit in self.interventions]
+            made = model.counterfactual_samples(observed, edits, noise=self.noise, **drawn)
+        for intervention, worlds in enumerate(made):
+            for sample, world in enumerate(worlds):
+                speaker = who or Individual.from_seed(self.seed + sample, model.config.causal_size)
+                entry = {"intervention": intervention, "sample": sample}
+                task.tell({"data": [entry | _world(model, self, world, speaker)]})
 
 
-def _worlds(asked: WorldsRequest, people: People, task: Task) -> None:
-    model, settings = people.model, people.settings
-    of_text = 0 if asked.text is None else len(encode_text(model, asked.text).ids)
-    length, count = asked.max_tokens or of_text or _LENGTH, len(asked.interventions) * asked.num_samples
-    if max(length, of_text) > settings.max_tokens:
-        message = f"a world has {max(length, of_text)} tokens, this server writes {settings.max_tokens}"
-        raise ApiError(400, message, param="max_tokens")
-    if count > settings.max_rows:
-        message = f"{count} worlds are more than the {settings.max_rows} texts of one request"
-        raise ApiError(400, message, param="interventions")
-    observed, who = Observation(asked.text or "", asked.prompt), None
-    if asked.individual is not None:
-        who = people.find(asked.individual)
-    elif asked.text is not None:
-        who = model.abduct(observed)
-    task.tell({"individual": None if who is None else about(who), "progress": 0.0})
-    drawn: dict[str, Any] = {name: getattr(asked, name) for name in _DRAWN}
-    drawn |= {"individual": who, "max_new_tokens": length, "streamer": Progress(task, length * count)}
-    if asked.text is None:
-        made = model.interventional_samples(asked.prompt, **drawn)
-    else:
-        edits = [Intervention(**edit.model_dump()) for edit in asked.interventions]
-        made = model.counterfactual_samples(observed, edits, noise=asked.noise, **drawn)
-    for intervention, worlds in enumerate(made):
-        for sample, world in enumerate(worlds):
-            speaker = who or Individual.from_seed(asked.seed + sample, model.config.causal_size)
-            entry = {"intervention": intervention, "sample": sample}
-            task.tell({"data": [entry | _told(model, asked, world, speaker)]})
-
-
-def _told(model: CausalQwenForCausalLM, asked: WorldsRequest, world: World, speaker: Individual) -> dict[str, Any]:
+def _world(model: CausalQwenForCausalLM, asked: WorldsRequest, world: World, speaker: Individual) -> dict[str, Any]:
     """A world as plain data; beside what was said, where something was."""
     before = encode_text(model, world.prompt, prompt=True)
     digits = torch.zeros(len(world.tokens), dtype=torch.bool)
     digits[list(world.digits)] = True
     whole = before.then(EncodedText(world.tokens, world.values, digits))
     numbers = [
-        {"value": one.value, "span": [one.start, one.end]}
-        | ({} if one.law is None else prediction_to_dict(one.law, points=asked.points, beside=one.value))
-        for one in world_numbers(model, world, speaker)
+        {"value": number.value, "span": [number.start, number.end]}
+        | ({} if number.law is None else prediction_to_dict(number.law, points=asked.points, beside=number.value))
+        for number in world_numbers(model, world, speaker)
     ]
     entry = {
         "prompt": world.prompt,

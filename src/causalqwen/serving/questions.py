@@ -1,4 +1,4 @@
-"""`/v1/answers`: what one person answers to questions, as distributions and as draws."""
+"""`/v1/answers` and `/v1/population`: what one person answers to questions, as distributions and as draws, and what many do."""
 
 from typing import Annotated, Any
 
@@ -7,12 +7,19 @@ from pydantic import Field, field_validator, model_validator
 from causalqwen.decoding import Population
 from causalqwen.modeling import CausalQwenForCausalLM, Question
 from causalqwen.modeling.prediction import prediction_to_dict
-from causalqwen.modeling.survey import Survey, fill
+from causalqwen.modeling.survey import Survey, batches, fill
 from causalqwen.numbers.law import LEVELS
+from causalqwen.serving.calls import Task
+from causalqwen.serving.people import MOST_PEOPLE, People, TaskRequest, Who
 from causalqwen.serving.requests import Count, Level, Points, Seed, Strict
-from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
+from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, refusing
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+MOST_ROWS = 10_000
+"""People times draws of one request."""
+
+_AT_ONCE = 64
 
 
 class AskedQuestion(Strict):
@@ -42,16 +49,16 @@ class AnswersRequest(Strict):
     @field_validator("questions")
     @classmethod
     def _check(cls, questions: list[AskedQuestion]) -> list[AskedQuestion]:
-        for place, one in enumerate(questions):
+        for place, asked in enumerate(questions):
             try:
-                _ = one.question  # says itself what is wrong with it
+                _ = asked.question  # says itself what is wrong with it
             except ValueError as error:
                 raise ValueError(f"question {place}, {error}") from None
         return questions
 
     @model_validator(mode="after")
     def _check_draws(self) -> "AnswersRequest":
-        if self.draws == 0 and any(one.max_new_tokens for one in self.questions):
+        if self.draws == 0 and any(asked.max_new_tokens for asked in self.questions):
             raise ValueError("a text is drawn: ask for draws")
         return self
 
@@ -62,8 +69,8 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
 
     Raises ApiError 400 for what cannot be asked.
     """
-    questions = [one.question for one in asked.questions]
-    texts = asked.draws * sum(one.max_new_tokens or 0 for one in questions)
+    questions = [each.question for each in asked.questions]
+    texts = asked.draws * sum(question.max_new_tokens or 0 for question in questions)
     if len(questions) > settings.max_prompts:
         message = f"{len(questions)} questions are more than the {settings.max_prompts} of one request"
         raise ApiError(400, message, param="questions")
@@ -71,18 +78,17 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
         message = f"{texts} tokens of texts are more than the {settings.max_tokens} of one request"
         raise ApiError(400, message, param="draws")
     who = individual_of(asked.individual, settings, "individual")
-    try:
+    with refusing("questions"):
         people = Population.of({asked.individual: who}, seed=asked.seed)
         laws: dict[str, Any] = {}
         answers: list[dict[str, Any]] = []
-        if expected := [one for one in questions if one.options is not None]:
+        if expected := [question for question in questions if question.options is not None]:
             (laws,) = (survey := Survey(model, people, expected, 0)).rows(list(survey.items()))
         if asked.draws:
             answers = (survey := Survey(model, people, questions, asked.draws, asked.seed)).rows(list(survey.items()))
-        numbers = [fill(one.prompt, {"name": asked.individual}) for one in questions if one.kind == "number"]
+        name = {"name": asked.individual}
+        numbers = [fill(question.prompt, name) for question in questions if question.kind == "number"]
         predicted = iter(model.predict_number(numbers, batch_size=8, individual=who))
-    except ValueError as error:
-        raise ApiError(400, str(error), param="questions") from None
     entries = []
     for question in questions:
         entry: dict[str, Any] = {"name": question.name}
@@ -94,3 +100,48 @@ def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwe
             entry["draws"] = [row[question.name] for row in answers]
         entries.append(entry)
     return entries
+
+
+class DrawnPeople(Strict):
+    """`Population.drawn`: so many people, of the seeds from `seed` on."""
+
+    count: Annotated[int, Field(ge=1, le=MOST_ROWS)]
+    seed: Seed = 0
+
+
+class PopulationRequest(TaskRequest):
+    """`/v1/population`."""
+
+    made = "population"
+
+    individuals: Annotated[dict[str, Who], Field(min_length=1, max_length=MOST_PEOPLE)] | None = None
+    drawn: DrawnPeople | None = None
+    questions: Annotated[list[AskedQuestion], Field(min_length=1, max_length=64)]
+    draws: Annotated[int, Field(ge=0)] = 1
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _check_people(self) -> "PopulationRequest":
+        if (self.individuals is None) == (self.drawn is None):
+            raise ValueError("give the people who are asked: either individuals by their names, or drawn")
+        return self
+
+    def work(self, people: People, task: Task) -> None:
+        """Tell the rows of `model.survey`, person by person."""
+        model, most = people.model, people.settings.max_tokens
+        if self.drawn is not None:
+            population = Population.drawn(self.drawn.count, model.config.causal_size, self.drawn.seed)
+        else:
+            population = Population.of({name: people.find(who) for name, who in (self.individuals or {}).items()})
+        rows = len(population) * max(self.draws, 1)
+        if rows > MOST_ROWS:
+            raise ApiError(400, f"{rows} rows are more than the {MOST_ROWS} of one request", param="draws")
+        if (longest := max(asked.max_new_tokens or 0 for asked in self.questions)) > most:
+            raise ApiError(400, f"max_new_tokens is {longest}, this server writes {most}", param="questions")
+        questions = [asked.question for asked in self.questions]
+        survey, done = Survey(model, population, questions, self.draws, self.seed), 0
+        texts = any(question.kind == "text" for question in questions)
+        for items in batches(survey.items(), 1 if texts else _AT_ONCE):
+            made = survey.rows(items)
+            done += len(made)
+            task.tell({"data": made, "progress": done / rows})

@@ -27,7 +27,7 @@ _KNOWN = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestOptions:
     """One request's own.
 
     plan: without its seed. values: of the prompt's numbers, left to right; where vLLM gets no `<NUM>`, their count matters to
@@ -47,7 +47,7 @@ class Wish:
     places: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, given: Any) -> "Wish":
+    def read(cls, given: Any) -> "RequestOptions":
         """From `extra_args["causalqwen"]`; a setting that is None asks for nothing. ValueError names what is wrong."""
         if not isinstance(given, Mapping):
             raise ValueError(
@@ -120,8 +120,8 @@ def _individual(given: Any) -> Individual:
 
 
 def check_params(params: Any) -> None:
-    """ValueError for SamplingParams that hold no `Wish`, move a decision behind its plan's back, or cannot be served."""
-    Wish.read((params.extra_args or {}).get(KEY))
+    """ValueError for SamplingParams without `RequestOptions`, that decide behind the plan's back, or cannot be served."""
+    RequestOptions.read((params.extra_args or {}).get(KEY))
     if params.temperature != 0:
         raise ValueError(
             f"temperature={params.temperature} is vLLM's sampler's: leave SamplingParams.temperature at 0 and set "

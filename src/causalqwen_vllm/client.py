@@ -1,4 +1,4 @@
-"""The front: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
+"""The client: opening vLLM on a grafted model, asking it, and reading texts and numbers."""
 
 import os
 import uuid
@@ -16,14 +16,10 @@ from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts.value_axes import value_axes
 from causalqwen.serving.text import GrowingText
-from causalqwen_vllm.wishes import FOLLOWER, KEY, TOKENS_ALONE, Wish, check_params, check_silent
+from causalqwen_vllm.request_options import FOLLOWER, KEY, TOKENS_ALONE, RequestOptions, check_params, check_silent
 
 WORKER = "causalqwen_vllm.worker.NumberWorker"
-NEEDED = {
-    "skip_tokenizer_init": True,
-    "logits_processors": [FOLLOWER],
-    "worker_extension_cls": WORKER,
-}
+NEEDED = {"skip_tokenizer_init": True, "logits_processors": [FOLLOWER], "worker_extension_cls": WORKER}
 """vLLM's own settings that a grafted model needs: `load` and `python -m causalqwen_vllm` set them."""
 
 
@@ -143,44 +139,39 @@ def request(
     ids, values = encoded["input_ids"], encoded["numeric_values"]
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
-    wish = {"preset": preset, "seed": seed, "key": key} | settings
+    options = {"preset": preset, "seed": seed, "key": key} | settings
     if "individual_mode" in settings or "noise_mode" in settings:
-        del wish["preset"]
-    return of_tokens(processor, ids, values, wish, max_tokens, params)
+        del options["preset"]
+    return of_tokens(processor, ids, values, options, max_tokens, params)
 
 
 def of_tokens(
     processor: CausalQwenProcessor,
     ids: Sequence[int],
     values: Sequence[float],
-    wish: dict[str, Any],
+    options: dict[str, Any],
     max_tokens: int,
     params: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and what `Wish.read` takes but these values."""
+    """As `request`, for the tokens of a prompt, a value at each `<NUM>`, and all else that `RequestOptions.read` takes."""
     from vllm.inputs import TokensPrompt
 
     from vllm import SamplingParams
 
     known = [value for token, value in zip(ids, values, strict=True) if token == processor.num_token_id]
-    wish = wish | {"values": known}
+    options = options | {"values": known}
     if processor.context.hides:
         announced = [place for place, token in enumerate(ids) if token == processor.num_token_id]
-        wish["places"] = [place - hidden for hidden, place in enumerate(announced)]
+        options["places"] = [place - hidden for hidden, place in enumerate(announced)]
         ids = [token for token in ids if token != processor.num_token_id]
-    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: wish}}
+    given = {"temperature": 0.0, "detokenize": False, "max_tokens": max_tokens, "extra_args": {KEY: options}}
     sampling = SamplingParams(**(given | (params or {})))
     check_params(sampling)
     return TokensPrompt(prompt_token_ids=list(ids)), sampling
 
 
 def generate(
-    llm: Any,
-    prompts: Sequence[str],
-    *,
-    seed: int | Sequence[int] | None = None,
-    adapter: Any = None,
-    **settings: Any,
+    llm: Any, prompts: Sequence[str], *, seed: int | Sequence[int] | None = None, adapter: Any = None, **settings: Any
 ) -> list[Answer]:
     """What follows each prompt, as `CausalQwenForCausalLM.generate` decides it, in vLLM.
 
@@ -202,22 +193,22 @@ def generate(
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one, or one per prompt")
     keys = [uuid.uuid4().hex for _ in prompts]
     asked = [
-        request(processor, prompt, seed=one, key=key, **settings)
-        for prompt, one, key in zip(prompts, seeds, keys, strict=True)
+        request(processor, prompt, seed=own, key=key, **settings)
+        for prompt, own, key in zip(prompts, seeds, keys, strict=True)
     ]
     for _, params in asked[:1]:  # all have the same individual and class
-        wish = Wish.read(params.extra_args[KEY])
-        wish.bind(config.causal_size)
-        config.check_plan(wish.plan)
-        check_speaker(config, wish.individual)
-        value_axes(config, wish.number_class).law()
+        options = RequestOptions.read(params.extra_args[KEY])
+        options.bind(config.causal_size)
+        config.check_plan(options.plan)
+        check_speaker(config, options.individual)
+        value_axes(config, options.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
     if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":
         raise ValueError(
             "vLLM for CPU reads an adapter where a request beside others' has none: ask for such requests apart"
         )
-    for one in {one.lora_int_id: one for one in adapters if one is not None}.values():
-        llm.llm_engine.add_lora(one)  # one that cannot be loaded would end the engine in the middle of a step
+    for lora in {lora.lora_int_id: lora for lora in adapters if lora is not None}.values():
+        llm.llm_engine.add_lora(lora)  # one that cannot be loaded would end the engine in the middle of a step
     outputs = llm.generate(
         [tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False, lora_request=adapters
     )
