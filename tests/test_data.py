@@ -260,8 +260,12 @@ def test_rows_that_do_not_fit_are_named(processor):
         encode_rows([parse_row('{"text": "It is ' + "9" * 400 + '"}', "a")], processor)
 
 
-def test_boiling_points_are_one_number_each_and_split_by_compound(tmp_path):
-    records = boiling_points()
+@pytest.fixture(scope="module")
+def records():
+    return boiling_points()
+
+
+def test_boiling_points_are_one_number_each_and_split_by_compound(records, tmp_path):
     assert len(records) > 11_000 and len({r["name"] for r in records}) == len(records)
     kelvin = [r["kelvin"] for r in records]
     assert min(kelvin) < 5 and max(kelvin) > 5000
@@ -279,9 +283,8 @@ def test_boiling_points_are_one_number_each_and_split_by_compound(tmp_path):
         split_by_entity(records, {"train": 10**6})
 
 
-def test_the_boiling_points_that_come_along_are_rows_of_the_table():
+def test_the_boiling_points_that_come_along_are_rows_of_the_table(records):
     """To make the file anew, write these records with `csv.DictWriter`."""
-    records = boiling_points()
     assert sample_of_boiling_points() == split_by_entity(records, SIZES | {"sample": 600})["sample"]
     (asked,) = (record for record in records if record["name"] == ASKED["name"])
     assert {name: asked[name] for name in ASKED} == ASKED

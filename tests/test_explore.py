@@ -35,10 +35,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def model(tiny_tokenizer):
-    made = talker(tiny_tokenizer, number_context="digits")
-    made.config.value_range = [0.0, 500.0]
-    made.config.value_digits = 3
-    return made
+    return talker(tiny_tokenizer, number_context="digits", value_range=[0.0, 500.0], value_digits=3)
 
 
 @pytest.fixture(scope="module")

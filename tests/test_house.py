@@ -8,7 +8,7 @@ from test_docs import ROOT
 MOST_LINES = {
     "benchmarks": 1_980,
     "causalqwen": 1_646,  # its own files
-    "causalqwen/data": 1_791,
+    "causalqwen/data": 1_773,
     "causalqwen/decoding": 1_199,
     "causalqwen/distributions": 732,
     "causalqwen/evaluation": 2_017,
@@ -18,12 +18,12 @@ MOST_LINES = {
     "causalqwen/modeling": 8_055,
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 872,
-    "causalqwen/serving": 3_046,
+    "causalqwen/serving": 2_896,
     "causalqwen/training": 5_380,
-    "causalqwen_cli": 1_337,
+    "causalqwen_cli": 1_303,
     "causalqwen_evals": 410,
-    "causalqwen_vllm": 1_851,
-    "tests": 30_609,
+    "causalqwen_vllm": 1_805,
+    "tests": 30_566,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered; none is raised."""
 

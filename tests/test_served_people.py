@@ -28,10 +28,9 @@ EDITS = [{}, {"prompt": "We say that"}, {"tokens": {"9": " men"}, "values": {"0"
 
 @pytest.fixture(scope="module")
 def model(tiny_tokenizer):
-    made = talker(tiny_tokenizer, number_context="digits", value_family="gaussian")
-    made.config.value_range = [0.0, 500.0]
-    made.config.value_digits = 3
-    return made
+    return talker(
+        tiny_tokenizer, number_context="digits", value_family="gaussian", value_range=[0.0, 500.0], value_digits=3
+    )
 
 
 @pytest.fixture(scope="module")

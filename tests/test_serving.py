@@ -159,6 +159,7 @@ def assert_same(one, other):
 
 def test_what_a_server_says_about_itself(server):
     (card,) = server.client.models.list().data
+    limits = {"max_rows": 8, "max_waiting": 64, "max_tokens": 4000, "max_body": 1 << 20, "max_prompts": 64}
     assert card.id == "tiny" and card.causal == {
         "presets": list(PRESETS),
         "individuals": ["Ann", "Bob", "Eva"],
@@ -167,15 +168,7 @@ def test_what_a_server_says_about_itself(server):
         "context": 4096,
         "fingerprint": fingerprint(server.app.state.batcher.model),
         "keeps": False,
-        "limits": {
-            "max_rows": 8,
-            "max_waiting": 64,
-            "max_tokens": 4000,
-            "max_body": 1 << 20,
-            "max_prompts": 64,
-            "max_heard": 4096,
-            "timeout": 300,
-        },
+        "limits": limits | {"max_heard": 4096, "timeout": 300},
     }
     assert server.client.models.retrieve("tiny").id == "tiny"
     assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
@@ -412,9 +405,7 @@ def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
         assert not drawn[kept == 0].any()
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16]
-)  # of which the second has many tokens as likely as others
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # the second has many tokens as likely as others
 @pytest.mark.parametrize("top_ps", [[0.9, 0.5, 0.99, 0.01, 1.0, 0.3], [0.9, 0.5, 0.6, 0.0, 0.7, 0.3], [1.0] * 6])
 def test_the_nucleus_of_a_large_vocabulary_is_that_of_its_order(top_ps, dtype):
     """Whether it ends among the likeliest tokens or not."""
@@ -430,9 +421,8 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_its_order(top_ps, dtype):
     assert torch.equal(found, torch.cat([drawn(range(row, row + 1)) for row in range(6)]))
     probs = torch.softmax(scores.double(), dim=-1)
     ordered = probs.sort(descending=True).values
-    size = (ordered.cumsum(-1) - ordered < torch.tensor(top_ps, dtype=torch.float64).unsqueeze(-1)).sum(
-        -1, keepdim=True
-    )
+    before, masses = ordered.cumsum(-1) - ordered, torch.tensor(top_ps, dtype=torch.float64).unsqueeze(-1)
+    size = (before < masses).sum(-1, keepdim=True)
     least = ordered.gather(-1, size.clamp(min=1) - 1)
     upto = probs.masked_fill(probs < least, 0.0).cumsum(-1)
     draws = uniform_draws(torch.arange(6), NOISE_STREAM, torch.full((6,), 2), 1)
@@ -510,10 +500,8 @@ def test_a_number_is_written_with_its_num_and_its_digits_add_nothing(model, prom
 def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
     processor = CausalQwenProcessor(model.processor.tokenizer, number_rules=NumberRules(decimal=","))
     prompt, encoded = processor("Es kostet"), processor("Es kostet 351,4 Euro, ja")
-    growing, start = (
-        GrowingText(processor, prompt["input_ids"], prompt["numeric_values"], [","]),
-        len(prompt["input_ids"]),
-    )
+    growing = GrowingText(processor, prompt["input_ids"], prompt["numeric_values"], [","])
+    start = len(prompt["input_ids"])
     for token, value in list(zip(encoded["input_ids"], encoded["numeric_values"], strict=True))[start:]:
         growing.append(token, value)
     assert growing.take(final=True) == " 351,4 Euro" and growing.stopped
@@ -578,10 +566,8 @@ def test_what_asks_for_nothing_is_let_through(server):
         "user": "me",
         "top_p": 1,
     }
-    assert (
-        server.send({"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "causal"}} | neutral)[0]
-        == 200
-    )
+    body = {"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "causal"}}
+    assert server.send(body | neutral)[0] == 200
 
 
 def test_errors_have_the_shape_of_openais(server):
@@ -749,16 +735,7 @@ def malformed(chance):
     else:
         names = [
             *body,
-            "n",
-            "temperature",
-            "top_p",
-            "seed",
-            "stop",
-            "stream",
-            "stream_options",
-            "causal",
-            "user",
-            "logprobs",
+            *["n", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "causal", "user", "logprobs"],
         ]
         body |= {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
     return path, json.dumps(body).encode()
@@ -812,11 +789,7 @@ def test_settings_and_individuals_are_checked(tmp_path, model):
 
 @pytest.mark.parametrize(
     ("options", "address", "local"),
-    [
-        ((), "127.0.0.1", True),
-        (("--host", "0.0.0.0"), "0.0.0.0", False),
-        (("--api-key-file", "keys"), "127.0.0.1", False),
-    ],
+    [("", "127.0.0.1", True), ("--host 0.0.0.0", "0.0.0.0", False), ("--api-key-file keys", "127.0.0.1", False)],
 )
 def test_it_listens_on_this_machine_alone_unless_told(options, address, local, tmp_path, monkeypatch):
     """local: whether it answers to requests for this machine alone, as no page of another site makes them."""
@@ -829,7 +802,7 @@ def test_it_listens_on_this_machine_alone_unless_told(options, address, local, t
     seen = []
     monkeypatch.setattr(commands, "_application", lambda model, settings, *_: (seen.append(settings.local), settings))
     monkeypatch.setattr(room, "run", lambda app, listener, log_requests: seen.append(listener.getsockname()[0]))
-    told = CliRunner().invoke(cli, ["serve", "--model", ".", "--port", "0", *options])
+    told = CliRunner().invoke(cli, ["serve", "--model", ".", "--port", "0", *options.split()])
     assert told.exit_code == 0 and seen == [local, address]
     assert ("anybody who reaches 0.0.0.0 may use this server" in told.stderr) is (address == "0.0.0.0")
 
@@ -857,42 +830,19 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
         thread.join()
 
     monkeypatch.setattr(room, "run", run)
-    options = ["--model", tmp_path / "small", "--port", 0, "--individuals", tmp_path / "people", "--preset", "persona"]
-    options += [
-        "--api-key-file",
-        tmp_path / "key",
-        "--json",
-        "--device",
-        "cpu",
-        "--host",
-        "127.0.0.1",
-        "--window",
-        0.001,
-    ]
-    options += [
-        "--max-rows",
-        2,
-        "--max-waiting",
-        3,
-        "--max-tokens",
-        4,
-        "--max-body",
-        5000,
-        "--timeout",
-        60,
-        "--max-prompts",
-        5,
-        "--max-heard",
-        7,
-    ]
-    result = CliRunner().invoke(cli, ["serve", *map(str, options)])
+    options = f"--model {tmp_path}/small --individuals {tmp_path}/people --api-key-file {tmp_path}/key --port 0 --json"
+    options += (
+        " --preset persona --device cpu --host 127.0.0.1 --window 0.001 --max-rows 2 --max-waiting 3 --max-tokens 4"
+    )
+    options = f"{options} --max-body 5000 --timeout 60 --max-prompts 5 --max-heard 7".split()
+    result = CliRunner().invoke(cli, ["serve", *options])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["model"] == "small" and told["individuals"] == ["Bob"] and told["url"].startswith("http://127.0.0.1:")
     assert len(seen) == 1 and 1 <= seen[0] <= 3
     taken = socket.create_server(("127.0.0.1", 0))
     with taken:
-        result = CliRunner().invoke(cli, ["serve", *map(str, options), "--port", str(taken.getsockname()[1])])
+        result = CliRunner().invoke(cli, ["serve", *options, "--port", str(taken.getsockname()[1])])
     assert result.exit_code == 1 and "in use" in result.stderr
 
 

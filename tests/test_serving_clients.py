@@ -207,30 +207,17 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type":
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [TOOL]},
-        {"tool_choice": "auto"},
-        {"functions": [TOOL["function"]]},
-        {"response_format": SCHEMA},
-        {"response_format": {"type": "json_object"}},
-        {"frequency_penalty": 0.5},
-        {"logit_bias": {"5": 1}},
-        {"store": True},
-        {"metadata": {"a": "b"}},
-        {"modalities": ["text", "audio"]},
-        {"reasoning_effort": "low"},
-        {"web_search_options": {}},
+        {"tools": [TOOL]}, {"tool_choice": "auto"}, {"functions": [TOOL["function"]]}, {"response_format": SCHEMA},
+        {"response_format": {"type": "json_object"}}, {"frequency_penalty": 0.5}, {"logit_bias": {"5": 1}}, {"store": True},
+        {"metadata": {"a": "b"}}, {"modalities": ["text", "audio"]}, {"reasoning_effort": "low"}, {"web_search_options": {}},
     ],
     ids=lambda fields: next(iter(fields)),
-)
+)  # fmt: skip
 def test_what_is_not_there_is_refused_with_the_standard_error(server, fields):
     with pytest.raises(openai.BadRequestError, match="not supported") as caught:
         server.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "It"}], **fields)
-    error = caught.value
-    assert (error.type, error.param, error.code) == (
-        "invalid_request_error",
-        next(iter(fields)),
-        "unsupported_parameter",
-    )
+    error, field = caught.value, next(iter(fields))
+    assert (error.type, error.param, error.code) == ("invalid_request_error", field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is asked in the tasks: rows made of speeches and tables that come with the package, the same ones each time; and how an
+"""Rows of the tasks, made of speeches and tables that come with the package, the same ones each time; and how an
 answer with a number in it is scored."""
 
 import random

@@ -35,19 +35,9 @@ INDIVIDUALS = "CAUSALQWEN_INDIVIDUALS"
 """The variable that names the folder of individuals who can be asked for by name."""
 _NUMERIC = frozenset("0123456789+-.e")
 _REFUSED = (
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/chat/completions/",
-    "/v1/completions/",
-    "/tokenize",
-    "/detokenize",
-    "/invocations",
-    "/generative_scoring",
-    "/inference/v1/generate",
-    "/cohere",
-    "/v1/systemone",
-    "/v1/audio",
-)
+    "/v1/responses", "/v1/messages", "/v1/chat/completions/", "/v1/completions/", "/tokenize", "/detokenize",
+    "/invocations", "/generative_scoring", "/inference/v1/generate", "/cohere", "/v1/systemone", "/v1/audio",
+)  # fmt: skip
 
 
 class Endpoints:

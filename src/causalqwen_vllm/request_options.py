@@ -134,20 +134,11 @@ def check_params(params: Any) -> None:
     neutral = {
         "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0, "min_tokens": 0,
     }  # fmt: skip
+    unset = (
+        "logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "stop",
+    )  # fmt: skip
     wrong = [name for name, value in neutral.items() if getattr(params, name) != value]
-    wrong += [
-        name
-        for name in (
-            "logprobs",
-            "prompt_logprobs",
-            "logit_bias",
-            "allowed_token_ids",
-            "bad_words",
-            "structured_outputs",
-            "stop",
-        )
-        if getattr(params, name) not in (None, [], {})
-    ]
+    wrong += [name for name in unset if getattr(params, name) not in (None, [], {})]
     if wrong:
         raise ValueError(
             f"{', '.join(wrong)}: not available for a grafted model, whose plan alone decides; leave it unset"

@@ -4,15 +4,6 @@ from causalqwen.data.encoding import EncodedRows, Example, collate, encode_rows,
 from causalqwen.data.rows import Row, RowError, check_row, parse_row, read_rows, stream_rows
 
 __all__ = [
-    "EncodedRows",
-    "Example",
-    "Row",
-    "RowError",
-    "check_row",
-    "collate",
-    "encode_rows",
-    "number_classes",
-    "parse_row",
-    "read_rows",
-    "stream_rows",
-]
+    "EncodedRows", "Example", "Row", "RowError", "check_row", "collate", "encode_rows", "number_classes", "parse_row",
+    "read_rows", "stream_rows",
+]  # fmt: skip

@@ -12,18 +12,8 @@ from causalqwen.modeling.reading import Observation
 from causalqwen.modeling.survey import Question
 
 _SAID = {
-    "text",
-    "prompt",
-    "value",
-    "messages",
-    "question",
-    "answer",
-    "context",
-    "individual",
-    "class",
-    "options",
-    "chosen",
-}
+    "text", "prompt", "value", "messages", "question", "answer", "context", "individual", "class", "options", "chosen",
+}  # fmt: skip
 _FIELDS = [field.name for field in dataclasses.fields(Question)]
 
 

@@ -19,7 +19,7 @@ def read_keys(text: str) -> dict[str, int | None]:
         key, *limit = line.split() or [""]
         if not key:
             continue
-        if len(limit) > 1 or not all(one.isascii() and one.isdigit() and int(one) > 0 for one in limit):
+        if len(limit) > 1 or not all(count.isascii() and count.isdigit() and int(count) > 0 for count in limit):
             raise ValueError(f"line {number} of the API keys: expected a key, or a key and its requests a minute")
         if key in keys:
             raise ValueError(f"line {number} of the API keys: the key stands in an earlier line already")

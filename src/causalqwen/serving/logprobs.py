@@ -33,9 +33,9 @@ def completion_logprobs(told: Sequence[Told], processor: CausalQwenProcessor) ->
 def chat_logprobs(told: Sequence[Told], processor: CausalQwenProcessor) -> dict[str, Any]:
     """`logprobs` of a chat's answer: under `content` of each token `token`, `logprob`, `bytes` and `top_logprobs`."""
 
-    def entry(one: Likelihood) -> dict[str, Any]:
-        text, raw = _spelled(processor, one.token)
-        return {"token": text, "logprob": max(one.log_prob, _LEAST), "bytes": raw}
+    def entry(word: Likelihood) -> dict[str, Any]:
+        text, raw = _spelled(processor, word.token)
+        return {"token": text, "logprob": max(word.log_prob, _LEAST), "bytes": raw}
 
     rows = [found for _, _, found in told if found is not None]
     return {"content": [entry(row[0]) | {"top_logprobs": list(map(entry, row[1:]))} for row in rows], "refusal": None}
@@ -51,8 +51,8 @@ def _columns(told: Sequence[Told], processor: CausalQwenProcessor, of: str) -> d
     likeliest: list[dict[str, float] | None] = []
     for _, _, row in told:
         top: dict[str, float] = {}
-        for one in () if row is None else (*row[1:], row[0]):  # of two that are spelled alike, the likelier
-            top.setdefault(_spelled(processor, one.token)[0], max(getattr(one, of), _LEAST))
+        for word in () if row is None else (*row[1:], row[0]):  # of two that are spelled alike, the likelier
+            top.setdefault(_spelled(processor, word.token)[0], max(getattr(word, of), _LEAST))
         own.append(None if row is None else max(getattr(row[0], of), _LEAST))
         likeliest.append(None if row is None else top)
     return {"token_logprobs": own, "top_logprobs": likeliest}
@@ -70,7 +70,7 @@ def _spelled_word(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, 
     raw = list(text.encode())
     if _UNFINISHED in text:
         alone = _FALLBACK.fullmatch(name)
-        raw = [int(alone[1], 16)] if alone else [_BYTES[one] for one in name if one in _BYTES]
+        raw = [int(alone[1], 16)] if alone else [_BYTES[letter] for letter in name if letter in _BYTES]
         text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
     return text, raw
 
@@ -78,5 +78,5 @@ def _spelled_word(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, 
 def _behind_a_word(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     """What ids add to a text: some tokenizers drop the space that a text begins with."""
     word = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole, known = (str(tokenizer.decode(one, clean_up_tokenization_spaces=False)) for one in ([*word, *ids], word))
+    whole, known = (str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) for part in ([*word, *ids], word))
     return whole[len(known) :]

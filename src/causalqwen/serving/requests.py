@@ -16,31 +16,13 @@ from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.settings import ApiError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "best_of": (1,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
-    "refusal": (),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_calls": ([],),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "verbosity": ("medium",),
+    "annotations": ([],), "audio": (), "best_of": (1,), "frequency_penalty": (0,), "function_call": ("none",),
+    "functions": ([],), "logit_bias": ({},), "metadata": ({},), "modalities": (["text"],), "moderation": (),
+    "parallel_tool_calls": (True, False), "prediction": (), "presence_penalty": (0,), "reasoning_effort": ("none",),
+    "refusal": (), "response_format": ({"type": "text"},), "service_tier": ("auto", "default"), "store": (False,),
+    "suffix": ("",), "tool_calls": ([],), "tool_choice": ("none",), "tools": ([],), "verbosity": ("medium",),
     "web_search_options": (),
-}
+}  # fmt: skip
 """Fields of OpenAI's requests and messages that are not supported, with the values beside null that ask for nothing."""
 
 _UNSUPPORTED = "unsupported_parameter"
@@ -205,8 +187,8 @@ class CompletionRequest(TextRequest):
         return _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if one else self.prompt  # type: ignore[list-item, return-value]
+        alone = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if alone else self.prompt  # type: ignore[list-item, return-value]
 
     @property
     def echoes(self) -> bool:
