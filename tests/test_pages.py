@@ -1,6 +1,7 @@
 """Pages as a person sees them, in a real Chromium, on a phone and on a desk; see tests/test_explore.py."""
 
 import re
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 
 import numpy as np
@@ -62,11 +63,8 @@ EXAMPLES = [
 def pages(model, tmp_path_factory):  # noqa: F811
     """All pages that the library writes to files, of awkward content."""
     folder = tmp_path_factory.mktemp("pages")
-    metrics = SCORES | {
-        "seconds": 90.0,
-        "rivals": {"ridge": SCORES},
-        "classes": {"the mass of the whole thing": SCORES, "price": SCORES},
-    }
+    metrics = SCORES | {"seconds": 90.0, "rivals": {"ridge": SCORES}}
+    metrics["classes"] = {"the mass of the whole thing": SCORES, "price": SCORES}
     records = [{"step": n, "train/reg_loss_effective": 1 / n, "eval/accuracy": 0.5} for n in range(1, 9)]
     values = {"interval": torch.randn(90, 3)} | {name: torch.ones(90).double() for name in ("loc", "scale", "value")}
     drawn = plots.value_figures(GAUSSIAN, values, "K") | {"curves": plots.training_curves(records)}
@@ -77,10 +75,8 @@ def pages(model, tmp_path_factory):  # noqa: F811
         examples=EXAMPLES, **drawn,
     )  # fmt: skip
     write_survey_report(folder / "survey.html", *answers())
-    ann, observed = (
-        model.abduct(SAID, likelihood="values", name="Ann"),
-        Observation(" 12.5 people, then 31", "They say that"),
-    )
+    ann = model.abduct(SAID, likelihood="values", name="Ann")
+    observed = Observation(" 12.5 people, then 31", "They say that")
     write_portrait(folder / "who.html", model, ann, [SAID], [("Bob", Individual.from_seed(4, 32))], [observed])
     edits = [Intervention(), Intervention(prompt="We say that"), Intervention(values={0: 12345.678})]
     cells = model.counterfactual_samples(observed, edits, individual=ann, seed=5)
@@ -89,20 +85,13 @@ def pages(model, tmp_path_factory):  # noqa: F811
     return folder
 
 
-class shown:  # noqa: N801 # a context
+@contextmanager
+def shown(browser, path, screen):  # noqa: F811
     """A page of a file, on a screen."""
-
-    def __init__(self, browser, path, screen):  # noqa: F811
-        self.browser, self.path, self.screen = browser, path, screen
-
-    def __enter__(self):
-        self.context = self.browser.new_context(viewport=self.screen)
-        page = self.context.new_page()
-        page.goto(self.path.as_uri())
-        return page
-
-    def __exit__(self, *_):
-        self.context.close()
+    with closing(browser.new_context(viewport=screen)) as context:
+        page = context.new_page()
+        page.goto(path.as_uri())
+        yield page
 
 
 def in_view(page, part, whole=True):
@@ -169,10 +158,8 @@ def test_one_outlier_squeezes_no_other_row_and_is_an_arrow(browser, pages):  # n
         assert strips.nth(6).locator("[data-off]").get_attribute("data-off") == "value"  # 52,000
         assert strips.nth(7).locator("[data-off]").count() == 2  # median and value of a million
         page.locator("[data-value] button").nth(6).click()
-        assert (
-            page.locator("[data-law] [data-beyond]").count() == 1
-            and "52,000" in page.locator("[data-law]").inner_html()
-        )
+        curve = page.locator("[data-law]")
+        assert curve.locator("[data-beyond]").count() == 1 and "52,000" in curve.inner_html()
         assert float(page.locator("[data-law] [data-level='0.9']").get_attribute("width")) > 100
 
 
@@ -230,9 +217,8 @@ def test_what_a_press_opens_is_in_view(browser, server, screen):  # noqa: F811
         for place in (0, tokens.count() // 2, tokens.count() - 1):
             open_token(page, place)
             page.locator("[data-place] tbody tr").first.wait_for()
-            assert in_view(page, page.locator("[data-place]"), whole=False) and in_view(
-                page, page.locator("[data-place] h2")
-            )
+            assert in_view(page, page.locator("[data-place]"), whole=False)
+            assert in_view(page, page.locator("[data-place] h2"))
             box = page.locator("[data-place]").bounding_box()
             assert box["y"] + box["height"] <= screen["height"] + 1
             assert in_view(page, page.locator("[data-text]:visible .opened"))
@@ -252,9 +238,8 @@ def test_what_a_press_opens_is_in_view(browser, server, screen):  # noqa: F811
         assert in_view(page, page.get_by_role("heading", name="Which words told"))
         for place in (0, words.count() - 1):
             words.nth(place).click()
-            assert in_view(page, page.locator("[data-word]")) and in_view(
-                page, page.locator("[data-text]:visible .opened")
-            )
+            assert in_view(page, page.locator("[data-word]"))
+            assert in_view(page, page.locator("[data-text]:visible .opened"))
         view = page.get_by_role("region", name="Ask a population")
         view.get_by_label("Question").fill("He said")
         view.get_by_label("They answer with").select_option("a number")

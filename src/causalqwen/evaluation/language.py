@@ -57,26 +57,16 @@ def score_language(model: CausalQwenForCausalLM, text: str) -> dict[str, Any]:
                 whole[done : done + len(tensor)] = tensor
             done += len(part[0])
     model.train(was_training)
-    right, log_sum = column["right"], column["ovr_log_sum"]
-    (ece, reliable), (low, high) = calibration_error(column["ovr_top"], right), map(math.log, SUM_RANGE)
-    result: dict[str, Any] = {
-        "tokens": len(right),
-        "agreement": column["agrees"].double().mean().item(),
-        "accuracy": right.double().mean().item(),
-        "backbone_accuracy": column["backbone_right"].double().mean().item(),
-        "backbone_nll": column["backbone_nll"].double().mean().item(),
-        "softmax_nll": column["softmax_nll"].double().mean().item(),
-        "ovr_nll": (log_sum - column["ovr_log_p"]).double().mean().item(),
-        "ece": ece,
-        "sum_within": ((log_sum > low) & (log_sum < high)).double().mean().item(),
-        "sum_quantiles": torch.quantile(
-            column["ovr_log_sum"].exp(), torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
-        ).tolist(),
-    }
+    log_sum, tops = column.pop("log_sum"), {link: column.pop(f"{link}_top") for link in ("ovr", "backbone")}
+    result: dict[str, Any] = {"tokens": total, "reliability": {}}
+    result |= {name: whole.double().mean().item() for name, whole in column.items()}
     result["nll_gap"] = result["ovr_nll"] - result["backbone_nll"]
-    result["backbone_ece"], bins = calibration_error(column["backbone_top"], column["backbone_right"])
-    reliability = {"backbone": bins, "ovr": reliable}
-    return result | {"reliability": reliability}
+    low, high = map(math.log, SUM_RANGE)
+    result["sum_within"] = ((log_sum > low) & (log_sum < high)).double().mean().item()
+    result["sum_quantiles"] = torch.quantile(log_sum.exp(), torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])).tolist()
+    for link, ece, accuracy in (("ovr", "ece", "accuracy"), ("backbone", "backbone_ece", "backbone_accuracy")):
+        result[ece], result["reliability"][link] = calibration_error(tops[link], column[accuracy])
+    return result
 
 
 def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -84,19 +74,19 @@ def _score_positions(chain: Chain, theirs: Tensor, targets: Tensor) -> dict[str,
     scores, choice, backbone_choice = chain.scores, chain.scores.decide(), theirs.argmax(-1)
     log_partition = theirs.logsumexp(-1)
     logits = scores.masked(upcast(scores.loc), -torch.inf)
-    made = {
-        "agrees": choice == backbone_choice,
-        "right": choice == target.squeeze(-1),
-        "backbone_right": backbone_choice == target.squeeze(-1),
+    log_p = scores.masked(scores.log_p()[0], -torch.inf)
+    log_sum = log_p.exp().sum(-1).log()
+    return {
+        "agreement": choice == backbone_choice,
+        "accuracy": choice == targets,
+        "backbone_accuracy": backbone_choice == targets,
         "backbone_nll": log_partition - theirs.gather(-1, target).squeeze(-1),
         "softmax_nll": logits.logsumexp(-1) - logits.gather(-1, target).squeeze(-1),
+        "ovr_nll": log_sum - log_p.gather(-1, target).squeeze(-1),
+        "log_sum": log_sum,
+        "ovr_top": log_p.gather(-1, choice[:, None]).squeeze(-1).exp(),
         "backbone_top": (theirs.amax(-1) - log_partition).exp(),
     }
-    log_p = scores.masked(scores.log_p()[0], -torch.inf)
-    made["ovr_log_p"] = log_p.gather(-1, target).squeeze(-1)
-    made["ovr_log_sum"] = log_p.exp().sum(-1).log()
-    made["ovr_top"] = log_p.gather(-1, choice[:, None]).squeeze(-1).exp()
-    return made
 
 
 def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[list[float]]]:
