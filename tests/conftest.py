@@ -23,7 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from causalqwen import CausalQwenForCausalLM
+from causalqwen import ActionNetwork, CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import find_numbers
 
@@ -98,6 +98,14 @@ def make_backbone(family: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0
 @pytest.fixture(scope="session", params=list(FAMILIES))
 def family(request) -> str:
     return request.param
+
+
+def action_of(size: int, rows: int, **settings) -> tuple[ActionNetwork, torch.nn.Linear]:
+    """An action network, without noise unless settings say so, and an lm_head of so many rows, which `<NUM>` stands behind."""
+    config = CausalQwenConfig(
+        text_config=Qwen2Config(hidden_size=size, vocab_size=rows), **{"initial_noise": 0.0} | settings
+    )
+    return ActionNetwork(config), torch.nn.Linear(size, rows)
 
 
 def graft_tiny(family: str, tokenizer: PreTrainedTokenizerFast, **settings) -> CausalQwenForCausalLM:

@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from causalqwen import (
     AbductionNetwork,
-    ActionNetwork,
-    ActionSettings,
     CausalDecoding,
     CausalQwenConfig,
     CausalQwenForCausalLM,
@@ -36,7 +34,7 @@ from causalqwen.numbers import find_numbers, symlog
 from causalqwen.training import score_tokens
 from causalqwen.training.features import stream_facts
 from causalqwen.training.scores import individual_prob_sums
-from conftest import graft_tiny, make_backbone
+from conftest import action_of, graft_tiny, make_backbone
 
 CAUCHY = get_family("cauchy")
 MIDPOINTS = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000  # integrates over a uniform e
@@ -240,14 +238,16 @@ def test_a_scale_is_positive_because_it_is_floored(activation):
     loc, scale = abduction(torch.randn(3, 4))
     assert (scale == 0).all()
     for score_scale in ("common", "documents"):
-        action = ActionNetwork(4, 5, ActionSettings(score_scale=score_scale))
-        assert (action(loc, scale)[1] >= SCALE_FLOOR).all() and (action.value(loc, scale)[1] >= SCALE_FLOOR).all()
+        action, lm_head = action_of(4, 5, score_scale=score_scale)
+        assert (action(loc, scale, lm_head)[1] >= SCALE_FLOOR).all() and (
+            action.value(loc, scale)[1] >= SCALE_FLOOR
+        ).all()
 
 
 def test_the_value_starts_at_w_reg_z_and_w_reg_is_not_small():
     """Overview 2.4 and 4, step 4: Y ~ Cauchy(0, .) because |W_reg|_1 is small. It is sqrt(2 H / pi), 24 for H = 896."""
     torch.manual_seed(0)
-    action, z = ActionNetwork(896, 3), torch.randn(5, 896)
+    action, z = action_of(896, 3)[0], torch.randn(5, 896)
     loc, scale = action.value(z, torch.full_like(z, 10.0))
     torch.testing.assert_close(loc, z @ action.value_head.weight[0])
     assert loc.abs().min() > 0.01
@@ -258,8 +258,8 @@ def test_noise_that_starts_at_zero_never_learns():
     """Overview 4, step 5, has its influence learned step by step; the gradient of |b| at 0 is 0."""
     torch.manual_seed(0)
     for start, moves in ((0.0, False), (0.1, True)):
-        action = ActionNetwork(4, 5, ActionSettings(score_scale="documents", initial_noise=start))
-        loc_S, scale_S = action(torch.randn(8, 4), torch.ones(8, 4))
+        action, lm_head = action_of(4, 5, score_scale="documents", initial_noise=start)
+        loc_S, scale_S = action(torch.randn(8, 4), torch.ones(8, 4), lm_head)
         loc_Y, scale_Y = action.value(torch.randn(8, 4), torch.ones(8, 4) + action.noise)
         loss = ovr_loss(loc_S, scale_S, torch.arange(8) % 5) + cauchy_nll(torch.ones(8), loc_Y, scale_Y).mean()
         loss.backward()
@@ -317,16 +317,12 @@ def test_a_wide_individual_writes_noise(tiny_tokenizer):
 def test_a_probability_depends_on_its_own_row_alone():
     """Foundations 3.1.1; under the documents' scale. A softmax moves every token."""
     torch.manual_seed(0)
-    action, loc, scale = (
-        ActionNetwork(4, 6, ActionSettings(score_scale="documents")),
-        torch.randn(3, 4),
-        torch.rand(3, 4),
-    )
-    before = action(loc, scale)
+    (action, lm_head), loc, scale = action_of(4, 6, score_scale="documents"), torch.randn(3, 4), torch.rand(3, 4)
+    before = action(loc, scale, lm_head)
     with torch.no_grad():
-        action.lm_head.weight[1] += 2.0
-    after = action(loc, scale)
-    others = torch.arange(6) != 1
+        lm_head.weight[1] += 2.0
+    after = action(loc, scale, lm_head)
+    others = torch.arange(7) != 1
     one, other = (ovr_log_probs(*law)[0][..., others] for law in (before, after))
     torch.testing.assert_close(one, other)
     assert not torch.allclose(before[0].log_softmax(-1)[..., others], after[0].log_softmax(-1)[..., others])
@@ -408,11 +404,11 @@ def test_a_sampled_individual_without_scale_makes_every_passing_token_certain():
     """Architecture 3.2.2 decides by argmax P at scale 0: the first token that passes wins, not the best one."""
     scores = torch.tensor([0.1, 5.0])
     assert (0.5 + torch.atan(scores / 0.0) / torch.pi).tolist() == [1.0, 1.0]
-    action = ActionNetwork(1, 2, ActionSettings(score_scale="documents"))
+    action, lm_head = action_of(1, 2, score_scale="documents")
     with torch.no_grad():
-        action.lm_head.weight.copy_(scores.unsqueeze(1))
-        action.lm_head.bias.zero_()
-    loc_S, scale_S = action(torch.ones(1, 1), torch.zeros(1, 1))
+        lm_head.weight.copy_(scores.unsqueeze(1))
+        lm_head.bias.zero_()
+    loc_S, scale_S = action(torch.ones(1, 1), torch.zeros(1, 1), lm_head)
     mask = torch.ones(loc_S.shape[-1], dtype=torch.bool)
     assert Scores(loc_S, scale_S, torch.zeros(1, 1), 0.0, action.law, mask, common=False).decide().item() == 1
 
@@ -789,5 +785,5 @@ def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tin
         tiny_llama.generate(**inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
         assert len(calls) == expected
     branch = ValueBranch(576, 576, 512, layers=2)  # at SmolLM2's size
-    head = ActionNetwork(576, matrix_rows=1).value_head.weight.numel()
+    head = action_of(576, 1)[0].value_head.weight.numel()
     assert head == 576 and head + sum(p.numel() for p in branch.parameters()) < 134_515_008 / 100

@@ -8,15 +8,13 @@ from scipy import stats
 
 from causalqwen import (
     AbductionNetwork,
-    ActionNetwork,
-    ActionSettings,
     CausalDecoding,
     CausalQwenForCausalLM,
     Individual,
     ovr_loss,
 )
 from causalqwen.losses import ovr_log_probs, shift_targets
-from conftest import graft_tiny
+from conftest import action_of, graft_tiny
 
 TEXTS = ["We, the people, look back on what was done.", "A new year", "Yes"]
 
@@ -41,12 +39,12 @@ def encode(model, texts):
 def test_criterion_1_the_law_of_every_score_is_that_of_drawn_individuals_and_noise():
     torch.manual_seed(0)
     abduction = AbductionNetwork(3, initial_scale=0.6931471805599453).double()
-    action = ActionNetwork(3, 4, ActionSettings(score_scale="documents", initial_noise=0.1)).double()
+    action, lm_head = (part.double() for part in action_of(3, 4, score_scale="documents", initial_noise=0.1))
     loc_U, scale_U = abduction(torch.randn(3, dtype=torch.float64))
-    loc_S, scale_S = action(loc_U, scale_U)
+    loc_S, scale_S = action(loc_U, scale_U, lm_head)
     e1, e2 = torch.rand(2, 200_000, 3, dtype=torch.float64)
     drawn = loc_U + scale_U * action.law.quantile(e1) + action.noise * action.law.quantile(e2)
-    for token, sample in enumerate(action.lm_head(drawn).detach().T):
+    for token, sample in enumerate(lm_head(drawn).detach().T):
         truth = stats.cauchy(loc_S[token].item(), scale_S[token].item())
         assert stats.kstest(sample.numpy(), truth.cdf).pvalue > 1e-3
 
@@ -63,11 +61,11 @@ def test_criterion_1_gradients_are_finite_differences():
     torch.manual_seed(0)
     z, targets = torch.randn(4, 3, dtype=torch.float64), torch.arange(4)
     abduction = AbductionNetwork(3).double()
-    action = ActionNetwork(3, 5, ActionSettings(score_scale="documents", initial_noise=0.1)).double()
-    parameters = [*abduction.parameters(), action.lm_head.weight, action.lm_head.bias, action.b_noise]
+    action, lm_head = (part.double() for part in action_of(3, 5, score_scale="documents", initial_noise=0.1))
+    parameters = [*abduction.parameters(), lm_head.weight, lm_head.bias, action.b_noise]
 
     def loss(*_: torch.Tensor) -> torch.Tensor:
-        return ovr_loss(*action(*abduction(z)), targets, 0.2)
+        return ovr_loss(*action(*abduction(z), lm_head), targets, 0.2)
 
     assert torch.autograd.gradcheck(loss, parameters, eps=1e-6, atol=1e-6)
 

@@ -18,8 +18,6 @@ from transformers import (
 
 from causalqwen import (
     AbductionNetwork,
-    ActionNetwork,
-    ActionSettings,
     CausalDecoding,
     CausalQwenConfig,
     CausalQwenForCausalLM,
@@ -34,7 +32,7 @@ from causalqwen.modeling.configuration import SECTIONS
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.numbers.law import WANTED_LEVELS
-from conftest import FREE_ROWS, TIED, graft_tiny, make_backbone
+from conftest import FREE_ROWS, TIED, action_of, graft_tiny, make_backbone
 
 TEXTS = ["A new year has begun.", "We, the people, look back on what was done and forward to what is not.", "Yes"]
 NUMBERS = ["It costs 1,272.5 dollars and 7 cents.", "From -3 to 99.9, all 5 of them.", "no number"]
@@ -154,19 +152,19 @@ def test_softplus_inverse_is_close_to_its_argument_not_less_log_two():
 @pytest.mark.parametrize("family", ["cauchy", "gaussian"])
 def test_action_is_the_linear_law_on_individual_and_noise(family):
     torch.manual_seed(0)
-    action = ActionNetwork(5, 7, ActionSettings(score_scale="documents", vocabulary_family=family, initial_noise=0.3))
+    action, lm_head = action_of(5, 7, score_scale="documents", vocabulary_family=family, initial_noise=0.3)
     loc, scale = torch.randn(4, 5), torch.rand(4, 5)
     law = get_family(family)
-    loc_s, scale_s = action(loc, scale)
+    loc_s, scale_s = (column[:, :7] for column in action(loc, scale, lm_head))
     noise = torch.full_like(scale, 0.3)
-    augmented = torch.cat([action.lm_head.weight, action.lm_head.weight], dim=1)  # on [U, noise]
-    torch.testing.assert_close(loc_s, loc @ action.lm_head.weight.T + action.lm_head.bias)
+    augmented = torch.cat([lm_head.weight, lm_head.weight], dim=1)  # on [U, noise]
+    torch.testing.assert_close(loc_s, loc @ lm_head.weight.T + lm_head.bias)
     torch.testing.assert_close(scale_s, law.linear_scale(torch.cat([scale, noise], dim=1), augmented))
 
 
 def test_the_value_scale_is_not_the_l1_norm_times_one_scale():
     """Overview 2.4 writes |W_reg|_1 scale, which is |W_reg| scale only where all coordinates have one scale."""
-    action = ActionNetwork(5, 7)
+    action, _ = action_of(5, 7)
     scale = torch.rand(1, 5)
     _, right = action.value(torch.zeros(1, 5), scale)
     weight = action.value_head.weight.abs()

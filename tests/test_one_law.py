@@ -11,8 +11,7 @@ from causalqwen import CausalDecoding
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import upcast
 from causalqwen.modeling.chain import Chain
-from causalqwen.modeling.scores import ActionNetwork, ActionSettings
-from conftest import graft_tiny
+from conftest import action_of, graft_tiny
 
 TEXT = "They say that -3.5 of the people who came here went on to count 1,000 more"
 SOURCES = [("token", "marginal"), ("marginal", "token"), ("sequence", "token"), ("marginal", "sequence")]
@@ -130,14 +129,12 @@ def test_the_mean_of_the_values_that_are_drawn_is_their_law(tiny_tokenizer, valu
 @given(st.integers(0, 10**6), st.sampled_from(["gaussian", "cauchy"]), st.floats(0.0, 3.0))
 def test_no_row_exceeds_the_common_scale(seed, family, unevenness):
     generator = torch.Generator().manual_seed(seed)
-    action = ActionNetwork(6, 9, ActionSettings(vocabulary_family=family, initial_noise=0.3, num_token_id=9))
+    action, lm_head = action_of(6, 9, vocabulary_family=family, initial_noise=0.3)
     with torch.no_grad():
-        action.lm_head.weight.copy_(
-            torch.randn(9, 6, generator=generator) * 3 ** torch.randn(9, 1, generator=generator)
-        )
+        lm_head.weight.copy_(torch.randn(9, 6, generator=generator) * 3 ** torch.randn(9, 1, generator=generator))
         action.num_row.copy_(10 * torch.randn(6, generator=generator))
     scale = (unevenness * torch.randn(4, 6, generator=generator)).exp()
-    words = action.vocabulary()
+    words = action.vocabulary(lm_head)
     common = action.score_scale_of(scale, words)
     rows = action.law.linear_scale(scale, words.rows_of_all()[0])
     assert bool((rows <= common * (1 + 1e-5)).all())

@@ -6,7 +6,7 @@ import torch
 from causalqwen import CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.context import CONTEXTS
-from causalqwen.modeling.scores import SCORE_SCALES, ActionNetwork, ActionSettings, CommonScale
+from causalqwen.modeling.scores import SCORE_SCALES, ActionNetwork, CommonScale
 from conftest import graft_tiny
 
 
@@ -61,7 +61,7 @@ def test_a_setting_that_would_do_nothing_is_refused(tiny_tokenizer, settings, ne
 def test_the_table_says_which_names_there_are(kind, table):
     for name in table:
         config = CausalQwenConfig(**{kind: name})
-        chosen = config.context if table is CONTEXTS else ActionNetwork(4, 8, ActionSettings.of(config)).scales
+        chosen = config.context if table is CONTEXTS else ActionNetwork(config).scales
         assert chosen is table[name]
     known = ", ".join(map(repr, list(table)[:-1]))
     with pytest.raises(ValueError, match=f"{kind}: input should be {known} or .*, got 'solvd'"):

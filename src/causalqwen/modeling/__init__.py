@@ -13,7 +13,7 @@ from causalqwen.modeling.outputs import CausalQwenOutput, GenerateCausalBeamOutp
 from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.modeling.processor import CausalQwenProcessor
 from causalqwen.modeling.reading import Observation
-from causalqwen.modeling.scores import ActionNetwork, ActionSettings
+from causalqwen.modeling.scores import ActionNetwork
 from causalqwen.modeling.streaming import NumberTextIteratorStreamer, NumberTextStreamer
 from causalqwen.modeling.survey import Question
 from causalqwen.modeling.worlds import Intervention, World
@@ -28,7 +28,6 @@ __all__ = [
     "STARTS",
     "AbductionNetwork",
     "ActionNetwork",
-    "ActionSettings",
     "CausalQwenConfig",
     "CausalQwenForCausalLM",
     "CausalQwenOutput",

@@ -16,7 +16,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import sequence_starts
 from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.modeling.outputs import CausalQwenOutput
-from causalqwen.modeling.scores import ActionNetwork, ActionSettings, Vocabulary
+from causalqwen.modeling.scores import ActionNetwork, Vocabulary
 from causalqwen.numbers import ValueLaw, ValueTransform, round_significant
 from causalqwen.parts.branch import PlainReader, ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
@@ -69,7 +69,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
         if config.value_crossing:
             size_of_x = config.hidden_size + config.value_columns
             branch.crossing = Crossing(size_of_x, size, config.value_crossing)
-    made["action"] = ActionNetwork(size, None, ActionSettings.of(config), matrix_rows=config.text_config.vocab_size)
+    made["action"] = ActionNetwork(config)
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
     has_own = size < config.hidden_size or config.own_scores
     made["score_head"] = nn.Linear(size, config.text_config.vocab_size) if has_own else None

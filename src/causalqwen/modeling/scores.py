@@ -8,8 +8,7 @@ Sums and linear maps of stable laws are stable, so all of it is closed form. `Vo
 its weights stand still: what follows from them is made once. A score scale says how scale_S follows from the scale of U'.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -106,7 +105,7 @@ class CommonScale(DocumentsScale):
         """
         scale = upcast(scale)
         longest = scale.amax(-1) * words.longest
-        return torch.minimum(longest, words.action.common_scale(scale, words)).clamp(min=SCALE_FLOOR)
+        return torch.minimum(longest, words.action.scale_of_row(scale, words.largest)).clamp(min=SCALE_FLOOR)
 
     def of_number(self, scale: Tensor, words: "Vocabulary") -> Tensor:
         """That of any token [...]: the bound and the score noise."""
@@ -132,97 +131,40 @@ SCORE_SCALES = {"common": CommonScale(), "documents": DocumentsScale()}
 """By the setting `score_scale`."""
 
 
-@dataclass(frozen=True)
-class ActionSettings:
-    """What a `CausalQwenConfig` says of the action law, by its names.
-
-    Args:
-        num_token_id: None for no number channel.
-        free_token_ids: rows that no token uses.
-        score_scale: "common": every token has exogenous noise of its own that fills its scale up to a common one, one number
-            per position that no row's |W_k| (scale_U + |b_noise|) exceeds; argmax_k P_k is then argmax_k loc_S.
-            "documents": |W_k| (scale_U + |b_noise|), one per token (overview 2.4).
-        score_noise, score_slope: scale at the threshold, and growth below it, of a token's own noise beside what "common"
-            fills up (see `graded_scale`): they set how probabilities fall off, and move no decision. Not for "documents".
-        vocabulary_family, value_family: the laws of the scores and of the value.
-        initial_noise, initial_threshold: |b_noise| and C at the start.
-        token_thresholds: standard deviation of eps_k at the start, where every token of the matrix has a threshold C + eps_k;
-            None for one threshold (overview 4, foundations 3.1.1).
-    """
-
-    num_token_id: int | None = None
-    free_token_ids: Sequence[int] = ()
-    score_scale: str = "common"
-    score_noise: float = 0.0
-    score_slope: float = 0.0
-    vocabulary_family: str = "cauchy"
-    value_family: str = "cauchy"
-    initial_noise: float = 0.0
-    initial_threshold: float = 0.0
-    token_thresholds: float | None = None
-
-    @classmethod
-    def of(cls, config: Any) -> "ActionSettings":
-        """The settings of a configuration."""
-        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
-
-
 class ActionNetwork(nn.Module):
-    """The action law.
+    """The action law of a configuration.
 
-    Its W_cls is a linear layer `lm_head` of V rows: its own where `vocab_size` is given, else the backbone's, handed to
-    each call, so that it stays tied to the embedding where it was; or a `Vocabulary` of it, which keeps what follows from it.
+    Its W_cls is a linear layer `lm_head` of V rows, handed to each call, so that it stays tied to the embedding where it
+    was; or a `Vocabulary` of it, which keeps what follows from it.
 
     `<NUM>` has a row of its own (`num_row`, `num_bias`): behind the V rows where num_token_id == V, else added to row
     num_token_id, starting at 0. Its bias is also its threshold: only loc - C enters any decision.
-
-    Args:
-        causal_size: C.
-        vocab_size: V, for a network with its own `lm_head`; None to be handed one.
-        settings: see `ActionSettings`.
-        matrix_rows: V of the lm_head that it will be handed.
     """
 
     vocabulary_mask: Tensor
     rest_mask: Tensor
 
-    def __init__(
-        self,
-        causal_size: int,
-        vocab_size: int | None = None,
-        settings: ActionSettings = ActionSettings(),
-        *,
-        matrix_rows: int | None = None,
-    ) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        if settings.score_scale not in SCORE_SCALES:
-            known = ", ".join(SCORE_SCALES)
-            raise ValueError(f"unknown score scale {settings.score_scale!r}; use one of {known}")
-        rows = matrix_rows if matrix_rows is not None else vocab_size
-        if rows is None:
-            raise ValueError(
-                "give vocab_size for a network of its own, or matrix_rows of the lm_head it will be handed"
-            )
-        self.rows = rows
-        self.num_token_id = settings.num_token_id
-        self.appended = settings.num_token_id == rows
-        self.free_token_ids = list(settings.free_token_ids)
-        self.scales = SCORE_SCALES[settings.score_scale]
-        if not self.scales.common and (settings.score_noise or settings.score_slope):
+        self.rows: int = config.text_config.vocab_size
+        self.num_token_id: int = config.num_token_id
+        self.appended: bool = config.num_token_appended
+        self.free_token_ids = list(config.free_token_ids)
+        self.scales = SCORE_SCALES[config.score_scale]
+        if not self.scales.common and (config.score_noise or config.score_slope):
             raise ValueError("score_noise and score_slope belong to a score scale that all tokens share: 'common'")
-        self.score_noise = settings.score_noise
-        self.score_slope = settings.score_slope
-        self.law = get_family(settings.vocabulary_family)
-        self.value_law = get_value_family(settings.value_family)
-        self.start = settings
+        self.score_noise: float = config.score_noise
+        self.score_slope: float = config.score_slope
+        self.law = get_family(config.vocabulary_family)
+        self.value_law = get_value_family(config.value_family)
+        self.start = config.initial_noise, config.initial_threshold, config.token_thresholds
 
-        self.lm_head = nn.Linear(causal_size, vocab_size) if vocab_size is not None else None
-        self.b_noise = nn.Parameter(torch.empty(causal_size))
+        self.b_noise = nn.Parameter(torch.empty(config.causal_size))
         self.threshold = nn.Parameter(torch.empty(()))
-        self.token_thresholds = nn.Parameter(torch.empty(rows)) if settings.token_thresholds is not None else None
-        self.num_row = nn.Parameter(torch.zeros(causal_size))
+        self.token_thresholds = None if config.token_thresholds is None else nn.Parameter(torch.empty(self.rows))
+        self.num_row = nn.Parameter(torch.zeros(config.causal_size))
         self.num_bias = nn.Parameter(torch.zeros(()))
-        self.value_head = nn.Linear(causal_size, 1)
+        self.value_head = nn.Linear(config.causal_size, 1)
         self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
         self.register_buffer("rest_mask", self._rest_mask(), persistent=False)
         self.reset_parameters()
@@ -235,17 +177,17 @@ class ActionNetwork(nn.Module):
     def _rest_mask(self) -> Tensor:
         """[V]: rows of the matrix that tokens other than `<NUM>` use."""
         mask = self._mask()[: self.rows]
-        if self.num_token_id is not None:
-            mask[self.num_token_id : self.num_token_id + 1] = False
+        mask[self.num_token_id : self.num_token_id + 1] = False
         return mask
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """The start: constant noise and threshold, `<NUM>` unmoved, an ordinary value head."""
-        nn.init.constant_(self.b_noise, self.start.initial_noise)
-        nn.init.constant_(self.threshold, self.start.initial_threshold)
+        noise, threshold, apart = self.start
+        nn.init.constant_(self.b_noise, noise)
+        nn.init.constant_(self.threshold, threshold)
         if self.token_thresholds is not None:
-            nn.init.normal_(self.token_thresholds, std=self.start.token_thresholds)
+            nn.init.normal_(self.token_thresholds, std=apart)
         nn.init.zeros_(self.num_row)
         nn.init.zeros_(self.num_bias)
         nn.init.normal_(self.value_head.weight, std=self.value_head.in_features**-0.5)
@@ -271,15 +213,11 @@ class ActionNetwork(nn.Module):
         """|b_noise| [C], float32."""
         return upcast(self.b_noise.abs())
 
-    def vocabulary(self, lm_head: Any = None) -> "Vocabulary":
-        """The rows of `lm_head` as they are now; a `Vocabulary` as it is; of this network's own lm_head by default."""
-        if isinstance(lm_head, Vocabulary):
-            return lm_head
-        if lm_head is None and self.lm_head is None:
-            raise ValueError("this action network has no lm_head of its own: hand it the backbone's")
-        return Vocabulary(self, self.lm_head if lm_head is None else lm_head)
+    def vocabulary(self, lm_head: Any) -> "Vocabulary":
+        """The rows of `lm_head` as they are now; a `Vocabulary` as it is."""
+        return lm_head if isinstance(lm_head, Vocabulary) else Vocabulary(self, lm_head)
 
-    def forward(self, loc: Tensor, scale: Tensor, lm_head: Any = None) -> tuple[Tensor, Tensor]:
+    def forward(self, loc: Tensor, scale: Tensor, lm_head: Any) -> tuple[Tensor, Tensor]:
         """The law of all scores with the noise integrated out (overview 2.4).
 
         loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("common") or [..., V'] ("documents"),
@@ -290,12 +228,10 @@ class ActionNetwork(nn.Module):
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def score_loc(self, loc: Tensor, lm_head: Any = None) -> Tensor:
+    def score_loc(self, loc: Tensor, lm_head: Any) -> Tensor:
         """loc_S [..., V'] from loc_U [..., C]: the backbone's own product, plus `<NUM>`'s column."""
         words = self.vocabulary(lm_head)
         scores = words(loc)
-        if self.num_token_id is None:
-            return scores
         if self.appended:
             return self.put(scores, lambda: self.num_loc(loc, words))
         own = (
@@ -307,26 +243,20 @@ class ActionNetwork(nn.Module):
 
     def put(self, columns: Tensor, of_number: Callable[[], Tensor]) -> Tensor:
         """Put what is `<NUM>`'s [...] behind the columns of the matrix [..., V], or into them, in place."""
-        if self.num_token_id is None:
-            return columns
         if self.appended:
             return torch.cat([columns, of_number().unsqueeze(-1).to(columns.dtype)], dim=-1)
         columns[..., self.num_token_id] = of_number()
         return columns
 
-    def num_loc(self, loc: Tensor, lm_head: Any = None) -> Tensor:
+    def num_loc(self, loc: Tensor, lm_head: Any) -> Tensor:
         """loc of `<NUM>`'s score [...], float32."""
         words = self.vocabulary(lm_head)
         of_row = F.linear(upcast(loc), upcast(words.number_row()).unsqueeze(0)).squeeze(-1)
         return of_row + words.number_bias()
 
-    def score_scale_of(self, scale: Tensor, lm_head: Any = None) -> Tensor:
+    def score_scale_of(self, scale: Tensor, lm_head: Any) -> Tensor:
         """scale_S from the scale [..., C] of U': [..., 1] where all share it, or [..., V'], float32."""
         return self.scales.of_all(scale, self.vocabulary(lm_head))
-
-    def common_scale(self, scale: Tensor, lm_head: Any = None) -> Tensor:
-        """m . scale [...], float32, the family's sum, of the scale [..., C] of U': at least |W_k| scale for every row."""
-        return self.scale_of_row(scale, self.vocabulary(lm_head).largest)
 
     def scale_of_row(self, scale: Tensor, row: Tensor) -> Tensor:
         """|row| scale [...] of the scale [..., C] of U', float32."""
@@ -448,7 +378,7 @@ class Vocabulary:
     def rows_at(self, tokens: Tensor) -> Tensor:
         """W [n, C] of tokens int64 [n], `<NUM>` too, float32."""
         rows = upcast(self.weight.index_select(0, tokens.clamp(max=len(self.weight) - 1)))
-        is_number = tokens == (-1 if self.action.num_token_id is None else self.action.num_token_id)
+        is_number = tokens == self.action.num_token_id
         if is_number.any():
             rows = torch.where(is_number.unsqueeze(-1), upcast(self.number_row()).detach(), rows)
         return rows
@@ -480,8 +410,6 @@ class Vocabulary:
         """W [V', C], b [V'] and the rows in use, `<NUM>`'s row where it is, float32."""
         action, bias = self.action, None if self.bias is None else upcast(self.bias)
         weight = upcast(self.weight)
-        if action.num_token_id is None:
-            return weight, bias, action.vocabulary_mask
         bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
         bias, row = action.put(bias, self.number_bias), upcast(self.number_row()).unsqueeze(0)
         place = action.num_token_id
