@@ -278,12 +278,14 @@ class CausalTrainer(Trainer):
             steps, self._updates = self._updates, 0
             window = dict(zip(_WINDOW, ranks.summed(self._window).tolist(), strict=True))
             self._window.zero_()
-            of_all = self.trained.whole_vocabulary  # else it is `<NUM>`'s own term, and no more
             logs = logs | {
                 "total_loss": logs["loss"],
-                "cls_loss_mean" if of_all else "num_cls_loss_mean": window["cls_loss"] / steps,
                 "reg_loss_effective": window["reg_loss_effective"] / steps,
             }
+            if self.trained.whole_vocabulary:
+                logs["cls_loss_mean"] = window["cls_loss"] / steps
+            elif window["cls_loss"]:  # `<NUM>`'s own term, and no more; nothing where its row has a fit of its own
+                logs["num_cls_loss_mean"] = window["cls_loss"] / steps
             if window["counted"]:
                 logs["accuracy"] = window["right"] / window["counted"]
         super().log(logs, start_time)
