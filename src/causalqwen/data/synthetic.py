@@ -18,7 +18,7 @@ QUANTITIES = (
 )
 
 BEST_CRPS = 100 / 6
-"""Of a statement's value: E|Y - Y'| / 2 for Y, Y' uniform on 0 to 100."""
+"""The CRPS of a statement's value: E|Y - Y'| / 2 for Y, Y' uniform on 0 to 100."""
 
 
 def statements(count: int, seed: int = 0) -> list[dict[str, Any]]:

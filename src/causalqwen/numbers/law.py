@@ -113,8 +113,8 @@ class _Calibrated:
 
 
 def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | None:
-    """Of central levels [n] in the order of their scales [n]: how many belong to the first of two kinds, where there are two,
-    and the scale between both.
+    """A limit between central levels [n] in the order of their scales [n], where they are of two kinds: how many belong to the
+    first, and the scale between both.
 
     Limits are tried where the scales leave a wide gap, in its geometric middle, and not within a lump of rows that have one
     scale but for rounding, which would decide on which side they lie. Taken is the one on whose sides the levels differ most
@@ -147,7 +147,7 @@ def _in_lump(limit: float, scale: Tensor) -> bool:
 
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
-    """Of the `spread_levels` [n, PARTS] of n rows."""
+    """Levels that cover, of the `spread_levels` [n, PARTS] of n rows."""
     rank = torch.ceil(PARTS * (len(central) + 1) * WANTED_LEVELS - 1e-9).long()
     central = central.flatten().sort().values.clamp(max=1 - 1e-9)
     # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.

@@ -12,7 +12,7 @@ from causalqwen.training.anchor import text_chunks
 from causalqwen.training.features import FactStore, TokenFacts, facts_of, known_of_number
 
 PLAIN_TOKENS = 4096
-"""Of text without numbers, beside the rows: rows of one template alone say nothing about any other text."""
+"""Tokens of text without numbers that stand beside the rows: rows of one template alone say nothing about any other text."""
 
 _CHUNK, _YEARS = 512, (1941, 1962, 1985, 2002)
 _MARGIN = 8.0

@@ -54,7 +54,7 @@ class LearnedNumbers:
 
     @classmethod
     def of(cls, examples: Sequence[Example], num_token_id: int, certain: Set[tuple[int, ...]]) -> "LearnedNumbers":
-        """Those of examples; certain: `certain_contexts` of the training rows."""
+        """The axes of examples; certain: `certain_contexts` of the training rows."""
         pairs = [(value, words in certain) for words, value in numbers_learned(examples, num_token_id)]
         values, of_template = zip(*pairs, strict=True) if pairs else ((), ())
         classes = number_classes(examples, num_token_id)

@@ -18,7 +18,7 @@ _INDICES = ("place", "offsets", "values", "places")
 
 @dataclass
 class KeptNumbers:
-    """Of N positions: place int64 [N], where each stands in its row, and row int64 [N].
+    """Numbers in the rows of N positions: place int64 [N], where each stands in its row, and row int64 [N].
 
     Row i has the numbers offsets[i] to offsets[i+1] of values float64 [M], places int64 [M], and features float32 [M, H], z at
     the place before each number, or at its own where it stands first.
@@ -32,7 +32,7 @@ class KeptNumbers:
     places: np.ndarray
 
     def __getitem__(self, index: slice | np.ndarray) -> "KeptNumbers":
-        """Those of some positions."""
+        """The numbers of some positions."""
         return replace(self, row=self.row[index], place=self.place[index])
 
     def of_rows(self, rows: Sequence[int], positions: np.ndarray) -> "KeptNumbers":
@@ -128,7 +128,7 @@ def numbers_of(example: Example, num_token_id: int) -> list[int]:
 
 
 def numbers_in(examples: Sequence[Example], num_token_id: int, features: Tensor, hidden: bool) -> KeptNumbers:
-    """Those of a batch, padded on the right, from its features z [B, S, H]; hidden: the backbone does not see numbers."""
+    """The numbers of a batch, padded on the right, from its features z [B, S, H]; hidden: the backbone does not see numbers."""
     before = [(row, place - 1) for row, e in enumerate(examples) for place in numbers_of(e, num_token_id)]
     rows, places = torch.tensor(before, dtype=torch.int64, device=features.device).reshape(-1, 2).T
     keys = upcast(features[rows, places.clamp(min=0)])

@@ -35,7 +35,7 @@ READER = {"copy_numbers": True}
 """The graft that reads rows for all that are tried: the numbers in them too."""
 
 BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_branch_members": 4, "value_loss": "crps"}
-"""Of every graft that is tried: what is not chosen between (experiments 13)."""
+"""Settings of every graft that is tried, which are not chosen between (experiments 13)."""
 
 STAGE = ValueStage(epochs=12, center=True)
 CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
@@ -208,7 +208,7 @@ def held_numbers(
 
 @dataclass(frozen=True)
 class Choice(Trials):
-    """Of rows that name nobody: by the CRPS of every number held out."""
+    """A choice by rows that name nobody: by the CRPS of every number held out."""
 
     branch: ClassVar[dict[str, Any]] = BRANCH
 

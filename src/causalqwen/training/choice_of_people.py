@@ -49,7 +49,7 @@ def better_for_most(plain: Tried, other: Tried) -> Tried:
 
 
 class ChoiceOfPeople(Trials):
-    """Of rows that name individuals: by -log p of what each person held out said, with e1 integrated out, in nats a number.
+    """A choice by rows that name individuals: by -log p, in nats a number, of what each person held out said, e1 integrated out.
 
     The people of the evaluation rows choose where they are enough; else those of the training rows do, each part of them held
     out in turn, and all are trained on in the end.
@@ -87,7 +87,7 @@ class ChoiceOfPeople(Trials):
         return best
 
     def _shares(self, rows: Sequence[Example]) -> list[float]:
-        """Those of the passes that are tried: none where people are drawn, because all together are not learned by heart."""
+        """Shares of the passes that are tried: none where people are drawn, because all together are not learned by heart."""
         found = {self.trial_of({}, rows).epochs: 1.0}
         if len(self.taught) == len(self._drawn(self.taught)):
             for share in SHARES:
@@ -127,7 +127,7 @@ class ChoiceOfPeople(Trials):
         return dataclasses.replace(stage, learning_rate=FASTER * stage.learning_rate)
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
-        """Of each person, the mean over numbers that are no part of a template."""
+        """For each person, the mean over numbers that are no part of a template."""
         certain = LearnedNumbers.of(held, model.config.num_token_id, self.certain).certain
         owners = [example.individual for example in held]
         losses, values, whose = joint_losses(model, store, owners, ~certain)
@@ -175,7 +175,7 @@ class ChoiceOfPeople(Trials):
         return np.random.default_rng(self.settings.seed).choice(found, MOST_ROWS, replace=False).tolist()
 
     def _drawn(self, people: list[list[int]]) -> list[list[int]]:
-        """Of the rows of people, `MOST_ROWS` at most: those of people drawn, of at least `FEWEST_PEOPLE`."""
+        """A draw from the rows of people, `MOST_ROWS` at most: those of people drawn, of at least `FEWEST_PEOPLE`."""
         random, most = np.random.default_rng(self.settings.seed), MOST_ROWS // FEWEST_PEOPLE
         taken, rows = list[list[int]](), 0
         for person in random.permutation(len(people)).tolist():
@@ -189,6 +189,6 @@ class ChoiceOfPeople(Trials):
 
 
 def _rows(examples: Sequence[Example], people: list[list[int]]) -> Sequence[Example]:
-    """Those of some people, in their order."""
+    """The rows of some people, in their order."""
     rows = sorted(row for person in people for row in person)
     return examples if len(rows) == len(examples) else Drawn(examples, rows)

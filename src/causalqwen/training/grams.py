@@ -32,7 +32,7 @@ class Grams:
 
     @classmethod
     def fit(cls, words: Sequence[str]) -> "Grams":
-        """Those of some texts."""
+        """The n-grams of some texts."""
         made = cls()
         for place, settings in enumerate(KINDS):
             try:
@@ -49,7 +49,7 @@ class Grams:
         return sum(len(one) - 1 for one in self.vocabularies)
 
     def counts(self, words: Sequence[str]) -> sparse.csr_matrix | None:
-        """Those of texts [n, width], each kind of length 1; None where there are none."""
+        """The n-grams of texts, [n, width], each kind of length 1; None where there are none."""
         parts = []
         for place, *grams in self.vocabularies:
             settings = {name: value for name, value in KINDS[int(place)].items() if name not in _OF_FITTING}

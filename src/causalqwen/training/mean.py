@@ -10,7 +10,7 @@ FEWEST = 10
 
 @dataclass(frozen=True)
 class FittedMean:
-    """What is added to the law's mean, by what rows that were held out missed.
+    """A correction that is added to the distribution's mean, by what rows that were held out missed.
 
         m + w_0 + w_1 (m - c_1) + w_2 (q - m - c_2) + sum_i w_i (a_i - m - c_i)
 

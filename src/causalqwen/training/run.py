@@ -36,7 +36,7 @@ logger = logging.get_logger(__name__)
 
 _FEWEST_OF_TENTHS = 100
 _FOLDS = 5
-"""Of the evaluation rows, each covered by levels that the others gave."""
+"""Folds of the evaluation rows, each covered by levels that the others gave."""
 
 
 def train(

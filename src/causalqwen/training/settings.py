@@ -117,12 +117,12 @@ class HeadStage(Stage):
 
     @property
     def domain_settings(self) -> dict[str, Any]:
-        """Of a domain's network that has to be made."""
+        """The settings of a domain's network that has to be made."""
         return {"layers": self.domain_layers, "limit": self.domain_limit}
 
     @property
     def domain_asked(self) -> dict[str, Any]:
-        """Those of them that are not the default."""
+        """The settings of the domain that are not the default."""
         default = HeadStage(domain=self.domain).domain_settings
         return {name: value for name, value in self.domain_settings.items() if value != default[name]}
 

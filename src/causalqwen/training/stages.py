@@ -33,19 +33,19 @@ from causalqwen.training.settings import HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
 _LEAST_SPREAD = 1 / 512
-"""Of a coordinate of the features, in its own root mean square: less is what rounding makes of it (experiments 8)."""
+"""The least spread of a coordinate of the features, in its own root mean square: rounding makes less of it (experiments 8)."""
 
 _DIRECTIONS = 8
-"""In which an individual may turn around from context to context, under a Gaussian law."""
+"""Directions in which an individual may turn around from context to context, under a Gaussian law."""
 
 _LEAST_SHARE = 0.05
-"""Of the noise's standard deviation, that a start leaves to who speaks."""
+"""The share of the noise's standard deviation that a start leaves to who speaks."""
 
 _FEWEST_PEOPLE = 4
 """Who tell how people differ, before anything is learned."""
 
 _QUARTILE = 0.6745
-"""Of a normal law, in standard deviations."""
+"""The quartile of a normal distribution, in standard deviations."""
 
 _NOISE_AT_CENTER = 0.05
 """Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
@@ -54,10 +54,10 @@ _COLUMN_RIDGE = 1e-2
 """Penalty of a row, in the start on a table's columns: experts' answers among them say much the same."""
 
 _LEAST_LEFT = 1e-4
-"""Of the axis: what a regression leaves of a value that it has by heart."""
+"""The least share of the axis that a regression leaves of a value that it has by heart."""
 
 _RIDGES = tuple(10.0**power for power in range(-4, 3))
-"""Those that are tried in the start on features, which are many."""
+"""Penalties that are tried in the start on features, which are many."""
 
 WORK = "work"
 METRICS = "metrics.jsonl"
@@ -98,7 +98,7 @@ class Run:
         return [class_code(example, names) for example in self.train_examples] if names else None
 
     def eval_facts(self) -> FactStore | None:
-        """Those of the evaluation rows, if there are any."""
+        """The facts of the evaluation rows, if there are any."""
         if not self.eval_examples:
             return None
         return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")

@@ -68,7 +68,7 @@ class TrainedForCausalLM(nn.Module):
         self.anchor_weight = anchor_weight
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of what moves alone: transformers calls it at every step, and torch's asks every module of the backbone."""
+        """Clear the gradients of what moves: transformers calls it at every step, and torch's asks every module of the backbone."""
         if sharding.is_sharded(self.model) or not set_to_none:
             super().zero_grad(set_to_none)
             return
@@ -77,7 +77,7 @@ class TrainedForCausalLM(nn.Module):
 
     @cached_property
     def moving(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """The parameters that are trained."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def forward(

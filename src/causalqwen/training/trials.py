@@ -105,7 +105,7 @@ Fold = tuple[Sequence[Example], Sequence[Example]]
 
 @dataclass(frozen=True)
 class Trials:
-    """What is tried for a model on a run's rows. numbers: those of the training rows; certain: `certain_contexts` of them.
+    """The trials for a model on a run's rows. numbers: those of the training rows; certain: `certain_contexts` of them.
     work: where features are kept, and each fit's scores, so that a killed run goes on."""
 
     model: CausalQwenForCausalLM
@@ -118,7 +118,7 @@ class Trials:
     say: Callable[[str], None]
 
     branch: ClassVar[dict[str, Any]] = {}
-    """Of every graft that is tried: what is not chosen between."""
+    """Settings of every graft that is tried, which are not chosen between."""
 
     @property
     def keeps_best(self) -> bool:
@@ -140,11 +140,11 @@ class Trials:
         raise NotImplementedError
 
     def stage_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
-        """What is trained with what is chosen, on these rows: `share` of its passes."""
+        """The settings of training with what is chosen, on these rows: `share` of its passes."""
         raise NotImplementedError
 
     def trial_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
-        """What is trained in a fit that is only tried: the same, where nothing shorter tells as much."""
+        """The settings of training in a fit that is only tried: the same, where nothing shorter tells as much."""
         return self.stage_of(config, rows, share)
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
@@ -152,7 +152,7 @@ class Trials:
         raise NotImplementedError
 
     def stores(self, model: CausalQwenForCausalLM, fold: Fold) -> tuple[FactStore, FactStore]:
-        """Of both parts of a fold."""
+        """The stores of both parts of a fold."""
         raise NotImplementedError
 
     def is_open(self, field: str) -> bool:
@@ -198,7 +198,7 @@ class Trials:
 
     @cached_property
     def key(self) -> str:
-        """Of the rows that are tried on: scores of others are not taken up."""
+        """A key of the rows that are tried on: scores of others are not taken up."""
         digest = hashlib.sha256()
         for part in self.folds:
             for example in (*part[0], *part[1]):

@@ -16,7 +16,7 @@ from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.voice_likelihood import WINDOW, Context, Words, log_likelihood, scores, windows_of
 
 Texts = list[list[Context]]
-"""Of one person: each text as its windows; what is shorter than a window stands with others of its kind."""
+"""The texts of one person: each text as its windows; what is shorter than a window stands with others of its kind."""
 
 FEWEST = 5
 """People that voices are learned from at least."""
@@ -24,8 +24,8 @@ _BATCH, _HEARD, _TEXTS = 8, 1024, 6
 """Windows of a step; tokens of a text that its author is heard by; texts of everybody that they are heard by."""
 _MEAN_RATE, _RATE, _SHIFT_RATE = 2e-3, 0.02, 5e-4
 _COMPONENTS, _CAUTION, _REACH = 200, 30.0, 2.0
-"""Of the closed form: components of gradients, how many times less it trusts them than independent words deserve, and how
-far out a voice may go, in those of the people it is made of."""
+"""Settings of the closed form: components of gradients, how many times less it trusts them than independent words deserve, and
+how far out a voice may go, in those of the people it is made of."""
 _HELD_OUT, _CHECKS, _JUDGED = 5, 6, 32
 """Every fifth person is held out, the first of them to choose when to stop, among so many times, by so many windows; the next
 to say what that is worth, and so on."""
