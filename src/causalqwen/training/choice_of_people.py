@@ -49,7 +49,7 @@ def better_for_most(plain: Tried, other: Tried) -> Tried:
 
 
 class ChoiceOfPeople(Trials):
-    """A choice by rows that name individuals: by -log p, in nats a number, of what each person held out said, e1 integrated out.
+    """A choice by rows that name individuals: by -log p, in nats a number, of what people held out said, e1 integrated out.
 
     The people of the evaluation rows choose where they are enough; else those of the training rows do, each part of them held
     out in turn, and all are trained on in the end.

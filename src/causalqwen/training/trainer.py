@@ -68,7 +68,7 @@ class TrainedForCausalLM(nn.Module):
         self.anchor_weight = anchor_weight
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of what moves: transformers calls it at every step, and torch's asks every module of the backbone."""
+        """Clear the gradients of what moves; torch's own asks every module of the backbone, at every step."""
         if sharding.is_sharded(self.model) or not set_to_none:
             super().zero_grad(set_to_none)
             return
