@@ -44,7 +44,7 @@ def any_processor(request, tiny_tokenizer) -> CausalQwenProcessor:
 
 def test_the_context_of_a_processor_is_a_context(tiny_tokenizer):
     processor = CausalQwenProcessor(tiny_tokenizer)
-    with pytest.raises(ValueError, match=r"context is one of parts\.contexts\.CONTEXTS, not 'digits'"):
+    with pytest.raises(ValueError, match=r"context is one of modeling\.context\.CONTEXTS, not 'digits'"):
         processor.context = "digits"
     assert processor.number_context == "value"
 
