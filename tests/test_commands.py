@@ -38,7 +38,7 @@ def test_every_option_of_every_command_stands_in_a_test():
     for words, command in commands():
         assert set(words) <= set(calls), words
         options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} - UNSPOKEN
-        missing = sorted(options - given)
+        missing = sorted(options - given - set(calls))
         assert not missing, f"{' '.join(words)}: no test gives {', '.join(missing)}"
 
 
