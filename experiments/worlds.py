@@ -20,8 +20,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.data.texts import speech_paragraphs
+from causalqwen.modeling.individuals import abduct_noise
 from causalqwen.modeling.reading import encode_text
-from causalqwen.modeling.worlds import abduct_noise
 
 YEARS, BEFORE, BEHIND = (1941, 1962, 1985, 2002, 2012, 2016), 16, 24
 EDITS = {
@@ -169,7 +169,7 @@ def main() -> None:
             "attention_mask": torch.ones_like(start), "max_new_tokens": BEHIND, "eos_token_id": None, "pad_token_id": 0
         }  # fmt: skip
         for name, who in people.items():
-            kept = [abduct_noise(model, observed, who, 1.0, key) for key in keys]
+            kept = [abduct_noise(model, observed, who, seed=key) for key in keys]
             for noise, own in (("kept", kept), ("drawn anew", "token")):
                 plan = CausalDecoding(individual=[who] * len(keys), own=own, seed=keys)
                 out = model.generate(start, numeric_values=values, causal_decoding=plan, **asked).sequences

@@ -47,7 +47,7 @@ def test_rivals_are_scored_by_their_own_spread():
     for name in scores.keys() - {"constant_cauchy"}:  # whose law does not fit these values
         for level, share in scores[name]["coverage"].items():
             assert share == pytest.approx(float(level), abs=0.08)
-        assert np.isfinite(scores[name]["log_score"])
+        assert name == "ngram_ridge" or np.isfinite(scores[name]["log_score"])  # that one gives quantiles alone
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,16 @@ def read_backbone(
     input_ids [B, S].
 
     attention_mask: [B, S], or [B, P + S] behind a cache of P positions (a transformers cache; it grows by S).
+    ValueError where a layer keeps a window alone, and the text is longer.
     """
     out = model.features(
         input_ids, attention_mask, numeric_values, cache=cache, use_cache=True, output_hidden_states=True
     )
     hidden, values = out.hidden_states[1:], [layer.values for layer in out[CACHE].layers]
+    if any(layer.shape[2] != attention_mask.shape[1] for layer in values):
+        raise ValueError(
+            "a layer of this backbone keeps a window of its text alone: numbers cannot be read from all of it"
+        )
     taken = range(len(hidden) - 1, -1, -EVERY)
     last = [out.last_hidden_state if index == len(hidden) - 1 else hidden[index] for index in reversed(taken)]
     ends = places + values[0].shape[2] - input_ids.shape[1]  # counted from the cache's start

@@ -3,7 +3,8 @@
     loc(x)       = sum_i a_i k(x, x_i)         a = (K + λ I)^-1 y,    y_i = t(value_i) on an axis t
     r_i          = a_i / (K + λ I)^-1_ii       the residual of row i under a fit of all other rows
     log scale(x) = sum_i b_i k(x, x_i)         b = (K + μ I)^-1 log(|r| + sd(r) / 20)
-    level p      = t^-1(loc + scale q_p)       q_p: the p-quantile of r_i / scale_-i, scale_-i without row i too
+    level p      = t^-1(loc + scale q_p)       q_p: the p-quantile of r_i / scale_-i, scale_-i without row i too; on the axis
+                                               no further from the training values than they spread
 
 One eigendecomposition of K gives r for all λ and all axes. The kernel has a mean diagonal of 1 over the rows, and a constant of
 10 is added to it, which holds the intercept: features that all rows together centre make K singular along the constant, and
@@ -17,9 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import eigh
 
+from causalqwen.extras import extra
 from causalqwen.numbers import CRPS_LEVELS
+
+with extra("tables", "ridge in closed form"):
+    from scipy.linalg import eigh
 
 INTERCEPT = 10.0
 RIDGES = np.logspace(-5, 3, 33)
@@ -61,7 +65,9 @@ class KernelRidge:
         self._roots = self._roots.clip(0)
         self._squares = self._vectors**2
         self.error, self.axis, self.location = self._choose(values)
-        residuals = AXES[self.axis][0](values) - self.location.left_out
+        y = AXES[self.axis][0](values)
+        self.reach = 2 * y.min() - y.max(), 2 * y.max() - y.min()
+        residuals = y - self.location.left_out
         floor = _FLOOR * residuals.std() + np.finfo(float).tiny
         spread = np.log(np.abs(residuals) + floor)
         tried = [self._solve(spread, ridge) for ridge in RIDGES]
@@ -77,7 +83,8 @@ class KernelRidge:
         return self._levels(scaled @ self.location.coefficients, scaled @ self.log_scale.coefficients)
 
     def _levels(self, loc: np.ndarray, log_scale: np.ndarray) -> np.ndarray:
-        return AXES[self.axis][1](loc[:, None] + np.exp(log_scale)[:, None] * self.quantiles)
+        levels = loc[:, None] + np.exp(log_scale)[:, None] * self.quantiles
+        return AXES[self.axis][1](levels.clip(*self.reach))
 
     def _solve(self, y: np.ndarray, ridge: float) -> Solution:
         shrunk = 1 / (self._roots + ridge)
@@ -121,7 +128,7 @@ class _Block:
         self.dense = isinstance(rows, np.ndarray)
         if self.dense:
             self.mean, spread = rows.mean(0), rows.std(0)
-            self.used = spread > 1e-6 * (np.abs(self.mean) + spread.max())
+            self.used = spread > 1e-6 * np.abs(self.mean)  # else it is rounding's
             self.width = spread[self.used] * np.sqrt(max(self.used.sum(), 1))
         self.rows = self._read(rows)
         self.squares = self._squares(self.rows)
@@ -154,6 +161,7 @@ class ClosedForm:
     """The distribution of a number given blocks of features and n-grams, after training rows.
 
     blocks: arrays float [n, d]; grams: a sparse matrix [n, G] of unit rows, or None. kind: of `KINDS`; weight: of the n-grams.
+    ValueError for features that are not finite, and where nothing varies.
     """
 
     def __init__(self, blocks: Sequence[np.ndarray], grams: Any, values: np.ndarray) -> None:
@@ -161,6 +169,8 @@ class ClosedForm:
         self.used = [place for place, block in enumerate(made) if block.used.any()]
         self.blocks = [made[place] for place in self.used]
         self.grams = None if grams is None else _Block(grams)
+        if not (self.blocks or grams is not None) or not all(np.isfinite(block.mean).all() for block in made):
+            raise ValueError("features to read a number from have to be finite, and one of them has to vary")
         some = np.random.default_rng(0).permutation(len(values))[:_CHOOSING]
         weights = WEIGHTS if self.blocks and self.grams is not None else (1.0,)
         tried: dict[tuple[float, float], float] = {}
@@ -175,7 +185,9 @@ class ClosedForm:
         self.ridge = KernelRidge(self._joined(self._parts(self.kind), self.weight), values)
 
     def predict(self, blocks: Sequence[np.ndarray], grams: Any) -> np.ndarray:
-        """Quantiles [m, 199] at `CRPS_LEVELS` of new rows."""
+        """Quantiles [m, 199] at `CRPS_LEVELS` of new rows, with n-grams where there were some. ValueError where they lack."""
+        if (grams is None) != (self.grams is None):
+            raise ValueError("give new rows the n-grams that the training rows had, or none where these had none")
         return self.ridge.predict(self._joined(self._parts(self.kind, blocks, grams), self.weight))
 
     def _parts(self, kind: float, blocks: Any = None, grams: Any = None, among: Any = slice(None)) -> list[Any]:
