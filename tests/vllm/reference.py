@@ -308,15 +308,15 @@ def gap_where_they_part(
 ) -> float:
     """How far apart the two tokens were that vLLM and `generate` chose first differently, in what rounding moves: `SCORES`, of
     their scores, in the spread of all; under `softmax` `DRAW`, of the draw and the borders between them. By the values that
-    either had till then, whichever is less. 0 where they are digits of a number that was rounded otherwise; infinite where a
-    value before them is another one."""
+    either had till then, whichever is less. 0 where they are digits of a number that was rounded otherwise, or the token after
+    it; infinite where a value before them is another one."""
     at = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
     if not all(moved(model, *pair) for pair in zip(found_values[:at], values[:at], strict=True)):
         return math.inf
     last = max((i for i in range(at) if wanted[i] == model.config.num_token_id), default=None)
-    if model.config.context.writes and last is not None and found_values[last] != values[last]:
-        longest = max(len(format_number(value)) for value in (found_values[last], values[last]))
-        if at <= last + longest + 1:
+    if last is not None and found_values[last] != values[last]:  # what may follow a number depends on its digits
+        of_digits = max(len(format_number(value)) for value in (found_values[last], values[last]))
+        if at <= last + 1 + (of_digits if model.config.context.writes else 0):
             return 0.0
     encoded = model.processor(prompt, prompt=True)
     ids = torch.tensor([encoded["input_ids"] + wanted[:at]])
