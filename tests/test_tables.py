@@ -150,9 +150,6 @@ def test_numbers_in_texts_are_numbers_of_the_row():
     assert np.array_equal(rows.taken(np.array([7])).columns[3], rows.columns[3][7:8])
     again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
     assert again == reader
-    older = reader.to_dict()
-    del older["inside"]
-    assert TableReader.from_dict(older).rows(table).numbers.shape == (40, reader.columns[0].missing + 2)
     short = TableReader.fit(table, "price", text=["told"], characters=10)  # no more is read than the text has
     assert [one.place for one in short.inside] == [0]
     assert not TableReader.fit({"told": ["is 5 long", "is 5 wide"]}, None, text=["told"]).inside
