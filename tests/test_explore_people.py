@@ -252,7 +252,7 @@ def test_a_written_text_is_asked_about(tab):
     page.get_by_role("button", name="What if…").click()
     page.get_by_role("link", name="What if").and_(page.locator("[aria-current]")).wait_for()
     assert here(page).get_by_label("What stood before").input_value() == PROMPT
-    if text.isprintable():
+    if text.isprintable() and "⟨" not in text:  # what cannot be seen is marked there
         assert here(page).get_by_label("What was said").input_value() == text
 
 
