@@ -44,6 +44,7 @@ def place(tiny_tokenizer, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "dtype"), CASES)
 def test_every_command_works_and_what_is_saved_is_what_is_loaded(place, tiny_tokenizer, tmp_path, family, dtype):
     bare, model = tmp_path / "bare", tmp_path / "model"

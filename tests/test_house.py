@@ -23,7 +23,7 @@ MOST_LINES = {
     "causalqwen_cli": 1_303,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_805,
-    "tests": 30_544,
+    "tests": 30_543,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered; none is raised."""
 

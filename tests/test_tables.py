@@ -1258,6 +1258,7 @@ def test_mapie_wraps_it(brief):
     assert ((intervals[:, 0, 0] <= y[60:]) & (y[60:] <= intervals[:, 1, 0])).mean() >= 0.8
 
 
+@pytest.mark.slow
 def test_scikit_learns_own_checks_pass(folder):
     settings = {"values": {"epochs": 1}, "evaluations": 1}
     weighted = "check_sample_weight_equivalence_on_dense_data"  # whole rows are drawn: a weight of 2 is no second row

@@ -198,7 +198,7 @@ def test_what_voices_cannot_do_is_refused(tiny_llama, tiny_voices, tmp_path):
         tiny_llama.predict_choice("He said", ("yes", "no"), individual=wrong)
     with pytest.raises(ValueError, match="one finite vector for each layer"):
         replace(who, voice=who.voice * torch.nan)
-    with pytest.raises(ValueError, match="shapes that do not fit"):
+    with pytest.raises(ValueError, match="voices whose shapes do not fit"):
         replace(tiny_voices, patience=torch.ones(2))
     with pytest.raises(ValueError, match="positive"):
         replace(tiny_voices, reach=0.0)
