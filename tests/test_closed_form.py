@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.kernel_ridge import KernelRidge as Refit
-from sklearn.preprocessing import StandardScaler
 
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.rivals import crps_of, fit_ngram_ridge, inside
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
-from causalqwen.training.closed_form import AXES, INTERCEPT, ClosedForm, KernelRidge
+from causalqwen.training.closed_form import AXES, INTERCEPT, KernelRidge
 
 
 def rows(count, seed=0, noise=0.3):
@@ -84,30 +82,3 @@ def test_letters_tell_a_price():
     found = fit_ngram_ridge(train, validation, 0)(test).quantiles
     assert crps_of(found, test.values, ValueLaw()).mean() < 0.075 * test.values.mean()  # noise of 10% has 0.056
     assert found.shape == (200, len(CRPS_LEVELS)) and (found > 0).all()
-
-
-def test_kernel_width_and_weight_follow_what_the_rows_are_like():
-    """A curve needs a narrow kernel, letters that tell nothing get no weight, a block without variance is left out."""
-    generator = np.random.default_rng(0)
-    x = generator.uniform(-3, 3, size=(240, 1))
-    values = 10 + np.sin(2 * x[:, 0]) + 0.05 * generator.normal(size=240)
-    words = TfidfVectorizer(analyzer="char").fit([f"{n:05}" for n in range(100_000, 100_400)])
-    grams = words.transform([f"{n:05}" for n in generator.integers(0, 99_999, size=240)])
-    blocks = [x, np.ones((240, 3))]
-    made = ClosedForm([block[:200] for block in blocks], grams[:200], values[:200])
-    assert made.kind in (0.5, 1.0) and made.weight < 1 and made.used == [0]
-    found = made.predict([block[200:] for block in blocks], grams[200:])
-    assert np.abs(found[:, 99] - values[200:]).mean() < 0.15  # a line has 0.6
-
-
-def test_a_linear_kernel_of_one_block_is_ridge_on_its_standardised_columns():
-    x, values = rows(60)
-    new = rows(9, seed=3)[0]
-    made = ClosedForm([x * [1.0, 10.0, 100.0, 0.01] + 5], None, values)
-    standard = StandardScaler().fit(x)
-    known = standard.transform(x) / 2
-    kind = made.kind
-    if kind == 0:
-        wanted = made.ridge.predict(standard.transform(new) / 2 @ known.T)
-        assert np.allclose(made.predict([new * [1.0, 10.0, 100.0, 0.01] + 5], None), wanted)
-    assert kind in (0.0, 8.0)  # rows are linear: nothing narrow

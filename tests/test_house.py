@@ -15,15 +15,15 @@ MOST_LINES = {
     "causalqwen/individuals": 833,
     "causalqwen/kernels": 978,
     "causalqwen/losses": 308,
-    "causalqwen/modeling": 8_584,
+    "causalqwen/modeling": 8_525,
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 872,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_607,
+    "causalqwen/training": 5_510,
     "causalqwen_cli": 1_303,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_805,
-    "tests": 30_543,
+    "tests": 30_455,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered; none is raised."""
 

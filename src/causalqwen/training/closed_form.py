@@ -1,4 +1,4 @@
-"""Numbers in closed form: ridge in the space of a kernel over blocks of features, everything chosen by exact leave-one-out.
+"""Numbers in closed form: ridge in the space of a kernel, everything chosen by exact leave-one-out.
 
     loc(x)       = sum_i a_i k(x, x_i)         a = (K + λ I)^-1 y,    y_i = t(value_i) on an axis t
     r_i          = a_i / (K + λ I)^-1_ii       the residual of row i under a fit of all other rows
@@ -9,13 +9,10 @@
 One eigendecomposition of K gives r for all λ and all axes. The kernel has a mean diagonal of 1 over the rows, and a constant of
 10 is added to it, which holds the intercept: features that all rows together centre make K singular along the constant, and
 leave-one-out then looks best at next to no ridge.
-
-k is the mean over the blocks of a kernel of each, linear or Gaussian of the block's distances, and a weight times that of the
-n-grams of the text. Which, how wide, and the weight are chosen on a thousand rows at most.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,7 +71,6 @@ class KernelRidge:
         self.log_scale = min(tried, key=lambda of: np.square(spread - of.left_out).sum())
         ratios = residuals / np.exp(self.log_scale.left_out)
         self.quantiles = np.quantile(ratios, _LEVELS, method="weibull")
-        self.left_out = self._levels(self.location.left_out, self.log_scale.left_out)
         del self._roots, self._vectors, self._squares
 
     def predict(self, kernel: np.ndarray) -> np.ndarray:
@@ -112,96 +108,3 @@ def _crps(values: np.ndarray, quantiles: np.ndarray) -> float:
     """The mean CRPS of quantiles [n, 39] at `_TRIED_LEVELS`."""
     above = values[:, None] - quantiles
     return float(2 * np.maximum(_TRIED_LEVELS * above, (_TRIED_LEVELS - 1) * above).mean())
-
-
-KINDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Kernels that are tried: widths of a Gaussian one in units of a block's median distance; 0 for the linear one."""
-
-WEIGHTS = (0.0, 0.25, 0.5, 1.0)
-_FIRST_WEIGHT, _CHOOSING = 0.5, 1000
-
-
-class _Block:
-    """One block of the training rows, [n, d] dense or sparse, standardised where it is dense; products with other rows."""
-
-    def __init__(self, rows: Any) -> None:
-        self.dense = isinstance(rows, np.ndarray)
-        if self.dense:
-            self.mean, spread = rows.mean(0), rows.std(0)
-            self.used = spread > 1e-6 * np.abs(self.mean)  # else it is rounding's
-            self.width = spread[self.used] * np.sqrt(max(self.used.sum(), 1))
-        self.rows = self._read(rows)
-        self.squares = self._squares(self.rows)
-        self.median = 1.0
-
-    def _read(self, rows: Any) -> Any:
-        return (rows - self.mean)[:, self.used] / self.width if self.dense else rows
-
-    @staticmethod
-    def _squares(rows: Any) -> np.ndarray:
-        return np.asarray(
-            (rows * rows).sum(-1) if isinstance(rows, np.ndarray) else rows.multiply(rows).sum(-1)
-        ).ravel()
-
-    def kernel(self, kind: float, rows: Any = None, among: Any = slice(None)) -> np.ndarray:
-        """k(x, x_i) [m, n] of new rows, or of the rows themselves; `among` some of them."""
-        known, squares = self.rows[among], self.squares[among]
-        new = known if rows is None else self._read(rows)
-        products = new @ known.T
-        products = products if isinstance(products, np.ndarray) else products.toarray()
-        if not kind:
-            return products
-        distances = ((squares if rows is None else self._squares(new))[:, None] + squares - 2 * products).clip(0)
-        if rows is None:
-            self.median = float(np.median(distances)) or 1.0
-        return np.exp(-distances / (2 * kind**2 * self.median))
-
-
-class ClosedForm:
-    """The distribution of a number given blocks of features and n-grams, after training rows.
-
-    blocks: arrays float [n, d]; grams: a sparse matrix [n, G] of unit rows, or None. kind: of `KINDS`; weight: of the n-grams.
-    ValueError for features that are not finite, and where nothing varies.
-    """
-
-    def __init__(self, blocks: Sequence[np.ndarray], grams: Any, values: np.ndarray) -> None:
-        made = [_Block(np.asarray(rows, dtype=np.float64)) for rows in blocks]
-        self.used = [place for place, block in enumerate(made) if block.used.any()]
-        self.blocks = [made[place] for place in self.used]
-        self.grams = None if grams is None else _Block(grams)
-        if not (self.blocks or grams is not None) or not all(np.isfinite(block.mean).all() for block in made):
-            raise ValueError("features to read a number from have to be finite, and one of them has to vary")
-        some = np.random.default_rng(0).permutation(len(values))[:_CHOOSING]
-        weights = WEIGHTS if self.blocks and self.grams is not None else (1.0,)
-        tried: dict[tuple[float, float], float] = {}
-        for kind in KINDS:
-            parts, weight = self._parts(kind, among=some), min(_FIRST_WEIGHT, weights[-1])
-            tried[kind, weight] = KernelRidge(self._joined(parts, weight), values[some]).error
-        self.kind = min(tried, key=lambda pair: tried[pair])[0]
-        parts = self._parts(self.kind, among=some)
-        for weight in weights:
-            tried[self.kind, weight] = KernelRidge(self._joined(parts, weight), values[some]).error
-        self.weight = min(weights, key=lambda weight: tried[self.kind, weight])
-        self.ridge = KernelRidge(self._joined(self._parts(self.kind), self.weight), values)
-
-    def predict(self, blocks: Sequence[np.ndarray], grams: Any) -> np.ndarray:
-        """Quantiles [m, 199] at `CRPS_LEVELS` of new rows, with n-grams where there were some. ValueError where they lack."""
-        if (grams is None) != (self.grams is None):
-            raise ValueError("give new rows the n-grams that the training rows had, or none where these had none")
-        return self.ridge.predict(self._joined(self._parts(self.kind, blocks, grams), self.weight))
-
-    def _parts(self, kind: float, blocks: Any = None, grams: Any = None, among: Any = slice(None)) -> list[Any]:
-        """The mean kernel of the blocks, and that of the n-grams; None for what there is not."""
-        new = [None if blocks is None else blocks[place] for place in self.used]
-        dense = sum(block.kernel(kind, rows, among) for block, rows in zip(self.blocks, new, strict=True))
-        return [
-            dense / len(self.blocks) if self.blocks else None,
-            None if self.grams is None else self.grams.kernel(kind, grams, among),
-        ]
-
-    @staticmethod
-    def _joined(parts: list[Any], weight: float) -> np.ndarray:
-        dense, grams = parts
-        if dense is None or grams is None:
-            return grams if dense is None else dense
-        return dense + weight * grams
