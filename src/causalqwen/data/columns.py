@@ -40,11 +40,11 @@ UNKNOWN = 0.5
 """How far outside a value counts that has no distance to those that were seen: a new category, or a missing value in a column
 where none was missing."""
 MOST_LEVELS = 24
-"""Of a category column, indicators are made of its most frequent values, so many at most."""
+"""The most frequent values of a category column that get an indicator, so many at most."""
 FEWEST_OF_LEVEL = 5
 """Rows in which a value stands, at least, for an indicator of its own."""
 MOST_PLACES = 6
-"""Of the numbers in the texts of a column, so many are numbers of the row, from the first on, and beside them the greatest."""
+"""Numbers in the texts of a column that are numbers of the row, from the first on, and beside them the greatest."""
 FEWEST_WITH = 0.5
 """Share of the rows that have a number at a place, at least, for it to be a number of the row."""
 _GREATEST = -1
