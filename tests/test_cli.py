@@ -54,13 +54,14 @@ def trained(place):
     return place / "trained"
 
 
-@pytest.mark.parametrize("own", [None, "ACTIVE"])
-def test_threads_wait_without_spinning_unless_the_user_says_otherwise(own):
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {} if own is None else {"OMP_WAIT_POLICY": own}
-    code = "import sys, causalqwen_cli, os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, "10000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "5"}, "5")]
+)
+def test_threads_spin_briefly_unless_the_user_says_otherwise(own, expected):
+    environment = {name: os.environ[name] for name in os.environ.keys() - {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}} | own
+    code = "import sys, causalqwen_cli, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [own or "PASSIVE", "False"]
+    assert done.stdout.split() == [expected, "False"]
 
 
 def test_help_answers_without_heavy_imports():

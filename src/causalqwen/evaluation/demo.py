@@ -86,11 +86,11 @@ def run_demo(
 
 def _facts(metrics: dict[str, Any]) -> list[str]:
     rivals = metrics["rivals"]
-    gain = 1 - metrics["quantile_crps"] / rivals["constant_cauchy"]["quantile_crps"]
+    best = min(rivals, key=lambda name: rivals[name]["quantile_crps"])
     before, after = (metrics["language"][key] for key in ("before", "after"))
     return [
-        f"CRPS {metrics['quantile_crps']:.1f} K, {gain:.0%} below one Cauchy for all; median error "
-        f"{metrics['median_error']:.1f} K against {rivals['ridge']['median_error']:.1f} K for ridge on the same features.",
+        f"CRPS {metrics['quantile_crps']:.1f} K, median error {metrics['median_error']:.1f} K; the strongest rival, "
+        f"{best.replace('_', ' ')}, has {rivals[best]['quantile_crps']:.1f} and {rivals[best]['median_error']:.1f}.",
         f"Text without numbers is untouched: on {after['tokens']:,} tokens of a speech, all logits equal the backbone's to "
         f"the last bit on {before['identical_logits']:,} positions before training and {after['identical_logits']:,} after; "
         f"the decision is the backbone's on {after['agreement']:.2%}.",
