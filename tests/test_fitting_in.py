@@ -108,7 +108,8 @@ def test_transformers_own_classes_load_what_was_saved(trained):
     assert tokenizer("It is 5")["input_ids"] == model.processor.tokenizer("It is 5")["input_ids"]
 
 
-@pytest.mark.parametrize("first", ["pipeline", pytest.param("processor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["pipeline", "processor"])
 def test_one_file_lets_transformers_find_this_library(trained, tmp_path, first):
     """Only where it was asked for, only with `trust_remote_code`, always the same file; and it does not spread."""
     _, folder = trained

@@ -229,6 +229,7 @@ def test_a_number_may_multiply_the_features_behind_the_backbone(tiny_tokenizer, 
 # ---- laws of values between Cauchy's and Gauss's ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_law_of_values_may_lie_between(tiny_tokenizer, tmp_path):
     """Learned by likelihood and by CRPS, for people too, kept, drawn from; its intervals are its own quantiles."""
     with pytest.raises(ValueError, match="vocabulary_family: input should be 'cauchy' or 'gaussian', got 'stable-1.5'"):

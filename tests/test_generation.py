@@ -428,6 +428,7 @@ def test_generation_without_a_cache_and_with_a_static_one_is_the_same(talker):
         torch.testing.assert_close(other.numeric_values, made.numeric_values, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_pass_gives_the_same_scores(talker):
     ids = encode(talker, PROMPTS[:1])["input_ids"]
     compiled = torch.compile(talker.forward, backend="eager")
@@ -436,7 +437,8 @@ def test_a_compiled_forward_pass_gives_the_same_scores(talker):
             assert torch.equal(compiled(ids, **settings).logits, talker(ids, **settings).logits)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_decoding_steps_over_a_static_cache_write_the_same_text(talker, backend):
     inputs = encode(talker, PROMPTS)
     for plan in (None, CausalDecoding.preset("standard"), CausalDecoding.preset("persona", seed=3)):

@@ -45,6 +45,7 @@ def test_probabilities_sum_to_about_one_wherever_the_logits_lie(tiny_tokenizer, 
         assert moved[name] == pytest.approx(found[name], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{"token_thresholds": 0.05}, {"causal_size": 16}], ids=lambda form: next(iter(form)))
 def test_other_forms_are_scored_too(tiny_tokenizer, form):
     model = graft_tiny("llama", tiny_tokenizer, **form)

@@ -13,7 +13,7 @@ from causalqwen.serving.text import GrowingText
 from conftest import broken_numbers, graft_tiny
 from test_generation import eager
 
-CONTEXTS = ["value", "digits", "both"]
+CONTEXTS = ["digits", *(pytest.param(name, marks=pytest.mark.slow) for name in ("value", "both"))]
 
 
 @pytest.fixture(scope="module", params=CONTEXTS)

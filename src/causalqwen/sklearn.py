@@ -50,7 +50,7 @@ with extra("tables", "a table"):
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
 QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
 STATE, ABOUT = "estimator.safetensors", "estimator.json"
-FORMAT, READ = 3, (1, 2, 3)
+FORMAT = 3
 _FEWEST = 2 * FOLDS
 _ROWS_AT_ONCE = 256
 
@@ -473,7 +473,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return bytes_of(tensors), about
 
     def _restore(self, tensors: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
-        if about.get("format") not in READ:
+        if about.get("format") != FORMAT:
             raise ValueError(
                 f"a regressor of format {about.get('format')} cannot be read here; this is format {FORMAT}"
             )
@@ -502,8 +502,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
         self.limits_ = tensors["limits"].numpy()
         of_mean = {name.removeprefix("mean."): tensors[name].numpy() for name in tensors if name.startswith("mean.")}
-        self.mean_ = FittedMean(**of_mean) if of_mean else None  # regressors saved before it was fitted have none
-        self.choice_ = about.get("choice")  # regressors saved before it was kept have none
+        self.mean_ = FittedMean(**of_mean) if of_mean else None
+        self.choice_ = about["choice"]
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:
             self.feature_names_in_ = np.array(about["feature_names_in"], dtype=object)
@@ -519,7 +519,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned", None)
-        super().__setstate__({"verbose": False} | state)  # those pickled before there was one have none
+        super().__setstate__(state)
         if learned is not None:
             weights, about = learned
             self._restore(tensors_of(weights), about)

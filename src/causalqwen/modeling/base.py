@@ -29,6 +29,7 @@ from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.layer_shift import speaking
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
+from causalqwen.modeling.reader import read_backbone, seen_by_each
 from causalqwen.modeling.scores import ActionNetwork
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.law import ClassLaws
@@ -46,6 +47,8 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
     config: CausalQwenConfig
     bf16: bool = False
     """Whether `features` takes the backbone's products in bfloat16 (autocast), whatever its dtype. Not part of a checkpoint."""
+    reads_backbone: list[int] | None = None
+    """Set while a `value_kernel` is fitted, to its blocks: `features` then tell what the whole backbone tells. Not kept."""
 
     # what transformers has to know
     base_model_prefix = "backbone"
@@ -187,7 +190,8 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         voice: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H].
+        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H], with r behind it,
+        [B, S, H + R], where numbers are read from the whole backbone (`read_backbone`).
 
         What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
         taken in bfloat16 (autocast). voice: the speaker's, [L, H], or one for each row, [B, L, H]: see `layer_shift.speaking`.
@@ -205,12 +209,29 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         if inputs_embeds is None:
             inputs_embeds = self.numeric_embedding(input_ids, numeric_values, self.get_input_embeddings())
         given = {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "return_dict": True, **kwargs}
+        whole = self.reads_backbone is not None or self.value_kernel is not None
+        if whole:
+            given |= {"output_hidden_states": True, "use_cache": True}
+            places = given["position_ids"]
+            if places is not None and attention_mask is None and cache is None:  # which may be packed
+                none = torch.zeros_like(places, dtype=torch.bool)
+                given["attention_mask"] = packed_mask(places, none, self.dtype)
         spoken = nullcontext() if voice is None else speaking(self.backbone, voice)
         with spoken, torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             outputs = self.backbone.base_model(**given)
         hidden = outputs.last_hidden_state.to(self.dtype) if self.bf16 else outputs.last_hidden_state
         if input_ids is not None:
             hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
+        if whole:
+            values, (batch, length) = [layer.values for layer in outputs[CACHE].layers], hidden.shape[:2]
+            total = _length(outputs[CACHE])
+            sees = seen_by_each(given["attention_mask"], given["position_ids"], length, total, batch)
+            blocks = read_backbone([*outputs.hidden_states[1:-1], hidden], values, sees.to(hidden.device))
+            hidden = torch.cat([hidden, *(block.to(hidden.dtype) for block in blocks)], dim=-1)
+            if not kwargs.get("output_hidden_states"):
+                outputs.hidden_states = None
+            if kwargs.get("use_cache") is False:
+                outputs[CACHE] = None
         outputs.last_hidden_state = hidden
         return outputs
 

@@ -42,6 +42,7 @@ from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.scores import ActionNetwork, Vocabulary
 from causalqwen.parts.branch import PlainReader, ValueBranch
 from causalqwen.parts.copying import Candidates
+from causalqwen.parts.kernel_reader import KernelReader
 
 _LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
 POSITIONS_AT_ONCE = 256
@@ -61,7 +62,7 @@ class Grafted(Protocol):
     training: bool
 
     @property
-    def value_reader(self) -> ValueBranch | PlainReader:
+    def value_reader(self) -> ValueBranch | KernelReader | PlainReader:
         """How the value head reads U."""
 
     def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any) -> Any:
@@ -75,8 +76,8 @@ class Chain:
     """One pass through the chain at the features z [..., H] of some positions.
 
     draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
-    `chain.threshold = ...`. features may be [..., H + K], with the K columns of a table's row behind z: the value branch alone
-    reads them (`config.value_columns`).
+    `chain.threshold = ...`. features may be [..., H + K], with the K columns of a table's row behind z
+    (`config.value_columns`), or what the whole backbone tells (`read_backbone`): the value reader alone looks at them.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "scores": ("score_noise", "score_slope"),
         "values": (
             "value_transform", "value_range", "value_place", "interval_levels", "interval_kinds", "class_interval_levels",
-            "class_values",
+            "class_values", "value_kernel",
         ),
     },
 }  # fmt: skip
@@ -152,6 +152,8 @@ class CausalQwenConfig(PreTrainedConfig):
             that rows named, by name; None for a class that had too few rows, which takes the model's own.
         class_values: of a model whose classes have axes of their own, value_transform, value_range and value_place of each, by
             name (`TrainSettings.class_transforms`).
+        value_kernel: rows and blocks of values that are read from the whole backbone in closed form (`KernelReader`), in place
+            of the value branch; None for none.
         value_digits: significant digits of a generated number; `from_backbone` makes it 4 where digits stand in the context, so
             that float32 nearly always writes the same ones in batches of every shape (theory 3.8). value_place: the power of
             ten that it is a multiple of, that of the training values (0: integers); None for any.
@@ -209,6 +211,7 @@ class CausalQwenConfig(PreTrainedConfig):
     interval_kinds: list[tuple[NotNegative, Levels]] | None = None
     class_interval_levels: dict[str, Levels | None] | None = None
     class_values: dict[str, dict[str, Any]] | None = None
+    value_kernel: dict[str, Any] | None = None
     value_digits: Annotated[int, Field(ge=1, le=17)] = 6
     value_place: int | None = None
 

@@ -21,6 +21,7 @@ from causalqwen.numbers import ValueLaw, ValueTransform, round_significant
 from causalqwen.parts.branch import PlainReader, ValueBranch
 from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
+from causalqwen.parts.kernel_reader import KernelReader
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.value_axes import OneAxis, value_axes
 
@@ -69,6 +70,9 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
         if config.value_crossing:
             size_of_x = config.hidden_size + config.value_columns
             branch.crossing = Crossing(size_of_x, size, config.value_crossing)
+    made["value_kernel"] = None
+    if config.value_kernel is not None:
+        made["value_kernel"] = KernelReader(config.hidden_size, size, **config.value_kernel)
     made["action"] = ActionNetwork(config)
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
     has_own = size < config.hidden_size or config.own_scores
@@ -90,6 +94,7 @@ class GraftModules:
     abduction: AbductionNetwork
     action: ActionNetwork
     value_branch: ValueBranch | None
+    value_kernel: KernelReader | None
     copy_head: CopyHead | None
     score_head: nn.Linear | None
     training: bool
@@ -105,9 +110,9 @@ class GraftModules:
         return self.copy_head is not None
 
     @property
-    def value_reader(self) -> ValueBranch | PlainReader:
+    def value_reader(self) -> ValueBranch | KernelReader | PlainReader:
         """How the value head reads U."""
-        return PlainReader() if self.value_branch is None else self.value_branch
+        return self.value_kernel or self.value_branch or PlainReader()
 
     @property
     def value_axes(self) -> OneAxis:
@@ -285,12 +290,14 @@ class GraftModules:
 IN_FLOAT32 = {
     "numeric_embedding", "scale_net", "abduction.residual", "domains", "value_branch", "copy_head", "action.b_noise",
     "action.threshold", "action.token_thresholds", "action.num_row", "action.num_bias",
-    "action.value_head",
+    "action.value_head", *(f"value_kernel.{name}" for name in KernelReader.IN_FLOAT32),
 }  # fmt: skip
 """What stays in float32 whatever the backbone's dtype: the heads are small and their tails matter. Named one by one:
 transformers would make floats of the integers among them too."""
 
-NUMBER_PARTS = ("value_branch.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head.")
+NUMBER_PARTS = (
+    "value_branch.", "value_kernel.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head.",
+)  # fmt: skip
 """Where the parameters start that only numbers are learned by: no score of a word depends on them."""
 
 
@@ -320,7 +327,7 @@ def check_made(model: Any) -> None:
             raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
 
 
-VALUE_MODULES = ("value_branch", "copy_head")
+VALUE_MODULES = ("value_branch", "value_kernel", "copy_head")
 """Modules that are made anew where values are read in another way."""
 
 OWN_STARTS = (AbductionNetwork, ActionNetwork, ResidualPerceptron, CopyHead)

@@ -76,7 +76,8 @@ class Reading:
     def nothing(cls, model: GraftedModel) -> "Reading":
         """No token."""
         none = torch.zeros(0, device=model.device)
-        features = torch.zeros(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        width = model.config.hidden_size + sum((model.config.value_kernel or {"blocks": []})["blocks"])
+        features = torch.zeros(0, width, dtype=model.dtype, device=model.device)
         return cls(features, none.long(), none.double())
 
 

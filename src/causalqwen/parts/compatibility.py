@@ -28,6 +28,8 @@ NEEDS: dict[str, dict[str, Any]] = {
         "value_branch": True,
         "value_branch_members": 1,
     },
+    "training by gradients": {"value_kernel": None},
+    "values: closed_form": {"copy_numbers": False, "value_columns": 0, "start": "faithful"},
     "value_columns": {"value_branch": True, "class_values": {}},
     "beam search": {"copy_numbers": False},
     "drafting from the text": {"copy_numbers": False},
@@ -39,12 +41,14 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the number of somebody known by draws": {"copy_numbers": False},
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
-    "vLLM": {"number_embedding": ("added", "multiplied")},
+    "vLLM": {"number_embedding": ("added", "multiplied"), "value_kernel": None},
     "the likelihood 'ovr' of words": {"score_scale": "common"},
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 
 WHY = {
+    "training by gradients": "its values were fitted in closed form, and can be fitted anew: values: closed_form",
+    "vLLM": "train its values by gradients",
     "the likelihood 'ovr' of words": "use 'softmax'",
     "top_k, top_p or min_p in a plan": "it draws no race that tokens could be left out of; use the preset 'softmax'",
 }

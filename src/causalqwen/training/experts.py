@@ -46,13 +46,13 @@ class Experts:
     [2, D] and intercepts [2] of the ridge; components [64, D of the n-grams]; the nodes of all trees, end to end: left and
     right child (-1 at a leaf), feature, cut and leaf [nodes, 2], and each tree's root; the same of the boosted trees behind
     `boosted_`, whose answer is the sum of their leaves and boosted_start [2]; bounds [2, width], see `bound`; mixture [2, 8],
-    see `mix`. Files of earlier versions hold no Gaussian process, no bounds and no mixture, and older ones no boosted trees.
+    see `mix`.
     """
 
     penalty: float
     arrays: dict[str, np.ndarray]
     grams: Grams
-    process: GaussianProcess | None = None
+    process: GaussianProcess
 
     @classmethod
     def fit(
@@ -71,7 +71,9 @@ class Experts:
         both = _axes(values)
         center, width = both.mean(0), np.maximum(both.std(0), 1e-12)
         wanted = (both - center) / width
-        made = cls(0.0, {"center": center, "width": width, "ends": np.array([values.min(), values.max()])}, Grams())
+        process = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths, seed=seed)
+        arrays = {"center": center, "width": width, "ends": np.array([values.min(), values.max()])}
+        made = cls(0.0, arrays, Grams(), process)
         if any(rows.words):
             made.grams = Grams.fit(rows.words)
         counts = made.grams.counts(rows.words)
@@ -91,14 +93,12 @@ class Experts:
         narrow = made._narrow(counts, rows.numbers)
         made._grow(narrow, wanted, weight, seed)
         made._boost(narrow, wanted, weight, seed)
-        made.process = GaussianProcess.fit(rows, wanted, weight=weight, lengths=lengths, seed=seed)
         return made
 
     @property
     def width(self) -> int:
         """Numbers per row: each expert's on two axes, what the process says beside its own, and the mixture's on both."""
-        own = 4 + 2 * ("boosted_start" in self.arrays) + (0 if self.process is None else self.process.WIDTH)
-        return own + 2 * ("mixture" in self.arrays)
+        return 6 + GaussianProcess.WIDTH + 2 * ("mixture" in self.arrays)
 
     def answers(self, rows: TableRows) -> np.ndarray:
         """Float32 [n, width]: each expert's answer on the value's own axis and on that of its symlog, standardized; behind
@@ -107,10 +107,8 @@ class Experts:
         narrow = self._narrow(counts, rows.numbers)
         said = [self._wide(counts, rows.numbers) @ self.arrays["weights"].T + self.arrays["intercepts"]]
         said.append(self._walk(narrow) / len(self.arrays["roots"]))
-        if "boosted_start" in self.arrays:
-            said.append(self._walk(narrow, "boosted_") + self.arrays["boosted_start"])
-        if self.process is not None:
-            said.append(self.process.answers(rows))
+        said.append(self._walk(narrow, "boosted_") + self.arrays["boosted_start"])
+        said.append(self.process.answers(rows))
         found = np.concatenate(said, axis=1)
         if "bounds" in self.arrays:
             found = found.clip(*self.arrays["bounds"])
@@ -119,11 +117,9 @@ class Experts:
         return found.astype(np.float32)
 
     def in_units(self, answers: np.ndarray) -> np.ndarray:
-        """What the mixture says of the value itself, float64 [n, 1], of answers [n, width]; what each expert says, [n,
-        experts], of experts from files of earlier versions, which have no mixture."""
+        """What the mixture says of the value itself, float64 [n, 1], of answers [n, width]."""
         center, width = self.arrays["center"][0], self.arrays["width"][0]
-        said = answers[:, -2:-1] if "mixture" in self.arrays else answers[:, ::2]
-        found: np.ndarray = said.astype(np.float64) * width + center
+        found: np.ndarray = answers[:, -2:-1].astype(np.float64) * width + center
         return found
 
     def _on_axes(self, answers: np.ndarray) -> list[np.ndarray]:
@@ -188,9 +184,8 @@ class Experts:
         """Tensors, their names behind `name`, and the rest as JSON holds it."""
         arrays = self.arrays | {f"idf{kind}": idf for kind, idf in self.grams.idf.items()}
         about: dict[str, Any] = {"penalty": self.penalty, "vocabularies": self.grams.vocabularies}
-        if self.process is not None:
-            near, about["process"] = self.process.state()
-            arrays |= {f"{_NEAR}{key}": value for key, value in near.items()}
+        near, about["process"] = self.process.state()
+        arrays |= {f"{_NEAR}{key}": value for key, value in near.items()}
         return {f"{name}{key}": torch.from_numpy(np.ascontiguousarray(value)) for key, value in arrays.items()}, about
 
     @classmethod
@@ -200,8 +195,7 @@ class Experts:
         near = {key.removeprefix(_NEAR): own.pop(key) for key in list(own) if key.startswith(_NEAR)}
         vocabularies = about["vocabularies"]
         grams = Grams(vocabularies, {one[0]: own.pop(f"idf{one[0]}") for one in vocabularies})
-        process = GaussianProcess.from_state(near, about["process"]) if "process" in about else None
-        return cls(about["penalty"], own, grams, process)
+        return cls(about["penalty"], own, grams, GaussianProcess.from_state(near, about["process"]))
 
     @staticmethod
     def _wide(counts: sparse.csr_matrix | None, numbers: np.ndarray) -> Any:

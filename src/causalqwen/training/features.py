@@ -36,9 +36,22 @@ from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
 from causalqwen.training.sharding import is_sharded, on_whole
 
-FORMAT = 5
+FORMAT, READS = 5, "reads.npy"
 
 _NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
+
+
+@dataclass
+class Reads:
+    """What the whole backbone tells at positions before a number: array float32 [M, R], its `blocks`, and at int64 [N], where a
+    position's is in it, -1 where no number follows."""
+
+    array: np.ndarray
+    blocks: list[int]
+    at: np.ndarray
+
+    def __getitem__(self, index: slice | np.ndarray) -> "Reads":
+        return Reads(self.array, self.blocks, self.at[index])
 
 
 @dataclass
@@ -59,6 +72,7 @@ class TokenFacts:
     numbers: those in the positions' rows, where the model copies; it is no column.
     table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from the examples each
         time, and stand behind z in `tensor("features")`.
+    reads: where numbers are read from the whole backbone; no column either.
     """
 
     features: np.ndarray
@@ -78,6 +92,7 @@ class TokenFacts:
     backbone_nll: np.ndarray | None = None
     numbers: KeptNumbers | None = None
     table: np.ndarray | None = None
+    reads: Reads | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -85,7 +100,16 @@ class TokenFacts:
     def __getitem__(self, index: slice | np.ndarray) -> "TokenFacts":
         numbers = None if self.numbers is None else self.numbers[index]
         table = None if self.table is None else self.table[index]
-        return TokenFacts(**{name: getattr(self, name)[index] for name in self.columns}, numbers=numbers, table=table)
+        reads = None if self.reads is None else self.reads[index]
+        columns = {name: getattr(self, name)[index] for name in self.columns}
+        return TokenFacts(**columns, numbers=numbers, table=table, reads=reads)
+
+    def features_at(self, taken: Tensor) -> Tensor:
+        """Features of the positions `taken`, bool [N], before numbers: all that a value is read from."""
+        features = self.tensor("features")[taken]
+        if self.reads is None:
+            return features
+        return torch.cat([features, torch.from_numpy(self.reads.array[self.reads.at[taken.numpy()]])], dim=-1)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,11 +127,17 @@ class TokenFacts:
         return column
 
 
-_BESIDE = ("numbers", "table")
+_BESIDE = ("numbers", "table", "reads")
 COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in _BESIDE)
 REST = COLUMNS[COLUMNS.index("rest_loss") :]
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
 _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
+
+
+def _blocks_of(model: CausalQwenForCausalLM) -> list[int] | None:
+    """The widths of what the whole backbone tells; None where it is not read."""
+    known: list[int] | None = (model.config.value_kernel or {}).get("blocks", model.reads_backbone)
+    return known
 
 
 def learns_when(model: CausalQwenForCausalLM) -> bool:
@@ -139,6 +169,12 @@ def token_facts(
     facts = facts_of(model, *at_positions, also_right, positions_at_once, rest=rest)
     if model.copies:
         facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.context.hides)
+    if (blocks := _blocks_of(model)) is not None:
+        follows = np.flatnonzero(facts.targets == model.config.num_token_id)
+        at = np.full(len(facts), -1)
+        at[follows] = np.arange(len(follows))
+        array = upcast(at_positions[0][follows, model.config.hidden_size :]).cpu().numpy()
+        facts.reads = Reads(array, blocks, at)
     return facts
 
 
@@ -174,8 +210,10 @@ def facts_of(
             facts["threshold"] = chain.threshold.squeeze(-1)
         for name, tensor in facts.items():
             columns[name].append(tensor.cpu())
-    made = {name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()}
-    return TokenFacts(**made, numbers=None)
+    made: dict[str, Any] = {
+        name: torch.cat(parts).numpy().astype(_DTYPES.get(name, np.float32)) for name, parts in columns.items()
+    }
+    return TokenFacts(**made)
 
 
 def _rest_facts(
@@ -294,8 +332,14 @@ class FactStore:
                 name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names
             }
             self.offsets = np.load(folder / "offsets.npy")
+            reads = None
+            if (folder / READS).exists():
+                about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+                is_number = arrays["targets"] == about["num_token_id"]
+                at = np.where(is_number, is_number.cumsum() - 1, -1)
+                reads = Reads(np.asarray(np.load(folder / READS, mmap_mode="c")), about["blocks"], at)
             kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
-        self.facts = TokenFacts(**arrays, numbers=kept)
+        self.facts = TokenFacts(**arrays, numbers=kept, reads=reads)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -376,12 +420,18 @@ class FactStore:
                 _make_array(part / NUMBER_FEATURES, np.float32, shape)
                 numbers.save(part)
             np.save(part / "offsets.npy", offsets)
-            (part / "about.json").write_text(json.dumps({"format": FORMAT, "examples": len(examples)}) + "\n")
+            about: dict[str, Any] = {
+                "format": FORMAT,
+                "num_token_id": model.config.num_token_id,
+                "blocks": _blocks_of(model),
+            }
+            (part / "about.json").write_text(json.dumps(about) + "\n")
         ranks.barrier()
         arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in names}
         of_numbers = None if numbers is None else np.lib.format.open_memmap(part / NUMBER_FEATURES, "r+")
         # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
         alike: dict[bytes, list[int]] = {}
+        reads: dict[int, np.ndarray] = {}
         for index, example in enumerate(examples):
             alike.setdefault(row_digest(example), []).append(index)
         sharing = list(alike.values())
@@ -398,6 +448,9 @@ class FactStore:
                             into[:] = NO_TARGET
                             into = into[:, : made.shape[1]]
                         into[:] = made
+                    if facts.reads is not None:
+                        of_row = facts.reads.at[rows]
+                        reads[index] = facts.reads.array[of_row[of_row >= 0]]
                     if numbers is not None:
                         made = said.features[said.offsets[row] : said.offsets[row + 1]]
                         of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
@@ -406,6 +459,8 @@ class FactStore:
         for array in (*arrays.values(), of_numbers):
             if array is not None:
                 array.flush()
+        if reads:
+            np.save(part / READS, np.concatenate([reads[index] for index in range(len(examples))]))
         if ranks.world_size() == 1:  # on other machines, not all that was written may be seen yet
             write_sums(part)
 
@@ -511,6 +566,8 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
     settings |= config.context.reads_as
     if model.bf16:
         settings["bf16"] = True
+    if (blocks := _blocks_of(model)) is not None:
+        settings["reads"] = blocks
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith(NUMBER_PARTS):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,12 @@ from causalqwen.data.texts import read_text
 from causalqwen.files import move_into, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.card import CARD, is_somebodys
+from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.heads import check_made
 from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
+from causalqwen.training.announcing import announce
 from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
 from causalqwen.training.choice import FEWEST_HELD, Choice, choosing, hold_out, rows_together, set_levels
 from causalqwen.training.choice_of_people import ChoiceOfPeople
@@ -31,6 +34,7 @@ from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen.training.sharding import is_sharded
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 from causalqwen.training.trials import EVALUATIONS, Trials, apply
+from causalqwen.training.whole_backbone import WholeBackbone, blocks_of, check_closed_form
 
 logger = logging.get_logger(__name__)
 
@@ -124,10 +128,17 @@ def learn(
     try:
         of_people = any(example.individual is not None for example in train_examples)
         is_open = choosing(model, settings)
-        own = not len(eval_examples) and settings.values is not None and (is_open or settings.recalibrate)
+        whole = check_closed_form(model, settings, numbers, train_examples)
+        own = not len(eval_examples) and settings.values is not None and (is_open or whole or settings.recalibrate)
+        all_examples = train_examples
         if own and not of_people:
             train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
             numbers = LearnedNumbers.of(train_examples, num_id, certain)
+        if whole:
+            run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
+            metrics = _read_whole(run, certain, len(all_examples) > len(train_examples), say)
+            model.trained_on = _told(run, numbers, metrics)
+            return metrics
         few = own and len(rows_together(eval_examples)) < FEWEST_HELD
         if is_open:
             kind: type[Trials] = ChoiceOfPeople if of_people else Choice
@@ -160,6 +171,30 @@ def learn(
             say(uneven)
     finally:
         model.bf16, model.number_class = before
+    return metrics
+
+
+def _read_whole(
+    run: Run, certain: set[tuple[int, ...]], held_out_here: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Read values from the whole backbone in closed form. The scores are those of a fit to the training rows alone; in the end
+    rows that were held out here are learned from too."""
+    model, started = run.model, time.perf_counter()
+    renew_values(model, value_kernel=None)
+    model.reads_backbone = blocks_of(model)
+    try:
+        known = [(run.train_examples, run.train_facts())]
+        fit = WholeBackbone(model, known, certain, run.settings)
+        fit.install()
+        fit.tell(say, time.perf_counter() - started)
+        announce(model, known[0][1])
+        model.requires_grad_(True).eval()
+        metrics = _final_scores(run)
+        facts = run.eval_facts()
+        if held_out_here and facts is not None:
+            WholeBackbone(model, [*known, (run.eval_examples, facts)], certain, run.settings).install()
+    finally:
+        model.reads_backbone = None
     return metrics
 
 
@@ -198,7 +233,8 @@ def _final_scores(run: Run) -> dict[str, Any]:
     classes = number_classes(run.eval_examples, model.config.num_token_id)
     scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
     covered = None
-    if run.settings.recalibrate and _recalibrate(model, scores["values"], classes, run.train_examples):
+    anew = run.settings.recalibrate and model.value_kernel is None  # whose levels are those of leave-one-out
+    if anew and _recalibrate(model, scores["values"], classes, run.train_examples):
         covered = _covered_by_others(run, facts, scores["values"], classes)
         scores = score_tokens(model, facts.blocks(split=True), split=True, classes=classes)
     if covered is not None:

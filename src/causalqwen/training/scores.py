@@ -183,7 +183,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool)
     decision = torch.where(ahead, num_id, column["rival_id"])
     prob_sum = column["rest_prob_sum"] + log_num.exp()
     numbers = is_num & column["values"].isfinite()
-    loc_Y, scale_Y = Chain(model, features[numbers.to(model.device)]).value()
+    loc_Y, scale_Y = Chain(model, facts.features_at(numbers).to(model.device)).value()
     some = Chain(model, features[:: max(1, features.numel() // 50_000)])
     network = model.abduction.asked
     beside = {} if network is None else {"distance": network.distance(chain.features).cpu()}

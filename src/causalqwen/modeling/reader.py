@@ -1,0 +1,55 @@
+"""What the whole backbone tells about a position: the features that numbers are read from in closed form.
+
+    r = ( h_l at the position, for every third layer l, the last among them
+          mean of V_l over the positions that it sees, for every layer l )
+
+What leaves the last layer was trained to say the next token; what a sentence means in numbers stands earlier and elsewhere. The
+mean of the values in the KV cache is what one attention query of zeros reads. So it keeps no state of its own, and is the same
+behind a prefix that is cached, in pieces, and beside padding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from causalqwen.modeling.context import sequence_starts
+
+EVERY = 3
+
+
+def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tensor) -> list[Tensor]:
+    """The blocks of r, [B, S, width] each, in the dtype of what they are read from.
+
+    hidden: [B, S, H], what leaves each layer. values: [B, heads, T, D], each layer's in the KV cache. sees: bool [B, S, T].
+    ValueError where a layer keeps a window alone, and the text is longer.
+    """
+    if any(layer.shape[2] < sees.shape[-1] for layer in values):
+        raise ValueError(
+            "a layer of this backbone keeps a window of its text alone: numbers cannot be read from all of it"
+        )
+    weights = sees.float() / sees.sum(-1, keepdim=True).clamp(min=1)
+    means = [(weights[:, None] @ layer[:, :, : sees.shape[-1]].float()).to(layer.dtype) for layer in values]
+    return [*hidden[::-EVERY][::-1], *(mean.transpose(1, 2).flatten(2) for mean in means)]
+
+
+def seen_by_each(mask: Tensor | None, position_ids: Tensor | None, length: int, total: int, batch: int) -> Tensor:
+    """Which of `total` positions each of the last `length` sees, bool [batch, length, total].
+
+    mask: [B, total], or [B, 1, length, >= total] as it is added to attention's scores, or allows; None for all that come
+    before. position_ids: where sequences that are packed into one row begin, if there is no mask.
+    """
+    if mask is not None and mask.dim() == 4:
+        allowed = mask[:, 0, :, :total]
+        return (allowed if allowed.dtype == torch.bool else allowed >= 0).expand(batch, -1, -1)
+    device = (
+        position_ids.device if mask is None and position_ids is not None else mask.device if mask is not None else None
+    )
+    places = torch.arange(total, device=device)
+    sees = (places <= places[total - length :, None]).expand(batch, -1, -1)
+    if mask is not None:
+        return sees & mask[:, None, :total].bool()
+    if position_ids is not None and length == total:
+        sequence = sequence_starts(position_ids).cumsum(-1)
+        sees = sees & (sequence[:, :, None] == sequence[:, None])
+    return sees

@@ -1,0 +1,86 @@
+"""The value read from the whole backbone: ridge in the space of a kernel over blocks of features (theory 3.8)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from causalqwen.distributions import StableFamily
+
+_NOISE = 0.05
+"""The share of the scale that is noise: from texts of nobody in particular a value cannot tell who speaks from noise."""
+
+
+class KernelReader(nn.Module):
+    """(loc, log scale) = b + sum_i a_i k(x, x_i) on the value axis, as the law of U that the value head reads.
+
+        k(x, x_i) = sum over blocks of exp(-|x - x_i|^2) - 1    rows > 0; x is r, standardised, over each block's width
+        k(x, x_i) = x_i x                                   rows = 0: linear, written out as one row of weights
+        loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
+
+    so that W_reg U + b_reg has this loc and scale. r [R] stands behind z in the features [..., H + R] (`read_backbone`).
+
+    Args:
+        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept.
+    """
+
+    mean: Tensor
+    inverse: Tensor
+    support: Tensor
+    weights: Tensor
+    bias: Tensor
+    bounds: Tensor
+    along: Tensor
+    shift: Tensor
+    unit: Tensor
+
+    IN_FLOAT32 = ("mean", "inverse", "weights", "bias", "bounds", "along", "shift", "unit")
+
+    def __init__(self, hidden_size: int, causal_size: int, blocks: Sequence[int], rows: int) -> None:
+        super().__init__()
+        self.hidden_size, self.blocks, self.rows, width = hidden_size, list(blocks), rows, sum(blocks)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
+        self.register_buffer("support", torch.zeros(rows, width, dtype=torch.int16))  # float16, which no loader casts
+        self.register_buffer("weights", torch.zeros(2, rows or width))
+        self.register_buffer("bias", torch.zeros(2))
+        self.register_buffer("bounds", torch.tensor([[-torch.inf] * 2, [torch.inf] * 2]))  # of loc and log scale
+        self.register_buffer("along", torch.zeros(causal_size))
+        self.register_buffer("shift", torch.zeros(1))
+        self.register_buffer("unit", torch.ones(1))
+
+    def kernels(self, x: Tensor, support: Tensor) -> Tensor:
+        """k [..., n] of standardised rows x [..., R] with others [n, R]."""
+        made = torch.zeros(())
+        for one, other in zip(x.split(self.blocks, -1), support.split(self.blocks, -1), strict=True):
+            squares = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
+            # What is near 1 in all blocks would drown in rounding beside it.
+            made = made + (2 * one @ other.T - squares).clamp(max=0).expm1()
+        return made
+
+    def read(self, features: Tensor) -> Tensor:
+        """loc and log scale [..., 2] on the value axis, float32, of features [..., H + R]."""
+        if features.shape[-1] == self.hidden_size:
+            raise ValueError("this model reads numbers from the whole backbone, and was given its last layer alone")
+        x = (features[..., self.hidden_size :] - self.mean.float()) * self.inverse.float()
+        made = self.kernels(x, self.support.view(torch.float16).float()) if self.rows else x
+        made = (made.double() @ self.weights.double().T + self.bias).float()
+        return torch.minimum(torch.maximum(made, self.bounds[0]), self.bounds[1])
+
+    def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
+        """z and r [..., H + R], loc_U and scale_U [..., C], which are not read -> the law of U that the value head reads,
+        float32; with `each`, of one reader, [1, ..., C]."""
+        loc, log_scale = self.read(features).unsqueeze(-2).unbind(-1)
+        made = (loc - self.shift) * self.along, (log_scale.exp() * self.unit).expand_as(scale)
+        return (made[0][None], made[1][None]) if each else made
+
+    def standardize(self, features: Tensor) -> Tensor:
+        """z [..., H] as it is: nothing is copied from the context beside a value in closed form."""
+        return features
+
+    def start_anew(self) -> None:
+        """Nothing to start."""
+
+    def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
+        """What an individual reaches and what noise does, both [..., C], together the scale [..., C]."""
+        return scale * (1 - _NOISE**law.alpha) ** (1 / law.alpha), scale * _NOISE

@@ -1,0 +1,172 @@
+"""Values read from the whole backbone in closed form: the rows that allow it, the fit, and what it leaves in a model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from causalqwen.data import Example, number_classes
+from causalqwen.data.encoding import class_names
+from causalqwen.distributions import get_value_family
+from causalqwen.modeling import CausalQwenForCausalLM
+from causalqwen.modeling.grafting import renew_values
+from causalqwen.modeling.outputs import CACHE
+from causalqwen.modeling.reader import read_backbone
+from causalqwen.numbers import ValueTransform
+from causalqwen.parts.value_axes import fits_each_class
+from causalqwen.training import ranks
+from causalqwen.training.axes import LearnedNumbers, fit_axes
+from causalqwen.training.choice import rows_together, set_levels
+from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
+from causalqwen.training.features import FactStore
+from causalqwen.training.settings import STAGES, ClosedFormStage, TrainSettings
+
+FEWEST_NUMBERS, MOST_NUMBERS = 8, 4096
+"""How many numbers are fitted: the decomposition costs their cube."""
+
+_FAMILIES = ("gaussian", "cauchy")
+
+
+def check_closed_form(
+    model: CausalQwenForCausalLM, settings: TrainSettings, numbers: LearnedNumbers, rows: Sequence[Example]
+) -> bool:
+    """Whether settings ask for values in closed form. ValueError where these rows, or this model, have none."""
+    if not isinstance(settings.values, ClosedFormStage):
+        return False
+    model.config.require("values: closed_form")
+    found, what = len(numbers.values), "values: closed_form"
+    if not FEWEST_NUMBERS <= found <= MOST_NUMBERS:
+        raise ValueError(
+            f"{what} takes {FEWEST_NUMBERS} to {MOST_NUMBERS:,} numbers, and the training rows hold {found:,}"
+        )
+    if any(example.individual is not None for example in rows):
+        raise ValueError(f"{what} is for rows that name nobody: who speaks is learned by gradients")
+    if fits_each_class(settings):
+        raise ValueError(f"{what} has one axis for all classes")
+    if len([name for name in STAGES if getattr(settings, name) is not None]) > 1 or ranks.world_size() > 1:
+        raise ValueError(f"{what} is a stage alone, of one process")
+    return True
+
+
+@torch.no_grad()
+def blocks_of(model: CausalQwenForCausalLM) -> list[int]:
+    """The widths of what the whole backbone of a model tells. ValueError where it keeps no values for all of a text."""
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    out = model.backbone.base_model(input_ids=ids, output_hidden_states=True, use_cache=True, return_dict=True)
+    values = [layer.values for layer in out[CACHE].layers]
+    blocks = read_backbone(out.hidden_states[1:], values, torch.ones(1, 1, 1, dtype=torch.bool, device=model.device))
+    return [block.shape[-1] for block in blocks]
+
+
+class WholeBackbone:
+    """A fit of the values of rows. known: rows and their facts, with what the whole backbone tells; certain: those of
+    `certain_contexts`.
+
+    kernel: what was chosen. axis: its name. family: the value's law.
+    """
+
+    def __init__(
+        self,
+        model: CausalQwenForCausalLM,
+        known: Sequence[tuple[Sequence[Example], FactStore]],
+        certain: set[tuple[int, ...]],
+        settings: TrainSettings,
+    ) -> None:
+        self.model, self.settings = model, settings
+        self.examples = [example for examples, _ in known for example in examples]
+        self.numbers = LearnedNumbers.of(self.examples, model.config.num_token_id, certain)
+        whose = np.empty(len(self.examples), dtype=np.int64)
+        for group, rows in enumerate(rows_together(self.examples)):
+            whose[rows] = group
+        features, at = [], []
+        for _, store in known:
+            facts = store.facts
+            at.append((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
+            features.append(facts.reads.array[facts.reads.at[at[-1]]])
+        lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
+        groups = np.repeat(whose, lengths)[np.concatenate(at)]
+        values, blocks = self.numbers.values.numpy(), known[0][1].facts.reads.blocks
+        asked: dict[str, Any] = {"counted": ~self.numbers.certain.numpy(), "axes": self._axes()}
+        self.kernel = BlockKernel(np.concatenate(features), blocks, values, groups, **asked)
+        self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
+        ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
+        losses, config = {}, model.config
+        for name in (config.value_family,) if "value_family" in (config.given or ()) else _FAMILIES:
+            law, unit = get_value_family(name), self._unit(name, ratios)
+            losses[name] = -law.log_prob(ratios / unit, torch.zeros(()), torch.ones(())).mean().item() + np.log(unit)
+        self.family = min(losses, key=lambda name: losses[name])
+        self.unit = self._unit(self.family, ratios)
+
+    @staticmethod
+    def _unit(family: str, ratios: torch.Tensor) -> float:
+        """By which scales are multiplied, so that half of the residuals lie between the quartiles of a family."""
+        return (ratios.abs().median() / get_value_family(family).quantile(torch.tensor(0.75))).item() or 1.0
+
+    def _axes(self) -> dict[str, Maps]:
+        settings, named = self.settings, self.settings.value_transform
+        positive = (settings.support_of(self.numbers.values).low or 0.0) > 0
+        kinds = ("affine", *(("log",) if positive else ()), "symlog") if named == "auto" else (named,)
+
+        def maps(kind: str) -> Maps:
+            transform = ValueTransform(**self.numbers.axis(kind, settings)["value_transform"])
+            return (
+                lambda values: transform.forward(torch.from_numpy(values)).numpy(),
+                lambda axis: transform.inverse(torch.from_numpy(axis)).numpy(),
+            )
+
+        return {kind: maps(kind) for kind in kinds}
+
+    @torch.no_grad()
+    def install(self) -> None:
+        """Leave the fit in the model: axis, law, reader, and the levels of intervals by leave-one-out."""
+        model, kernel, ridge = self.model, self.kernel, self.kernel.ridge
+        set_levels(model, None)
+        fit_axes(model.config, self.numbers, self.axis, self.settings)
+        rows = len(kernel.support) if kernel.kind else 0
+        about = {"blocks": list(map(int, kernel.blocks)), "rows": rows}
+        renew_values(model, value_branch=False, value_family=self.family, value_kernel=about)
+        reader, law = model.value_kernel, model.action.value_law
+        both = np.stack([ridge.location.coefficients, ridge.log_scale.coefficients])
+        weights = both / ridge.unit
+        bias = INTERCEPT * both.sum(1) + [0.0, np.log(self.unit)]
+        if rows:
+            bias += len(kernel.blocks) * weights.sum(1)  # the 1 that the reader takes off each block
+        else:
+            weights = weights @ kernel.support.astype(np.float64)
+        log_scale = ridge.log_scale.left_out + np.log(self.unit)
+        bounds = np.stack([[ridge.reach[0], log_scale.min()], [ridge.reach[1], log_scale.max()]])
+        weight, shift = model.action.value_linear
+        filled = {
+            "mean": kernel.mean,
+            "inverse": kernel.inverse,
+            "weights": weights,
+            "bias": bias,
+            "bounds": bounds,
+            "along": weight[0] / weight.square().sum(),
+            "shift": shift,
+            "unit": 1 / law.linear_scale(torch.ones_like(weight[0]), weight),
+        }
+        for name, made in filled.items():
+            getattr(reader, name).copy_(torch.as_tensor(made))
+        if rows:
+            reader.support.copy_(torch.from_numpy(kernel.support).view(torch.int16))
+        self._fit_levels(ridge.location.left_out, np.exp(log_scale))
+
+    def _fit_levels(self, loc: np.ndarray, scale: np.ndarray) -> None:
+        model, config, law = self.model, self.model.config, self.model.value_law
+        of_rows = loc.clip(*self.kernel.ridge.reach), scale, self.numbers.values.numpy()
+        loc_Y, scale_Y, values = (torch.from_numpy(column) for column in of_rows)
+        set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
+        classes = number_classes(self.examples, config.num_token_id)
+        config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
+        config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)
+
+    def tell(self, say: Callable[[str], None], seconds: float) -> None:
+        """Say what was chosen."""
+        kernel = self.kernel
+        form = f"a Gaussian kernel of {kernel.kind:g} median distances" if kernel.kind else "a linear kernel"
+        say(
+            f"values are read from the whole backbone in closed form: {self.axis} axis, {self.family} law, {form}, ridge "
+            f"{kernel.ridge.location.ridge:.2g}, by leave-one-out over {len(self.numbers.values):,} numbers ({seconds:.0f} s)"
+        )

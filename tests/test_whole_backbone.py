@@ -1,0 +1,264 @@
+"""Numbers read from the whole backbone in closed form: its features, its fit, and all that asks a model that has one."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
+from causalqwen.data import Row, encode_rows
+from causalqwen.modeling.chain import Chain
+from causalqwen.modeling.outputs import CACHE
+from causalqwen.modeling.reader import EVERY
+from causalqwen.training import TrainSettings, train
+from causalqwen.training.closed_form import AXES, INTERCEPT, BlockKernel, KernelRidge
+from causalqwen.training.run import learn
+from causalqwen.training.whole_backbone import blocks_of
+from conftest import graft_tiny
+
+TEXTS = ["They say that it is 5 and then", "A new year", "It is 12.5 of them, and the old one is"]
+WORDS = ["old", "new", "year", "people", "and", "of", "the", "that", "then", "is", "they", "say"]
+CLOSED = TrainSettings.from_dict({"values": "closed_form"})
+
+
+def rows(count, seed=0, **beside):
+    """Rows whose number follows two words of their prompt."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for first, second in generator.integers(len(WORDS), size=(count, 2)).tolist():
+        value = round(10 * (1 + first % 7) + second % 7 + generator.normal(), 2)
+        made.append({"prompt": f"They say that {WORDS[first]} and {WORDS[second]} is", "value": value} | beside)
+    return made
+
+
+def encoded(model, given):
+    return encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(given, 1)], model.processor)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from conftest import make_tokenizer
+
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def fitted(tokenizer, tmp_path_factory):
+    """A tiny model with values in closed form, its folder, its scores, and what was said."""
+    model, said = graft_tiny("qwen2", tokenizer, number_context="digits"), []
+    output = tmp_path_factory.mktemp("closed") / "out"
+    scores = train(model, encoded(model, rows(120)), [], output, CLOSED, say=said.append)
+    return model.eval(), output, scores, said
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+
+def reading(model):
+    model.reads_backbone = blocks_of(model)
+    return model.eval()
+
+
+def inputs(model, texts, side="left"):
+    found = model.processor(texts, padding=True, padding_side=side, return_tensors="pt", prompt=True)
+    lengths = found["attention_mask"].sum(-1)
+    return found, torch.full_like(lengths, found["input_ids"].shape[1] - 1) if side == "left" else lengths - 1
+
+
+@torch.no_grad()
+def last(model, texts, side="left"):
+    found, ends = inputs(model, texts, side)
+    return model.features(**found).last_hidden_state[torch.arange(len(texts)), ends]
+
+
+@pytest.mark.parametrize("context", ["value", "digits"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_features_are_the_same_however_a_text_is_read(tiny_tokenizer, family, context):
+    model = reading(graft_tiny(family, tiny_tokenizer, number_context=context))
+    alone = torch.cat([last(model, [text]) for text in TEXTS])
+    for side in ("left", "right"):
+        torch.testing.assert_close(last(model, TEXTS, side), alone, rtol=1e-4, atol=1e-5)
+    found, _ = inputs(model, TEXTS[:1])
+    with torch.no_grad():
+        first = model.features(**{name: column[:, :4] for name, column in found.items()}, use_cache=True)
+        rest = {name: found[name][:, 4:] for name in ("input_ids", "numeric_values")}
+        behind = model.features(**rest, attention_mask=found["attention_mask"], cache=first[CACHE])
+    torch.testing.assert_close(behind.last_hidden_state[:, -1], alone[:1], rtol=1e-4, atol=1e-5)
+    assert model.features(**found, use_cache=False).get(CACHE) is None
+
+
+def test_sequences_in_one_row_are_read_apart(tiny_tokenizer):
+    model = reading(graft_tiny("qwen2", tiny_tokenizer))
+    parts = [inputs(model, [text])[0]["input_ids"] for text in ("A new year", "They say that the old one is")]
+    places = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
+    values = torch.zeros(1, places.shape[1], dtype=torch.float64)
+    with torch.no_grad():
+        packed = model.features(torch.cat(parts, 1), None, values, position_ids=places).last_hidden_state
+        apart = torch.cat(
+            [model.features(p, None, torch.zeros(p.shape, dtype=torch.float64)).last_hidden_state for p in parts], 1
+        )
+    torch.testing.assert_close(packed, apart, rtol=1e-4, atol=1e-5)
+
+
+def test_means_are_attention_queries_of_zeros_and_the_rest_every_third_layer_s_states(tiny_tokenizer):
+    model = reading(graft_tiny("qwen2", tiny_tokenizer))
+    found, _ = inputs(model, TEXTS)
+    with torch.no_grad():
+        out = model.features(**found, use_cache=True, output_hidden_states=True)
+    layers, size = out[CACHE].layers, model.config.hidden_size
+    blocks = out.last_hidden_state[:, -1, size:].split(model.reads_backbone, -1)
+    states, means = blocks[: -len(layers)], blocks[-len(layers) :]
+    assert len(states) == -(-len(layers) // EVERY) and torch.equal(states[-1], out.last_hidden_state[:, -1, :size])
+    seen = model.seen(found["input_ids"], found["attention_mask"], None)[0].bool()[:, None, None]
+    for mean, layer in zip(means, layers, strict=True):
+        query = torch.zeros_like(layer.keys[:, :, :1])
+        wanted = F.scaled_dot_product_attention(query, layer.keys, layer.values, attn_mask=seen)
+        torch.testing.assert_close(mean, wanted.flatten(1), rtol=1e-5, atol=1e-6)
+
+
+# ---- the fit ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_group_are_left_out_together():
+    generator = np.random.default_rng(0)
+    x, groups = generator.normal(size=(30, 4)), np.array([0, 0, 0, *range(1, 25), 25, 25, 25])
+    values = 50 + x @ [3.0, -2.0, 0.0, 1.0] + 0.3 * generator.normal(size=30)
+    made = KernelRidge(x @ x.T, values, groups=groups)
+    whole, y = (x @ x.T) / made.unit + INTERCEPT, AXES[made.axis][0](values)
+    for group in (0, 3, 25):
+        rest = groups != group
+        solved = np.linalg.solve(whole[rest][:, rest] + made.location.ridge * np.eye(rest.sum()), y[rest])
+        np.testing.assert_allclose(made.location.left_out[~rest], whole[~rest][:, rest] @ solved, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("curve", "kinds"), [(lambda x: np.sin(3 * x), (0.5, 1.0)), (lambda x: x, (0.0, 4.0, 8.0))])
+def test_the_kernel_is_as_narrow_as_the_rows_ask(curve, kinds):
+    x = np.random.default_rng(0).uniform(-3, 3, size=(200, 1)).astype(np.float32)
+    features = np.concatenate([x, np.full((200, 2), 7.0, dtype=np.float32)], axis=1)
+    made = BlockKernel(features, [1, 2], 10 + curve(x[:, 0].astype(float)), np.arange(200))
+    assert made.kind in kinds and (made.inverse[1:] == 0).all()
+
+
+def test_features_that_tell_nothing_are_refused():
+    for features in (np.ones((9, 3), np.float32), np.full((9, 3), np.nan, np.float32)):
+        with pytest.raises(ValueError, match="features"):
+            BlockKernel(features, [3], np.arange(9.0), np.arange(9))
+
+
+# ---- a model that has one --------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_learned_in_closed_form_and_their_intervals_hold(fitted):
+    model, _, scores, said = fitted
+    test = rows(200, seed=9)
+    found = model.predict_number([row["prompt"] for row in test])
+    values = np.array([row["value"] for row in test])
+    error = np.abs(np.array([prediction.median for prediction in found]) - values)
+    inside = [low <= v <= high for v, (low, high) in zip(values, (p.interval(0.9) for p in found), strict=True)]
+    assert np.median(error) < 4 and scores["median_error"] < 6  # a constant misses by 17
+    assert 0.8 <= np.mean(inside) <= 0.98
+    assert any(line.startswith("values are read from the whole backbone") for line in said)
+    assert any("held out" in line for line in said) and model.config.interval_levels is not None
+
+
+def test_the_reader_s_kernel_is_the_fit_s(fitted):
+    """The fast form, by the slow one: one row, one block, one kept row at a time."""
+    model = fitted[0]
+    reader, features = model.value_kernel, last(model, TEXTS)
+    assert reader.rows
+    support = reader.support.view(torch.float16).double()
+    x = (features[:, model.config.hidden_size :].double() - reader.mean) * reader.inverse
+    for row, made in zip(x, reader.read(features), strict=True):
+        total = reader.bias.double().clone()
+        for kept, weight in zip(support, reader.weights.T, strict=True):
+            of = zip(row.split(reader.blocks), kept.split(reader.blocks), strict=True)
+            total += weight * sum(torch.expm1(-(a - b).square().sum()) for a, b in of)
+        torch.testing.assert_close(made.double(), total.clamp(*reader.bounds), rtol=1e-3, atol=1e-3)
+    chain = Chain(model, features)
+    for made, wanted in zip(
+        chain.value(), (reader.read(features)[:, 0], reader.read(features)[:, 1].exp()), strict=True
+    ):
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_model_says_the_same_and_text_is_the_backbone_s(fitted, tokenizer):
+    model, folder, *_ = fitted
+    again = CausalQwenForCausalLM.from_pretrained(folder).eval()
+    prompts = [row["prompt"] for row in rows(5, seed=3)]
+    both = [[(p.loc, p.scale, p.interval(0.8)) for p in one.predict_number(prompts)] for one in (model, again)]
+    assert both[0] == both[1]
+    found = inputs(model, TEXTS)[0]
+    plain = graft_tiny("qwen2", tokenizer, number_context="digits").eval()
+    size = model.config.num_token_id
+    with torch.no_grad():
+        assert torch.equal(model(**found).logits[..., :size], plain(**found).logits[..., :size])
+
+
+def test_a_text_says_what_is_predicted(fitted):
+    model = CausalQwenForCausalLM.from_pretrained(fitted[1]).eval()
+    model.action.num_bias.data += 1e3  # a number comes at once
+    prompt = rows(1, seed=4)[0]["prompt"]
+    found = inputs(model, [prompt])[0]
+    plan = CausalDecoding.preset("standard")
+    out = model.generate(**found, max_new_tokens=8, causal_decoding=plan, return_dict_in_generate=True)
+    said = out.numeric_values[out.sequences == model.config.num_token_id]
+    wanted = model.predict_number(prompt)[0].median
+    assert len(said) and said[0].item() == pytest.approx(wanted, rel=1e-3)
+    drawn = {}
+    for seed in (1, 2):
+        plan = CausalDecoding.preset("persona", seed=seed)
+        out = model.generate(**found, max_new_tokens=8, causal_decoding=plan, return_dict_in_generate=True)
+        drawn[seed] = out.numeric_values[out.sequences == model.config.num_token_id][0].item()
+    assert drawn[1] != drawn[2] and all(abs(value - wanted) < 60 for value in drawn.values())
+
+
+def test_somebody_is_inferred_from_what_they_said(fitted):
+    model = fitted[0]
+    who = model.abduct("It is 40 and then 50", likelihood="values")
+    assert np.isfinite(model.predict_number("They say that it is", individual=who)[0].median)
+
+
+def test_rows_that_are_held_out_score_a_fit_without_them_and_are_learned_in_the_end(fitted, tokenizer, tmp_path):
+    model, _, scores, _ = fitted
+    assert 20 <= scores["value_count"] <= 30 and model.value_kernel.rows in (0, 120)
+    given = graft_tiny("qwen2", tokenizer, number_context="digits")
+    found = learn(given, encoded(given, rows(60)), encoded(given, rows(30, seed=2)), tmp_path / "a", CLOSED)
+    assert found["value_count"] == 30 and given.value_kernel.rows in (0, 60)
+
+
+def test_texts_that_repeat_do_not_make_it_sure(tokenizer, tmp_path):
+    """Each text with four values far apart: what is left out is the whole text, so that a scale is not that of a twin."""
+    model = graft_tiny("qwen2", tokenizer, number_context="digits")
+    generator = np.random.default_rng(0)
+    texts = [f"They say that {a} and {b} is" for a in WORDS[:4] for b in WORDS[:4]]
+    given = [{"prompt": text, "value": float(v)} for text in texts for v in generator.normal(50, 5, size=4).round(2)]
+    learn(model, encoded(model, given), encoded(model, rows(20)), tmp_path / "run", CLOSED)
+    low, high = model.predict_number(texts[0])[0].interval(0.8)
+    assert 8 < high - low < 25  # 12.8 is right
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "match"),
+    [
+        ({}, rows(3), "takes 8 to 4,096 numbers"),
+        ({}, rows(30, individual="one"), "name nobody"),
+        ({"heads": True}, rows(30), "a stage alone"),
+        ({"class_transforms": True}, rows(30, **{"class": "a"}), "one axis"),
+    ],
+)
+def test_rows_that_it_cannot_take_are_refused(tokenizer, tmp_path, settings, given, match):
+    model = graft_tiny("qwen2", tokenizer)
+    asked = TrainSettings.from_dict({"values": "closed_form"} | settings)
+    with pytest.raises(ValueError, match=match):
+        learn(model, encoded(model, given), [], tmp_path / "run", asked)
+
+
+def test_a_model_in_closed_form_is_fitted_anew_and_not_trained_by_gradients(fitted, tmp_path):
+    model = CausalQwenForCausalLM.from_pretrained(fitted[1])
+    with pytest.raises(ValueError, match="training by gradients needs value_kernel=None.*values: closed_form"):
+        learn(model, encoded(model, rows(30)), [], tmp_path / "a", TrainSettings())
+    higher = [row | {"value": row["value"] + 1000} for row in rows(40)]
+    learn(model, encoded(model, higher), [], tmp_path / "b", CLOSED)
+    assert model.predict_number(higher[0]["prompt"])[0].median > 900
+    with pytest.raises(ValueError, match="whole backbone, and was given its last layer"):
+        Chain(model, torch.zeros(1, model.config.hidden_size)).value()
