@@ -2,10 +2,8 @@
 
 import os
 
-# Before torch is loaded: threads that spin for long while they wait for each other take a shared machine's cores from who
-# works, and threads that never spin are slower on an idle one.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# Before torch is loaded: threads that spin for long take a shared machine's cores; those that never do are slow on an idle one.
+os.environ |= {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
 
 from causalqwen_cli.app import main
 
