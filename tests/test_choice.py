@@ -305,6 +305,7 @@ def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so
     assert kept["support"]["low"] > 0
 
 
+@pytest.mark.slow
 def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
     from causalqwen.training import choice
 
@@ -480,6 +481,7 @@ def test_more_passes_go_with_less_dropout_in_as_many_updates_of_any_number_of_ro
     assert made.stage_of(plain | {"value_branch_direct": True}, range(2048)).learning_rate == choice.REGRESSION_RATE
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_trained_as_it_was_tried(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
     from causalqwen.training import choice, trials
 
@@ -500,6 +502,7 @@ def test_what_is_chosen_is_trained_as_it_was_tried(tiny_tokenizer, tmp_path, mon
     assert (waits, dropout) in tried and {trial.epochs for trial, _ in tried} == {12, 24}
 
 
+@pytest.mark.slow
 def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path, few_updates):
     model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
     learned, held = skewed(model, 48, 0), skewed(model, 24, 1)
@@ -619,6 +622,7 @@ def test_some_rows_of_a_store_are_what_is_read_of_them(tiny_tokenizer, tmp_path,
         np.testing.assert_allclose(*both, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_choice_on_some_rows_reads_all_of_them_once(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
     from causalqwen.training import choice, features
 

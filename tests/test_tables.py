@@ -691,17 +691,7 @@ def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved(
     again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
     np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
     np.testing.assert_allclose(answers[:, 6:], found.process.answers(rows), atol=1e-5)
-    earlier = {name: tensor for name, tensor in tensors.items() if "near_" not in name}
-    of_then = {key: value for key, value in about.items() if key != "process"}
-    again = Experts.from_state(earlier, of_then, "experts.")
-    np.testing.assert_allclose(again.answers(rows), answers[:, :6], atol=1e-5)
-    ridge, trees, boosted = again.in_units(answers[:, :6]).T
-    np.testing.assert_allclose(trees, values, atol=values.std())
-    np.testing.assert_allclose(ridge, answers[:, 0] * values.std() + values.mean(), rtol=1e-5)
-    oldest = {name: tensor for name, tensor in earlier.items() if "boosted" not in name}
-    again = Experts.from_state(oldest, of_then, "experts.")
-    np.testing.assert_allclose(again.answers(rows), answers[:, :4], atol=1e-5)
-    assert again.width == 4 and again.in_units(answers[:, :4]).shape == (50, 2)
+    assert again.width == answers.shape[1]
 
 
 def test_the_mixture_has_the_least_squared_errors_of_answers_on_either_axis():
@@ -1089,9 +1079,6 @@ def test_saved_and_pickled_it_predicts_the_same_without_the_backbones_weights(fi
     np.testing.assert_array_equal(other.predict(frame, "quantiles"), before)
     np.testing.assert_array_equal(other.predict(frame), mean)
     assert other.model_.backbone is regressor.model_.backbone
-    older = NumberRegressor.__new__(NumberRegressor)
-    older.__setstate__({name: value for name, value in regressor.__getstate__().items() if name != "verbose"})
-    assert older.get_params() == regressor.get_params()
     about = json.loads((tmp_path / "saved" / "estimator.json").read_text())
     (tmp_path / "saved" / "estimator.json").write_text(json.dumps(about | {"fingerprint": "0"}))
     write_sums(tmp_path / "saved")
