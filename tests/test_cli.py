@@ -59,7 +59,11 @@ def trained(place):
 )
 def test_threads_spin_briefly_unless_the_user_says_otherwise(own, expected):
     environment = {name: os.environ[name] for name in os.environ.keys() - {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}} | own
-    code = "import sys, causalqwen_cli, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    code = """
+import os, sys
+from causalqwen_cli.base import command
+command(lambda: print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules))()
+"""
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [expected, "False"]
 

@@ -15,15 +15,15 @@ MOST_LINES = {
     "causalqwen/individuals": 833,
     "causalqwen/kernels": 978,
     "causalqwen/losses": 308,
-    "causalqwen/modeling": 8_613,
+    "causalqwen/modeling": 8_610,
     "causalqwen/numbers": 1_790,
-    "causalqwen/parts": 962,
+    "causalqwen/parts": 961,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_879,
-    "causalqwen_cli": 1_303,
+    "causalqwen/training": 5_873,
+    "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_805,
-    "tests": 30_733,
+    "tests": 30_737,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training and tests hold values in closed form beside the gradient fits that these replace."""

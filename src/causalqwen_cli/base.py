@@ -107,6 +107,9 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # Threads that spin for long take a shared machine's cores; those that never do are slow on an idle one.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         logging.getLogger("causalqwen").setLevel(logging.WARNING)  # commands tell what they made themselves
         ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and `accelerate launch` set it
         rank = os.environ.get("RANK", "0") if ranks > 1 else "0"

@@ -223,10 +223,9 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         if input_ids is not None:
             hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
         if whole:
-            values, (batch, length) = [layer.values for layer in outputs[CACHE].layers], hidden.shape[:2]
-            total = _length(outputs[CACHE])
-            sees = seen_by_each(given["attention_mask"], given["position_ids"], length, total, batch)
-            blocks = read_backbone([*outputs.hidden_states[1:-1], hidden], values, sees.to(hidden.device))
+            values = [layer.values for layer in outputs[CACHE].layers]
+            sees = seen_by_each(hidden, _length(outputs[CACHE]), given["attention_mask"], given["position_ids"])
+            blocks = read_backbone([*outputs.hidden_states[1:-1], hidden], values, sees)
             hidden = torch.cat([hidden, *(block.to(hidden.dtype) for block in blocks)], dim=-1)
             if not kwargs.get("output_hidden_states"):
                 outputs.hidden_states = None

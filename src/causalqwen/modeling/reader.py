@@ -33,19 +33,17 @@ def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tens
     return [*hidden[::-EVERY][::-1], *(mean.transpose(1, 2).flatten(2) for mean in means)]
 
 
-def seen_by_each(mask: Tensor | None, position_ids: Tensor | None, length: int, total: int, batch: int) -> Tensor:
-    """Which of `total` positions each of the last `length` sees, bool [batch, length, total].
+def seen_by_each(hidden: Tensor, total: int, mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    """Say which of `total` positions each of the last S sees, bool [B, S, total], S and B as of `hidden` [B, S, H].
 
-    mask: [B, total], or [B, 1, length, >= total] as it is added to attention's scores, or allows; None for all that come
-    before. position_ids: where sequences that are packed into one row begin, if there is no mask.
+    mask: [B, total], or [B, 1, S, >= total] as it is added to attention's scores, or allows; None for all that come before.
+    position_ids: where sequences that are packed into one row begin, if there is no mask.
     """
+    batch, length = hidden.shape[:2]
     if mask is not None and mask.dim() == 4:
         allowed = mask[:, 0, :, :total]
         return (allowed if allowed.dtype == torch.bool else allowed >= 0).expand(batch, -1, -1)
-    device = (
-        position_ids.device if mask is None and position_ids is not None else mask.device if mask is not None else None
-    )
-    places = torch.arange(total, device=device)
+    places = torch.arange(total, device=hidden.device)
     sees = (places <= places[total - length :, None]).expand(batch, -1, -1)
     if mask is not None:
         return sees & mask[:, None, :total].bool()

@@ -48,7 +48,6 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 WHY = {
     "training by gradients": "its values were fitted in closed form, and can be fitted anew: values: closed_form",
-    "vLLM": "train its values by gradients",
     "the likelihood 'ovr' of words": "use 'softmax'",
     "top_k, top_p or min_p in a plan": "it draws no race that tokens could be left out of; use the preset 'softmax'",
 }

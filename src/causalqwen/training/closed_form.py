@@ -7,12 +7,11 @@
                                                no further from the training values than they spread
 
 Rows of one group are left out together: r_B = ((K + λ I)^-1_BB)^-1 a_B. One eigendecomposition of K gives r for all λ and all
-axes. The kernel has a mean diagonal of 1 over the rows, and a constant of
-10 is added to it, which holds the intercept: features that all rows together centre make K singular along the constant, and
-leave-one-out then looks best at next to no ridge.
+axes. The kernel has a mean diagonal of 1 over the rows, and a constant of 10 is added, which holds the intercept: features
+that all rows together centre make K singular along the constant, and leave-one-out then looks best at next to no ridge.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +26,9 @@ RIDGES = np.logspace(-5, 3, 33)
 KINDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Kernels that are tried: widths of a Gaussian one in units of a block's median distance; 0 for the linear one."""
 
+LEAST_SPREAD = 1 / 512
+"""The least spread of a coordinate of the features, in its own root mean square: rounding makes less of it (experiments 8)."""
+
 Maps = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
 
 AXES: dict[str, Maps] = {
@@ -38,7 +40,6 @@ AXES: dict[str, Maps] = {
 
 _LEVELS = CRPS_LEVELS.numpy()
 _TRIED_LEVELS = np.arange(1, 40) / 40
-_LEAST_SPREAD = 1 / 512  # of a coordinate, in its own root mean square: rounding makes less of it (experiments 8)
 _FLOOR = 1 / 20  # of the residuals' standard deviation: no residual is taken for less
 _CHOOSING = 1000
 
@@ -55,7 +56,7 @@ class KernelRidge:
     """The distribution of a number given k(x, x_i), after values [n] with kernel [n, n], without its intercept.
 
     axes: t and its inverse by name, to choose from; by default `AXES`, "log" for positive values alone. groups: int [n]; rows
-    of one are left out together. counted: bool [n], the rows by which is chosen.
+    of one are left out together. counted: bool [n], the rows by which is chosen, all where none is.
     axis: the name of t. location, log_scale: both `Solution`s. error: what was least when they were chosen.
     quantiles: q_p at `CRPS_LEVELS` [199].
     ValueError for fewer than three rows, for values or a kernel that are not finite, or a kernel without a diagonal.
@@ -77,7 +78,8 @@ class KernelRidge:
         self._roots, self._vectors = (part.numpy() for part in torch.linalg.eigh(scaled))
         self._roots = self._roots.clip(0)
         self._squares, self._groups = self._vectors**2, _of_several(groups)
-        counted = np.ones(len(values), dtype=bool) if counted is None else counted
+        if counted is None or not counted.any():
+            counted = np.ones(len(values), dtype=bool)
         self.error, self.axis, self.location = self._choose(values, axes, counted)
         y, self._inverse = axes[self.axis][0](values), axes[self.axis][1]
         self.reach = 2 * y.min() - y.max(), 2 * y.max() - y.min()
@@ -147,50 +149,46 @@ class BlockKernel:
     """
 
     def __init__(
-        self, features: np.ndarray, blocks: Sequence[int], values: np.ndarray, groups: np.ndarray, **asked: Any
+        self,
+        features: np.ndarray,
+        blocks: Sequence[int],
+        values: np.ndarray,
+        groups: np.ndarray,
+        axes: dict[str, Maps] | None = None,
+        counted: np.ndarray | None = None,
     ) -> None:
         self.blocks, self.mean, spread = blocks, features.mean(0), features.std(0)
         if not np.isfinite(spread).all():
             raise ValueError("features to read a number from have to be finite")
         size = np.sqrt(self.mean**2 + spread**2)
-        used, spread = spread > 1e-5 * size, spread.clip(_LEAST_SPREAD * size)
-        parts = np.split(used, np.cumsum(blocks)[:-1])
+        used, spread = spread > 1e-5 * size, spread.clip(LEAST_SPREAD * size)
         if not used.any():
             raise ValueError("features to read a number from have to vary")
-        count = np.concatenate([np.full(len(part), np.sqrt(max(part.sum(), 1))) for part in parts])
+        count = np.repeat([np.sqrt(max(part.sum(), 1)) for part in self._split(used)], blocks)
         self.inverse = np.where(used, 1 / np.where(used, spread * count, 1.0), 0.0).astype(np.float32)
-        self.of = sum(part.any() for part in parts)
-        x = (features - self.mean) * self.inverse
         some = _whole_groups(groups, _CHOOSING)
-        asked["counted"] = asked.pop("counted", np.ones(len(values), dtype=bool))
-        chosen = asked | {"counted": asked["counted"][some]}
-        if not chosen["counted"].any():
-            chosen["counted"] = np.ones(len(some), dtype=bool)
-        distances = [_distances(part) for part in self._split(x[some])]
+        x = (features[some] - self.mean) * self.inverse
+        distances = [_distances(part) for part in self._split(x)]
         medians = np.array([float(np.median(part)) or 1.0 for part in distances])
         self.tried = {}
         for kind in KINDS:
-            kernel = self._kernel(x[some]) if not kind else self._joined(distances, 2 * kind**2 * medians)
-            self.tried[kind] = KernelRidge(kernel, values[some], groups=groups[some], **chosen).error
-        del distances
+            kernel = _gaussian(distances, 2 * kind**2 * medians) if kind else x @ x.T
+            by = None if counted is None else counted[some]
+            self.tried[kind] = KernelRidge(kernel, values[some], axes, groups[some], by).error
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
         if self.kind:
             self.inverse /= np.repeat(np.sqrt(2 * medians) * self.kind, blocks).astype(np.float32)
-            x = (features - self.mean) * self.inverse
-        self.support = x.astype(np.float16)
-        self.ridge = KernelRidge(self._kernel(self.support.astype(np.float32)), values, groups=groups, **asked)
+        self.support = ((features - self.mean) * self.inverse).astype(np.float16)
+        x = self.support.astype(np.float32)
+        kernel = _gaussian(map(_distances, self._split(x)), np.ones(len(blocks))) if self.kind else x @ x.T
+        self.ridge = KernelRidge(kernel, values, axes, groups, counted)
 
     def _split(self, x: np.ndarray) -> list[np.ndarray]:
-        return np.split(x, np.cumsum(self.blocks)[:-1], axis=1)
+        return np.split(x, np.cumsum(self.blocks)[:-1], axis=-1)
 
-    def _joined(self, distances: Sequence[np.ndarray], widths: np.ndarray) -> np.ndarray:
-        return sum(np.exp(-part / width) for part, width in zip(distances, widths, strict=True))
 
-    def _kernel(self, x: np.ndarray) -> np.ndarray:
-        """k [n, n] of scaled rows, each block's width in its scale."""
-        if not self.tried or not self.kind:
-            return x @ x.T
-        return sum(np.exp(-_distances(part)) for part in self._split(x))
+def _gaussian(distances: Iterable[np.ndarray], widths: np.ndarray) -> Any:
+    return sum(np.exp(-part / width) for part, width in zip(distances, widths, strict=True))
 
 
 def _distances(x: np.ndarray) -> np.ndarray:

@@ -81,7 +81,7 @@ class ChosenStage(ValueStage):
 @dataclass(frozen=True)
 class ClosedFormStage(ValueStage):
     """Stage 1 in closed form (`values: closed_form`): values are read from the whole backbone by ridge over a kernel
-    (`causalqwen.training.whole_backbone`), which takes seconds, no passes, and up to 4,096 numbers of rows that name nobody."""
+    (`causalqwen.training.whole_backbone`), without passes, of up to 4,096 numbers in rows that name nobody."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,9 @@ class TrainSettings:
             [low, high, step], null for an end that is open; null for anywhere.
         class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
             a number then names its `class`, and so does whoever asks for one.
-        values: stage 1, or None to leave it out; "auto" for one that is chosen, see `ChosenStage`, "closed_form" for
-            `ClosedFormStage`; what the graft was
-            made with other than by default stays. heads: the heads' stage after it, or None. lora: stage 2, or None. backbone:
-            the backbone's own weights, or None.
+        values: stage 1, or None to leave it out; "auto" for one that is chosen, see `ChosenStage`; "closed_form" for
+            `ClosedFormStage`; what the graft was made with other than by default stays. heads: the heads' stage after it, or
+            None. lora: stage 2, or None. backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and

@@ -26,14 +26,12 @@ from causalqwen.training import ranks, sharding
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.announcing import announce
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
+from causalqwen.training.closed_form import LEAST_SPREAD
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import joint_losses, score_tokens
 from causalqwen.training.settings import ClosedFormStage, HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
-
-_LEAST_SPREAD = 1 / 512
-"""The least spread of a coordinate of the features, in its own root mean square: rounding makes less of it (experiments 8)."""
 
 _DIRECTIONS = 8
 """Directions in which an individual may turn around from context to context, under a Gaussian law."""
@@ -356,7 +354,7 @@ def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tupl
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Mean and standard deviation of the features that precede values to learn, for the value branch.
 
-    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `_LEAST_SPREAD` of its size; a column
+    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `LEAST_SPREAD` of its size; a column
     of a table, which nothing rounds, by 1 where it does not vary.
     """
     if model.value_branch is None:
@@ -364,7 +362,7 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
     learned = np.isfinite(store.facts.values)
     features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
     std, mean = torch.std_mean(features, dim=0)
-    least = _LEAST_SPREAD * features.square().mean(0).sqrt()
+    least = LEAST_SPREAD * features.square().mean(0).sqrt()
     least[len(least) - model.value_branch.columns :] = 0
     std = torch.maximum(std, least)
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)

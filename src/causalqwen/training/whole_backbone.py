@@ -1,7 +1,6 @@
 """Values read from the whole backbone in closed form: the rows that allow it, the fit, and what it leaves in a model."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,8 +86,8 @@ class WholeBackbone:
         lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
         groups = np.repeat(whose, lengths)[np.concatenate(at)]
         values, blocks = self.numbers.values.numpy(), known[0][1].facts.reads.blocks
-        asked: dict[str, Any] = {"counted": ~self.numbers.certain.numpy(), "axes": self._axes()}
-        self.kernel = BlockKernel(np.concatenate(features), blocks, values, groups, **asked)
+        counted = ~self.numbers.certain.numpy()
+        self.kernel = BlockKernel(np.concatenate(features), blocks, values, groups, self._axes(), counted)
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
         losses, config = {}, model.config
