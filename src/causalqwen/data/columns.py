@@ -95,10 +95,9 @@ class TableRows:
         """Whether there is any number, or any word."""
         return self.numbers.shape[1] > 0 or any(self.words)
 
-    def taken(self, places: np.ndarray) -> "TableRows":
-        """Some of them, by place."""
-        apart = [part[places] if isinstance(part, np.ndarray) else _at(part, places) for part in self.columns]
-        return TableRows(_at(self.words, places), self.numbers[places], apart)
+    def blocks(self) -> tuple[np.ndarray, list[int]]:
+        """The numbers in blocks, float32 [n, K], and their widths."""
+        return self.numbers, [self.numbers.shape[1]] * (self.numbers.shape[1] > 0)
 
 
 class ColumnError(ValueError):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from causalqwen.distributions import StableFamily
+from causalqwen.distributions import StableFamily, upcast
 
 _NOISE = 0.05
 """The share of the scale that is noise: from texts of nobody in particular a value cannot tell who speaks from noise."""
@@ -62,10 +62,16 @@ class KernelReader(nn.Module):
         """loc and log scale [..., 2] on the value axis, float32, of features [..., H + R]."""
         if features.shape[-1] == self.hidden_size:
             raise ValueError("this model reads numbers from the whole backbone, and was given its last layer alone")
-        x = (features[..., self.hidden_size :] - self.mean.float()) * self.inverse.float()
-        made = self.kernels(x, self.support.view(torch.float16).float()) if self.rows else x
-        made = (made.double() @ self.weights.double().T + self.bias).float()
-        return torch.minimum(torch.maximum(made, self.bounds[0]), self.bounds[1])
+        return self.told(features[..., self.hidden_size :])
+
+    def told(self, r: Tensor) -> Tensor:
+        """loc and log scale [..., 2] on the value axis, of r [..., R], in its dtype, float32 at least."""
+        r = upcast(r)
+        x = (r - self.mean.to(r)) * self.inverse.to(r)
+        made = self.kernels(x, self.support.view(torch.float16).to(r)) if self.rows else x
+        made = (made.double() @ self.weights.double().T + self.bias).to(r)
+        low, high = self.bounds.to(r)
+        return torch.minimum(torch.maximum(made, low), high)
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """z and r [..., H + R], loc_U and scale_U [..., C], which are not read -> the law of U that the value head reads,

@@ -136,7 +136,7 @@ _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
 def _blocks_of(model: CausalQwenForCausalLM) -> list[int] | None:
     """The widths of what the whole backbone tells; None where it is not read."""
-    known: list[int] | None = (model.config.value_kernel or {}).get("blocks", model.reads_backbone)
+    known: list[int] | None = model.reads_backbone or (model.config.value_kernel or {}).get("blocks")
     return known
 
 
