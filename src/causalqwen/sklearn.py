@@ -64,9 +64,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     """The distribution of a number, from texts or from the rows of a table.
 
     X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a `datasets.Dataset`, an
-    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the whole backbone, and as numbers, those of
-    its number, category and date columns. Values are read from both in closed form (`training.closed_form`), and everything is
-    chosen and calibrated by rows that were left out one by one (or group by group).
+    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the whole backbone, and as numbers, those
+    of its number, category and date columns. Values follow from both in closed form (`training.closed_form`), and all is chosen
+    and calibrated by rows that are left out one by one, or group by group.
 
     Args:
         backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
@@ -163,7 +163,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         table, started = self.reader_.checked(table), time.perf_counter()
         self.model_ = _grafted(self.backbone, self.device, self.config or {})
         self.model_.bf16 = self._settings.takes_bf16(self.model_)
-        columns, widths = self.reader_.rows(table).blocks()
+        columns, widths = self.reader_.numbers(table), self.reader_.widths
         examples = self._examples(table, values)
         numbers = LearnedNumbers.of(examples, self.model_.config.num_token_id, set())
         if not check_closed_form(self.model_, self._settings, numbers, examples):
@@ -301,7 +301,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
-        columns, _ = self.reader_.rows(table).blocks()
+        columns = self.reader_.numbers(table)
         away = np.stack([np.zeros(len(columns)), *self.reader_.outside(table).values()]).max(0)
         reads = self._kept().reads(self._examples(table, np.zeros(len(columns))))
         facts = torch.from_numpy(np.concatenate([reads, columns], axis=1))

@@ -44,8 +44,8 @@ CLASS_STAGE = ValueStage(epochs=36, learning_rate=2e-4, center=True)
 TIMES_LONGER = 5
 """Passes where less dropout is tried."""
 
-REGRESSION_RATE, TABLE_RATE = 3e-4, 1e-4
-"""Where the start is a regression already; and where it is that of a table's columns, which hold what other regressions say."""
+REGRESSION_RATE = 3e-4
+"""Where the start is a regression already."""
 
 FEWEST_UPDATES = 156
 """Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
@@ -273,8 +273,6 @@ class Choice(Trials):
         if config.items() >= LESS_DROPOUT.items():
             more = TIMES_LONGER * min(1.0, MOST_ROWS / len(rows))
             stage = dataclasses.replace(stage, epochs=max(stage.epochs, round(more * stage.epochs)))
-        if self.model.config.value_columns:
-            return dataclasses.replace(stage, learning_rate=TABLE_RATE)
         return dataclasses.replace(stage, learning_rate=REGRESSION_RATE) if config["value_branch_direct"] else stage
 
     def trial_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
@@ -289,8 +287,7 @@ class Choice(Trials):
 
     def _straight(self) -> tuple[bool, ...]:
         """Whether a branch that reads features straight too is tried: unless every one does already."""
-        is_open = self.is_open("value_branch_direct") and not self.model.config.value_columns
-        return (True,) if is_open and not fits_each_class(self.settings) else ()
+        return (True,) if self.is_open("value_branch_direct") and not fits_each_class(self.settings) else ()
 
     def _longer(self) -> tuple[dict[str, Any], ...]:
         """Whether more passes with less dropout are tried: unless the graft says how much there is."""

@@ -184,7 +184,7 @@ def _read_whole(
     model.reads_backbone = blocks_of(model)
     try:
         known = [(run.train_examples, run.train_facts())]
-        fit = WholeBackbone.of(model, known, certain, run.settings)
+        fit = WholeBackbone(model, known, certain, run.settings)
         fit.install()
         fit.tell(say, time.perf_counter() - started)
         announce(model, known[0][1])
@@ -192,7 +192,7 @@ def _read_whole(
         metrics = _final_scores(run)
         facts = run.eval_facts()
         if held_out_here and facts is not None:
-            WholeBackbone.of(model, [*known, (run.eval_examples, facts)], certain, run.settings).install()
+            WholeBackbone(model, [*known, (run.eval_examples, facts)], certain, run.settings).install()
     finally:
         model.reads_backbone = None
     return metrics
@@ -337,7 +337,7 @@ def _about_run(
     digest = hashlib.sha256()
     for examples in rows:
         update_with_rows(digest, examples)
-        whose = [(one.individual, one.class_name, one.group, one.columns) for one in examples]
+        whose = [(one.individual, one.class_name, one.group) for one in examples]
         digest.update(json.dumps(whose).encode())
     about = {"another model": start or fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
     described: dict[str, Any] = json.loads(ranks.from_main(json.dumps(about)))

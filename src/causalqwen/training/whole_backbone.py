@@ -1,7 +1,6 @@
 """Values read from the whole backbone in closed form: the rows that allow it, the fit, and what it leaves in a model."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from causalqwen.training.axes import LearnedNumbers, fit_axes
 from causalqwen.training.choice import rows_together, set_levels
 from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
 from causalqwen.training.features import FactStore
-from causalqwen.training.scores import score_values
 from causalqwen.training.settings import STAGES, ClosedFormStage, TrainSettings
 
 FEWEST_NUMBERS, MOST_NUMBERS = 8, 4096
@@ -61,8 +59,8 @@ def blocks_of(model: CausalQwenForCausalLM) -> list[int]:
 
 
 class WholeBackbone:
-    """A fit of the values of rows. examples: all of them. certain: those of `certain_contexts`. features: of each number [n, R],
-    in blocks of these widths, those that the backbone tells first. groups: int64 [n]; numbers of one are left out together.
+    """A fit of the values of rows. known: rows and their facts, with what the whole backbone tells; certain: those of
+    `certain_contexts`.
 
     kernel: what was chosen. axis: its name. family: the value's law.
     """
@@ -70,17 +68,26 @@ class WholeBackbone:
     def __init__(
         self,
         model: CausalQwenForCausalLM,
-        examples: Sequence[Example],
+        known: Sequence[tuple[Sequence[Example], FactStore]],
         certain: set[tuple[int, ...]],
-        features: np.ndarray,
-        blocks: Sequence[int],
-        groups: np.ndarray,
         settings: TrainSettings,
     ) -> None:
-        self.model, self.settings, self.examples = model, settings, examples
+        self.model, self.settings = model, settings
+        self.examples = [example for examples, _ in known for example in examples]
         self.numbers = LearnedNumbers.of(self.examples, model.config.num_token_id, certain)
-        values, counted = self.numbers.values.numpy(), ~self.numbers.certain.numpy()
-        self.kernel = BlockKernel(features, blocks, values, groups, self._axes(), counted)
+        whose = np.empty(len(self.examples), dtype=np.int64)
+        for group, rows in enumerate(rows_together(self.examples)):
+            whose[rows] = group
+        features, at = [], []
+        for _, store in known:
+            facts = store.facts
+            at.append((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
+            features.append(facts.reads.array[facts.reads.at[at[-1]]])
+        lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
+        groups = np.repeat(whose, lengths)[np.concatenate(at)]
+        values, blocks = self.numbers.values.numpy(), known[0][1].facts.reads.blocks
+        counted = ~self.numbers.certain.numpy()
+        self.kernel = BlockKernel(np.concatenate(features), blocks, values, groups, self._axes(), counted)
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
         losses, config = {}, model.config
@@ -89,28 +96,6 @@ class WholeBackbone:
             losses[name] = -law.log_prob(ratios / unit, torch.zeros(()), torch.ones(())).mean().item() + np.log(unit)
         self.family = min(losses, key=lambda name: losses[name])
         self.unit = self._unit(self.family, ratios)
-
-    @classmethod
-    def of(
-        cls,
-        model: CausalQwenForCausalLM,
-        known: Sequence[tuple[Sequence[Example], FactStore]],
-        certain: set[tuple[int, ...]],
-        settings: TrainSettings,
-    ) -> "WholeBackbone":
-        """A fit to rows and their facts, with what the whole backbone tells; `rows_together` are left out together."""
-        examples = [example for some, _ in known for example in some]
-        whose = np.empty(len(examples), dtype=np.int64)
-        for group, rows in enumerate(rows_together(examples)):
-            whose[rows] = group
-        features, at = [], []
-        for _, store in known:
-            facts = store.facts
-            at.append((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
-            features.append(facts.reads.array[facts.reads.at[at[-1]]])
-        lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
-        groups, blocks = np.repeat(whose, lengths)[np.concatenate(at)], known[0][1].facts.reads.blocks
-        return cls(model, examples, certain, np.concatenate(features), blocks, groups, settings)
 
     @staticmethod
     def _unit(family: str, ratios: torch.Tensor) -> float:
@@ -165,32 +150,16 @@ class WholeBackbone:
             getattr(reader, name).copy_(torch.as_tensor(made))
         if rows:
             reader.support.copy_(torch.from_numpy(kernel.support).view(torch.int16))
-        self._fit_levels()
+        self._fit_levels(ridge.location.left_out, np.exp(log_scale))
 
-    @property
-    def left_out(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """loc and scale [n] on the axis, of each number by a fit without its group."""
-        ridge = self.kernel.ridge
-        scale = np.exp(ridge.log_scale.left_out + np.log(self.unit))
-        return torch.from_numpy(ridge.location.left_out.clip(*ridge.reach)), torch.from_numpy(scale)
-
-    def scores(self) -> dict[str, Any]:
-        """Scores of the numbers as they are `left_out`, under the law that was installed."""
-        return score_values(self.model.value_law, *self.left_out, self.numbers.values)
-
-    def _fit_levels(self) -> None:
+    def _fit_levels(self, loc: np.ndarray, scale: np.ndarray) -> None:
         model, config, law = self.model, self.model.config, self.model.value_law
-        loc_Y, scale_Y, values = *self.left_out, self.numbers.values
+        of_rows = loc.clip(*self.kernel.ridge.reach), scale, self.numbers.values.numpy()
+        loc_Y, scale_Y, values = (torch.from_numpy(column) for column in of_rows)
         set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
         classes = number_classes(self.examples, config.num_token_id)
         config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
         config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """Axis, law, width of the kernel in median distances (0: linear), and ridge."""
-        ridge = self.kernel.ridge.location.ridge
-        return {"axis": self.axis, "family": self.family, "width": self.kernel.kind, "ridge": ridge}
 
     def tell(self, say: Callable[[str], None], seconds: float) -> None:
         """Say what was chosen."""
