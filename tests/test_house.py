@@ -19,11 +19,11 @@ MOST_LINES = {
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 961,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_873,
+    "causalqwen/training": 5_968,
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_805,
-    "tests": 30_737,
+    "tests": 30_791,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training and tests hold values in closed form beside the gradient fits that these replace."""

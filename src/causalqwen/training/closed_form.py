@@ -9,6 +9,10 @@
 Rows of one group are left out together: r_B = ((K + λ I)^-1_BB)^-1 a_B. One eigendecomposition of K gives r for all λ and all
 axes. The kernel has a mean diagonal of 1 over the rows, and a constant of 10 is added, which holds the intercept: features
 that all rows together centre make K singular along the constant, and leave-one-out then looks best at next to no ridge.
+
+Of more rows than `LANDMARKS` some are drawn as x_i, and all are fitted (Nyström's method): with K_mm = L L', the features
+Φ = K_nm L'^-1 have the ridge w = (Φ'Φ + λ I)^-1 Φ'y, a = L'^-1 w and r = (y - Φw) / (1 - h), h_i the leverage of row i. The two
+are one: Φ = U √D V' gives r_B = (I - H_BB)^-1 (y - H y)_B with H = U D (D + λ)^-1 U'.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +42,11 @@ AXES: dict[str, Maps] = {
 }
 """t and its inverse, by name."""
 
+LANDMARKS = 4096
+"""The most rows that a kernel is kept of: its decomposition costs their cube."""
+
+_JITTER = 1e-9  # of a kernel's mean diagonal of 1: wide kernels are singular but for rounding
+_AT_ONCE = 4096  # rows
 _LEVELS = CRPS_LEVELS.numpy()
 _TRIED_LEVELS = np.arange(1, 40) / 40
 _FLOOR = 1 / 20  # of the residuals' standard deviation: no residual is taken for less
@@ -45,7 +54,7 @@ _CHOOSING = 1000
 
 
 class Solution(NamedTuple):
-    """A ridge's coefficients [n], its predictions of each row without that row's group [n], and λ."""
+    """A ridge's coefficients [m], its predictions of each row without that row's group [n], and λ."""
 
     coefficients: np.ndarray
     left_out: np.ndarray
@@ -53,10 +62,12 @@ class Solution(NamedTuple):
 
 
 class KernelRidge:
-    """The distribution of a number given k(x, x_i), after values [n] with kernel [n, n], without its intercept.
+    """The distribution of a number given k(x, x_i), after values [n] with kernel k(x_j, x_i) [n, m], without its intercept.
 
     axes: t and its inverse by name, to choose from; by default `AXES`, "log" for positive values alone. groups: int [n]; rows
-    of one are left out together. counted: bool [n], the rows by which is chosen, all where none is.
+    of one are left out together. counted: bool [n], the rows by which is chosen, all where none is. units: [n], what an error
+    of each row is measured in; by default the median of |value|. among: [m, m], the kernel of the landmarks x_i; None where
+    they are the rows.
     axis: the name of t. location, log_scale: both `Solution`s. error: what was least when they were chosen.
     quantiles: q_p at `CRPS_LEVELS` [199].
     ValueError for fewer than three rows, for values or a kernel that are not finite, or a kernel without a diagonal.
@@ -69,28 +80,31 @@ class KernelRidge:
         axes: dict[str, Maps] | None = None,
         groups: np.ndarray | None = None,
         counted: np.ndarray | None = None,
+        units: np.ndarray | None = None,
+        among: np.ndarray | None = None,
     ) -> None:
-        if len(values) < 3 or not (np.isfinite(values).all() and np.isfinite(kernel).all() and np.trace(kernel) > 0):
+        own = kernel if among is None else among
+        if len(values) < 3 or not (np.isfinite(values).all() and np.isfinite(own).all() and np.trace(own) > 0):
             raise ValueError(f"a ridge needs three rows at least, finite values and a kernel; got {len(values)} rows")
         axes = axes or {name: maps for name, maps in AXES.items() if name != "log" or values.min() > 0}
-        self.unit = float(np.trace(kernel)) / len(values)
-        scaled = torch.from_numpy(kernel.astype(np.float64) / self.unit + INTERCEPT)
-        self._roots, self._vectors = (part.numpy() for part in torch.linalg.eigh(scaled))
-        self._roots = self._roots.clip(0)
-        self._squares, self._groups = self._vectors**2, _of_several(groups)
+        self.unit = float(np.trace(own)) / len(own)
+        self._decompose(kernel, among)
+        self._groups = _of_several(groups)
         if counted is None or not counted.any():
             counted = np.ones(len(values), dtype=bool)
-        self.error, self.axis, self.location = self._choose(values, axes, counted)
+        if units is None:
+            units = np.full(len(values), np.median(np.abs(values)) or 1.0)
+        self.error, self.axis, self.location = self._choose(values, axes, counted, units)
         y, self._inverse = axes[self.axis][0](values), axes[self.axis][1]
         self.reach = 2 * y.min() - y.max(), 2 * y.max() - y.min()
         self.residuals = y - self.location.left_out
         floor = _FLOOR * self.residuals.std() + np.finfo(float).tiny
         spread = np.log(np.abs(self.residuals) + floor)
-        tried = [self._solve(spread, ridge) for ridge in RIDGES]
+        tried = self._solutions(spread)
         self.log_scale = min(tried, key=lambda of: np.square(spread - of.left_out)[counted].sum())
         ratios = self.residuals / np.exp(self.log_scale.left_out)
         self.quantiles = np.quantile(ratios, _LEVELS, method="weibull")
-        del self._roots, self._vectors, self._squares
+        del self._roots, self._vectors, self._back, self._free
 
     def predict(self, kernel: np.ndarray) -> np.ndarray:
         """Quantiles [m, 199] at `CRPS_LEVELS`, in the units of the values, of rows with kernel k(x, x_i) [m, n]."""
@@ -101,28 +115,71 @@ class KernelRidge:
         levels = loc[:, None] + np.exp(log_scale)[:, None] * self.quantiles
         return self._inverse(levels.clip(*self.reach))
 
-    def _solve(self, y: np.ndarray, ridge: float) -> Solution:
-        shrunk = 1 / (self._roots + ridge)
-        coefficients = self._vectors @ (shrunk * (self._vectors.T @ y))
-        residuals = coefficients / (self._squares @ shrunk)
-        for rows in self._groups:
-            vectors = self._vectors[rows]
-            residuals[rows] = np.linalg.solve((vectors * shrunk) @ vectors.T, coefficients[rows])
-        return Solution(coefficients, y - residuals, float(ridge))
+    def _decompose(self, kernel: np.ndarray, among: np.ndarray | None) -> None:
+        """Make D [m], U [n, m], what leads from (D + λ)^-1 U'y to the coefficients [m, m], and 1 - h at each of `RIDGES`
+        [n, 33]."""
+        if among is None:
+            roots, self._vectors = _eigh(kernel.astype(np.float64) / self.unit + INTERCEPT)
+            self._roots, self._back = roots.clip(0), self._vectors
+        else:
+            lower = np.linalg.cholesky(among / self.unit + INTERCEPT + _JITTER * np.eye(len(among)))
+            turned = np.linalg.inv(lower).T
+            phi = np.empty(kernel.shape)
+            for part in _parts(len(phi)):
+                phi[part] = (kernel[part].astype(np.float64) / self.unit + INTERCEPT) @ turned
+            roots, turns = _eigh(phi.T @ phi)
+            self._roots = roots.clip(_JITTER)
+            for part in _parts(len(phi)):
+                phi[part] = phi[part] @ (turns / np.sqrt(self._roots))
+            self._vectors, self._back = phi, turned @ (turns * np.sqrt(self._roots))
+        shrunk = RIDGES / (self._roots[:, None] + RIDGES)
+        self._free = np.concatenate([self._vectors[part] ** 2 @ shrunk for part in _parts(len(self._vectors))])
+        if among is not None:  # the vectors do not span all rows
+            self._free += (1 - np.einsum("ij,ij->i", self._vectors, self._vectors)).clip(0)[:, None]
+        self._spans = among is None
 
-    def _choose(self, values: np.ndarray, axes: dict[str, Maps], counted: np.ndarray) -> tuple[float, str, Solution]:
+    def _solutions(self, y: np.ndarray) -> list[Solution]:
+        """The ridge of y [n] at each of `RIDGES`."""
+        along = self._vectors.T @ y
+        beyond = np.zeros_like(y) if self._spans else y - self._vectors @ along
+        solutions = []
+        for place, ridge in enumerate(RIDGES):
+            shrunk = 1 / (self._roots + ridge)
+            errors = beyond + self._vectors @ (ridge * shrunk * along)
+            residuals = errors / self._free[:, place]
+            for rows in self._groups:
+                vectors = self._vectors[rows]
+                free = (vectors * (ridge * shrunk)) @ vectors.T
+                if not self._spans:
+                    free += np.eye(len(rows)) - vectors @ vectors.T
+                residuals[rows] = np.linalg.solve(free, errors[rows])
+            solutions.append(Solution(self._back @ (shrunk * along), y - residuals, float(ridge)))
+        return solutions
+
+    def _choose(
+        self, values: np.ndarray, axes: dict[str, Maps], counted: np.ndarray, units: np.ndarray
+    ) -> tuple[float, str, Solution]:
         """The axis and λ of the least CRPS left out, in units times on a symmetric logarithm, so that neither size nor unit
         decides, and the logarithm of that product. The residuals' own quantiles are the distribution here, with one scale.
         """
-        unit, common, found = np.median(np.abs(values)) or 1.0, AXES["symlog"][0], {}
+        true, common, found = (values / units)[counted], AXES["symlog"][0], {}
         for name, (forward, inverse) in axes.items():
             y = forward(values)
-            for solution in (self._solve(y, ridge) for ridge in RIDGES):
+            for solution in self._solutions(y):
                 spread = np.quantile((y - solution.left_out)[counted], _TRIED_LEVELS)
-                told, true = inverse(solution.left_out[counted, None] + spread), values[counted]
-                errors = _crps(true, told), _crps(common(true / unit), common(told / unit))
+                told = (inverse(solution.left_out[:, None] + spread) / units[:, None])[counted]
+                errors = _crps(true, told), _crps(common(true), common(told))
                 found[sum(np.log(max(error, 1e-300)) for error in errors)] = name, solution
         return min(found), *found[min(found)]
+
+
+def _eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    roots, vectors = torch.linalg.eigh(torch.from_numpy(matrix))
+    return roots.numpy(), vectors.numpy()
+
+
+def _parts(rows: int) -> list[slice]:
+    return [slice(first, first + _AT_ONCE) for first in range(0, rows, _AT_ONCE)]
 
 
 def _of_several(groups: np.ndarray | None) -> list[np.ndarray]:
@@ -143,8 +200,9 @@ def _crps(values: np.ndarray, quantiles: np.ndarray) -> float:
 class BlockKernel:
     """A kernel over blocks of features, float32 [n, R], standardised by these rows, whose form leave-one-out has chosen.
 
+    groups, counted, units: as `KernelRidge` has them. axes: what makes its axes for some of the rows.
     kind: of `KINDS`. mean, inverse [R]: x = (r - mean) inverse; a coordinate that does not vary has an inverse of 0. support
-    float16 [n, R]: x of the rows. ridge: the fit to all rows. tried: the error of each kind.
+    float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most. ridge: the fit to all rows. tried: the error of each kind.
     ValueError for features that are not finite, and where nothing varies.
     """
 
@@ -154,10 +212,11 @@ class BlockKernel:
         blocks: Sequence[int],
         values: np.ndarray,
         groups: np.ndarray,
-        axes: dict[str, Maps] | None = None,
+        axes: Callable[[np.ndarray], dict[str, Maps] | None] = lambda rows: None,
         counted: np.ndarray | None = None,
+        units: np.ndarray | None = None,
     ) -> None:
-        self.blocks, self.mean, spread = blocks, features.mean(0), features.std(0)
+        self.blocks, (self.mean, spread) = blocks, _moments(features)
         if not np.isfinite(spread).all():
             raise ValueError("features to read a number from have to be finite")
         size = np.sqrt(self.mean**2 + spread**2)
@@ -166,22 +225,42 @@ class BlockKernel:
             raise ValueError("features to read a number from have to vary")
         count = np.repeat([np.sqrt(max(part.sum(), 1)) for part in self._split(used)], blocks)
         self.inverse = np.where(used, 1 / np.where(used, spread * count, 1.0), 0.0).astype(np.float32)
+
+        def fit(kernel: np.ndarray, rows: np.ndarray, among: np.ndarray | None = None) -> KernelRidge:
+            kept, measured = (None if column is None else column[rows] for column in (counted, units))
+            return KernelRidge(kernel, values[rows], axes(rows), groups[rows], kept, measured, among)
+
         some = _whole_groups(groups, _CHOOSING)
-        x = (features[some] - self.mean) * self.inverse
-        distances = [_distances(part) for part in self._split(x)]
+        x = self._x(features[some])
+        distances = [_distances(part, part) for part in self._split(x)]
         medians = np.array([float(np.median(part)) or 1.0 for part in distances])
         self.tried = {}
         for kind in KINDS:
             kernel = _gaussian(distances, 2 * kind**2 * medians) if kind else x @ x.T
-            by = None if counted is None else counted[some]
-            self.tried[kind] = KernelRidge(kernel, values[some], axes, groups[some], by).error
+            self.tried[kind] = fit(kernel, some).error
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
         if self.kind:
             self.inverse /= np.repeat(np.sqrt(2 * medians) * self.kind, blocks).astype(np.float32)
-        self.support = ((features - self.mean) * self.inverse).astype(np.float16)
+        rows = np.arange(len(values))
+        kept = np.sort(np.random.default_rng(0).permutation(rows)[:LANDMARKS])
+        self.support = self._x(features[kept]).astype(np.float16)
         x = self.support.astype(np.float32)
-        kernel = _gaussian(map(_distances, self._split(x)), np.ones(len(blocks))) if self.kind else x @ x.T
-        self.ridge = KernelRidge(kernel, values, axes, groups, counted)
+        own = self._kernel(x, x)
+        if len(kept) == len(rows):
+            self.ridge = fit(own, rows)
+        else:
+            kernel = np.concatenate([self._kernel(self._x(features[part]), x) for part in _parts(len(rows))])
+            self.ridge = fit(kernel, rows, own)
+
+    def _x(self, features: np.ndarray) -> np.ndarray:
+        return ((features - self.mean) * self.inverse).astype(np.float32)
+
+    def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
+        if not self.kind:
+            return x @ kept.T
+        pairs = zip(self._split(x), self._split(kept), strict=True)
+        return _gaussian((_distances(*pair) for pair in pairs), np.ones(len(self.blocks)))
 
     def _split(self, x: np.ndarray) -> list[np.ndarray]:
         return np.split(x, np.cumsum(self.blocks)[:-1], axis=-1)
@@ -191,9 +270,15 @@ def _gaussian(distances: Iterable[np.ndarray], widths: np.ndarray) -> Any:
     return sum(np.exp(-part / width) for part, width in zip(distances, widths, strict=True))
 
 
-def _distances(x: np.ndarray) -> np.ndarray:
-    squares = (x * x).sum(1)
-    return (squares[:, None] + squares - 2 * (x @ x.T)).clip(0)
+def _distances(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    return ((x * x).sum(1)[:, None] + (kept * kept).sum(1) - 2 * (x @ kept.T)).clip(0)
+
+
+def _moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation [R] of each coordinate, float64, some rows at a time."""
+    mean = sum(features[part].sum(0, dtype=np.float64) for part in _parts(len(features))) / len(features)
+    squares = sum(np.square(features[part] - mean).sum(0) for part in _parts(len(features)))
+    return mean, np.sqrt(squares / len(features))
 
 
 def _whole_groups(groups: np.ndarray, most: int) -> np.ndarray:

@@ -81,7 +81,7 @@ class ChosenStage(ValueStage):
 @dataclass(frozen=True)
 class ClosedFormStage(ValueStage):
     """Stage 1 in closed form (`values: closed_form`): values are read from the whole backbone by ridge over a kernel
-    (`causalqwen.training.whole_backbone`), without passes, of up to 4,096 numbers in rows that name nobody."""
+    (`causalqwen.training.whole_backbone`), without passes, in rows that name nobody."""
 
 
 @dataclass(frozen=True)

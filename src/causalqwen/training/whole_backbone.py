@@ -1,6 +1,7 @@
 """Values read from the whole backbone in closed form: the rows that allow it, the fit, and what it leaves in a model."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.modeling.reader import read_backbone
 from causalqwen.numbers import ValueTransform
+from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes
@@ -21,8 +23,7 @@ from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
 from causalqwen.training.features import FactStore
 from causalqwen.training.settings import STAGES, ClosedFormStage, TrainSettings
 
-FEWEST_NUMBERS, MOST_NUMBERS = 8, 4096
-"""How many numbers are fitted: the decomposition costs their cube."""
+FEWEST_NUMBERS = 8
 
 _FAMILIES = ("gaussian", "cauchy")
 
@@ -35,14 +36,10 @@ def check_closed_form(
         return False
     model.config.require("values: closed_form")
     found, what = len(numbers.values), "values: closed_form"
-    if not FEWEST_NUMBERS <= found <= MOST_NUMBERS:
-        raise ValueError(
-            f"{what} takes {FEWEST_NUMBERS} to {MOST_NUMBERS:,} numbers, and the training rows hold {found:,}"
-        )
+    if found < FEWEST_NUMBERS:
+        raise ValueError(f"{what} takes {FEWEST_NUMBERS} numbers at least, and the training rows hold {found}")
     if any(example.individual is not None for example in rows):
         raise ValueError(f"{what} is for rows that name nobody: who speaks is learned by gradients")
-    if fits_each_class(settings):
-        raise ValueError(f"{what} has one axis for all classes")
     if len([name for name in STAGES if getattr(settings, name) is not None]) > 1 or ranks.world_size() > 1:
         raise ValueError(f"{what} is a stage alone, of one process")
     return True
@@ -86,8 +83,13 @@ class WholeBackbone:
         lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
         groups = np.repeat(whose, lengths)[np.concatenate(at)]
         values, blocks = self.numbers.values.numpy(), known[0][1].facts.reads.blocks
+        self.classes = rows_of_classes(self.numbers.classes if fits_each_class(settings) else [""] * len(values))
+        units = np.ones(len(values))
+        for of in self.classes.values():
+            units[of] = np.median(np.abs(values[of])) or 1.0
+        every = features[0] if len(features) == 1 else np.concatenate(features)
         counted = ~self.numbers.certain.numpy()
-        self.kernel = BlockKernel(np.concatenate(features), blocks, values, groups, self._axes(), counted)
+        self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units)
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
         losses, config = {}, model.config
@@ -102,17 +104,24 @@ class WholeBackbone:
         """By which scales are multiplied, so that half of the residuals lie between the quartiles of a family."""
         return (ratios.abs().median() / get_value_family(family).quantile(torch.tensor(0.75))).item() or 1.0
 
-    def _axes(self) -> dict[str, Maps]:
-        settings, named = self.settings, self.settings.value_transform
-        positive = (settings.support_of(self.numbers.values).low or 0.0) > 0
+    def _axes(self, rows: np.ndarray) -> dict[str, Maps]:
+        """The axes to choose from, for some of the rows: of classes that have axes of their own, each row on its class's."""
+        settings, named, numbers = self.settings, self.settings.value_transform, self.numbers
+        positive = (settings.support_of(numbers.values).low or 0.0) > 0
         kinds = ("affine", *(("log",) if positive else ()), "symlog") if named == "auto" else (named,)
+        places = {name: np.flatnonzero(np.isin(rows, of)) for name, of in self.classes.items()}
 
         def maps(kind: str) -> Maps:
-            transform = ValueTransform(**self.numbers.axis(kind, settings)["value_transform"])
-            return (
-                lambda values: transform.forward(torch.from_numpy(values)).numpy(),
-                lambda axis: transform.inverse(torch.from_numpy(axis)).numpy(),
-            )
+            axes = numbers.class_axes(kind, settings) if "" not in places else {"": numbers.axis(kind, settings)}
+            transforms = {name: ValueTransform(**axis["value_transform"]) for name, axis in axes.items()}
+
+            def mapped(method: str, given: np.ndarray) -> np.ndarray:
+                made = np.empty(given.shape)
+                for name, of in places.items():
+                    made[of] = getattr(transforms[name], method)(torch.from_numpy(given[of])).numpy()
+                return made
+
+            return partial(mapped, "forward"), partial(mapped, "inverse")
 
         return {kind: maps(kind) for kind in kinds}
 
@@ -153,11 +162,12 @@ class WholeBackbone:
         self._fit_levels(ridge.location.left_out, np.exp(log_scale))
 
     def _fit_levels(self, loc: np.ndarray, scale: np.ndarray) -> None:
-        model, config, law = self.model, self.model.config, self.model.value_law
+        model, config = self.model, self.model.config
+        classes = number_classes(self.examples, config.num_token_id)
+        law = model.value_axes.laws(classes) if model.value_axes.apart else model.value_law
         of_rows = loc.clip(*self.kernel.ridge.reach), scale, self.numbers.values.numpy()
         loc_Y, scale_Y, values = (torch.from_numpy(column) for column in of_rows)
         set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
-        classes = number_classes(self.examples, config.num_token_id)
         config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
         config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)
 
