@@ -30,10 +30,11 @@ from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone, resolve_device
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
-from causalqwen.training import TrainSettings
-from causalqwen.training.axes import LearnedNumbers
+from causalqwen.training import FactStore, TrainSettings
+from causalqwen.training.features import Reads, TokenFacts
 from causalqwen.training.kept_rows import KeptRows
-from causalqwen.training.whole_backbone import WholeBackbone, blocks_of, check_closed_form
+from causalqwen.training.settings import STAGES
+from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
 with extra("tables", "a table"):
     from scipy import sparse
@@ -141,6 +142,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"text_columns is a list of names: [{self.text_columns!r}]")
         if self.characters < 1:
             raise ValueError(f"characters={self.characters}: a row's text has one at least")
+        if gradients := (self.settings or {}).keys() & {*STAGES, "class_transforms"}:
+            raise ValueError(
+                f"settings: a regressor is fitted in closed form, of one kind of number; leave {gradients.pop()} out"
+            )
         self._written_params()
         X = _as_columns(X)
         table, values = self._table(X, y)
@@ -163,15 +168,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         table, started = self.reader_.checked(table), time.perf_counter()
         self.model_ = _grafted(self.backbone, self.device, self.config or {})
         self.model_.bf16 = self._settings.takes_bf16(self.model_)
-        columns, widths = self.reader_.numbers(table), self.reader_.widths
         examples = self._examples(table, values)
-        numbers = LearnedNumbers.of(examples, self.model_.config.num_token_id, set())
-        if not check_closed_form(self.model_, self._settings, numbers, examples):
-            raise ValueError("settings: a regressor is fitted in closed form; leave `values` out")
-        features = np.concatenate([self._kept().reads(examples), columns], axis=1)[used]
-        blocks = [*self.model_.reads_backbone, *widths]
-        rows = [examples[row] for row in used]
-        fit = WholeBackbone(self.model_, rows, set(), features, blocks, of_group[used], self._settings)
+        learned = [replace(examples[row], group=f"{of_group[row]}") for row in used]
+        facts = self._facts(learned, self.reader_.numbers(table)[used])
+        fit = WholeBackbone(self.model_, [(learned, FactStore.of_rows(facts))], set(), self._settings)
         fit.install()
         fit.tell(say, time.perf_counter() - started)
         self.choice_, self.metrics_ = fit.chosen, fit.scores()
@@ -251,9 +251,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         make, on_gpu = partial(make, self.config or {}, self.model_.bf16), self.model_.device.type == "cuda"
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
 
+    def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
+        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K]."""
+        facts = self._kept().facts(examples)
+        told = np.concatenate([facts.reads.array, columns], axis=1)
+        return replace(facts, reads=Reads(told, [*facts.reads.blocks, *self.reader_.widths], facts.reads.at))
+
     @property
     def _settings(self) -> TrainSettings:
-        return TrainSettings.from_dict({"bf16": self.bf16, "values": "closed_form"} | (self.settings or {}))
+        return TrainSettings.from_dict({"bf16": self.bf16} | (self.settings or {}))
 
     # ---- predicting --------------------------------------------------------------------------------------------------
 
@@ -303,10 +309,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         table, _ = self._table(X)
         columns = self.reader_.numbers(table)
         away = np.stack([np.zeros(len(columns)), *self.reader_.outside(table).values()]).max(0)
-        reads = self._kept().reads(self._examples(table, np.zeros(len(columns))))
-        facts = torch.from_numpy(np.concatenate([reads, columns], axis=1))
+        facts = self._facts(self._examples(table, np.zeros(len(columns))), columns)
         reader, law = copy.deepcopy(self.model_.value_kernel).cpu(), self.model_.value_law
-        found = torch.cat([reader.told(part.double()) for part in facts.split(_ROWS_AT_ONCE)])
+        told = torch.from_numpy(facts.reads.array)
+        found = torch.cat([reader.told(part.double()) for part in told.split(_ROWS_AT_ONCE)])
         loc, log_scale = found.unsqueeze(-2).unbind(-1)
         ends = law.transform.cell(law.clip(torch.tensor([-torch.inf, torch.inf], dtype=torch.float64)))
         return law, loc.clamp(ends[0][0], ends[1][1]), law.widened(log_scale.exp(), torch.from_numpy(away)[:, None])

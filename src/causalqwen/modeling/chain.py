@@ -76,8 +76,8 @@ class Chain:
     """One pass through the chain at the features z [..., H] of some positions.
 
     draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
-    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells behind z (`read_backbone`): the value
-    reader alone looks at it.
+    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells behind z (`read_backbone`): the
+    value reader alone looks at it.
     """
 
     def __init__(

@@ -334,6 +334,13 @@ class FactStore:
             kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
         self.facts = TokenFacts(**arrays, numbers=kept, reads=reads)
 
+    @classmethod
+    def of_rows(cls, facts: TokenFacts) -> "FactStore":
+        """Facts of rows that have one position each, in memory."""
+        made = cls.__new__(cls)
+        made.facts, made.offsets = facts, np.arange(len(facts) + 1)
+        return made
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

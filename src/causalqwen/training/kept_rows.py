@@ -9,7 +9,8 @@ import numpy as np
 from causalqwen.data import Example
 from causalqwen.files import check_sums
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.training.features import READS, FactStore, facts_keys, row_digest, telling_kept
+from causalqwen.training.candidates import KeptNumbers
+from causalqwen.training.features import FactStore, Reads, TokenFacts, facts_keys, row_digest, telling_kept
 
 _ROWS = "rows.npy"
 _OF_BLOCK = 1024
@@ -36,15 +37,31 @@ class KeptRows:
         self._whole: set[Path] = set()
         self._known: tuple[dict[bytes, tuple[int, int]], list[Path]] = {}, []
 
-    def reads(self, examples: Sequence[Example]) -> np.ndarray:
-        """What the whole backbone tells before each row's value [n, R], float32; what is missing is read first."""
-        stores, of_store, row = self._places(examples)
-        kept = [np.load(store / READS, mmap_mode="r") for store in stores]
-        reads = np.empty((len(examples), kept[0].shape[1]), dtype=np.float32)
-        for number, column in enumerate(kept):
-            own = of_store == number
-            reads[own] = column[row[own]]
-        return reads
+    def facts(self, examples: Sequence[Example]) -> TokenFacts:
+        """The facts before each row's value [n], with the numbers in each row for a model that copies; what is missing is read
+        first."""
+        model, (stores, of_store, row) = self.model, self._places(examples)
+        columns: dict[str, np.ndarray] = {}
+        for name in ("features", "reads"):
+            kept = [np.load(store / f"{name}.npy", mmap_mode="r") for store in stores]
+            columns[name] = np.empty((len(examples), kept[0].shape[1]), dtype=np.float32)
+            for number, column in enumerate(kept):
+                own = of_store == number
+                columns[name][own] = column[row[own]]
+        numbers = None
+        if model.copies:
+            of_stores = [KeptNumbers.load(store, np.diff(np.load(store / "offsets.npy"))) for store in stores]
+            numbers = KeptNumbers.gathered(of_stores, of_store.tolist(), row.tolist())
+        count = len(examples)
+        return TokenFacts(
+            features=columns["features"],
+            targets=np.full(count, model.config.num_token_id),
+            values=np.array([example.numeric_labels[-1] for example in examples]),
+            num_scale=np.zeros(count),
+            also_right=np.zeros((count, 0)),
+            numbers=numbers,
+            reads=Reads(columns["reads"], model.reads_backbone, np.arange(count)),
+        )
 
     def _places(self, examples: Sequence[Example]) -> tuple[list[Path], np.ndarray, np.ndarray]:
         """Stores, and of which each row is, and where in it; what is missing is read first."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from causalqwen.training.axes import LearnedNumbers, fit_axes
 from causalqwen.training.choice import rows_together, set_levels
 from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
 from causalqwen.training.features import FactStore
+from causalqwen.training.scores import score_values
 from causalqwen.training.settings import STAGES, ClosedFormStage, TrainSettings
 
 FEWEST_NUMBERS = 8
@@ -159,17 +161,33 @@ class WholeBackbone:
             getattr(reader, name).copy_(torch.as_tensor(made))
         if rows:
             reader.support.copy_(torch.from_numpy(kernel.support).view(torch.int16))
-        self._fit_levels(ridge.location.left_out, np.exp(log_scale))
+        self._fit_levels()
 
-    def _fit_levels(self, loc: np.ndarray, scale: np.ndarray) -> None:
+    def _fit_levels(self) -> None:
         model, config = self.model, self.model.config
         classes = number_classes(self.examples, config.num_token_id)
         law = model.value_axes.laws(classes) if model.value_axes.apart else model.value_law
-        of_rows = loc.clip(*self.kernel.ridge.reach), scale, self.numbers.values.numpy()
-        loc_Y, scale_Y, values = (torch.from_numpy(column) for column in of_rows)
+        loc_Y, scale_Y, values = *self.left_out, self.numbers.values
         set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
         config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
         config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)
+
+    @property
+    def left_out(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """loc and scale [n] on the axis, of each number by a fit without its group."""
+        ridge = self.kernel.ridge
+        scale = np.exp(ridge.log_scale.left_out + np.log(self.unit))
+        return torch.from_numpy(ridge.location.left_out.clip(*ridge.reach)), torch.from_numpy(scale)
+
+    def scores(self) -> dict[str, Any]:
+        """Scores of the numbers as they are `left_out`, under the law that was installed."""
+        return score_values(self.model.value_law, *self.left_out, self.numbers.values)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Axis, law, width of the kernel in median distances (0: linear), and ridge."""
+        ridge = self.kernel.ridge.location.ridge
+        return {"axis": self.axis, "family": self.family, "width": self.kernel.kind, "ridge": ridge}
 
     def tell(self, say: Callable[[str], None], seconds: float) -> None:
         """Say what was chosen."""
