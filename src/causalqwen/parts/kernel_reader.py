@@ -14,14 +14,15 @@ _NOISE = 0.05
 class KernelReader(nn.Module):
     """(loc, log scale) = b + sum_i a_i k(x, x_i) on the value axis, as the law of U that the value head reads.
 
-        k(x, x_i) = sum over blocks of exp(-|x - x_i|^2) - 1    rows > 0; x is r, standardised, over each block's width
+        k(x, x_i) = sum_b s_b (exp(-|x - x_i|^2) - 1)           rows > 0; x is block b of r, standardised, over its width
         k(x, x_i) = x_i x                                   rows = 0: linear, written out as one row of weights
         loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
 
     so that W_reg U + b_reg has this loc and scale. r [R] stands behind z in the features [..., H + R] (`read_backbone`).
 
     Args:
-        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept.
+        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept. shares: s_b;
+            of blocks without one no x_i are kept.
     """
 
     mean: Tensor
@@ -36,12 +37,17 @@ class KernelReader(nn.Module):
 
     IN_FLOAT32 = ("mean", "inverse", "weights", "bias", "bounds", "along", "shift", "unit")
 
-    def __init__(self, hidden_size: int, causal_size: int, blocks: Sequence[int], rows: int) -> None:
+    def __init__(
+        self, hidden_size: int, causal_size: int, blocks: Sequence[int], rows: int, shares: Sequence[float]
+    ) -> None:
         super().__init__()
-        self.hidden_size, self.blocks, self.rows, width = hidden_size, list(blocks), rows, sum(blocks)
+        self.hidden_size, self.blocks, self.rows, self.shares = hidden_size, list(blocks), rows, list(shares)
+        width, kept = sum(blocks), sum(block for block, share in zip(blocks, shares, strict=True) if share)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
-        self.register_buffer("support", torch.zeros(rows, width, dtype=torch.int16))  # float16, which no loader casts
+        self.register_buffer(
+            "support", torch.zeros(rows, kept if rows else 0, dtype=torch.int16)
+        )  # float16, which no loader casts
         self.register_buffer("weights", torch.zeros(2, rows or width))
         self.register_buffer("bias", torch.zeros(2))
         self.register_buffer("bounds", torch.tensor([[-torch.inf] * 2, [torch.inf] * 2]))  # of loc and log scale
@@ -50,12 +56,14 @@ class KernelReader(nn.Module):
         self.register_buffer("unit", torch.ones(1))
 
     def kernels(self, x: Tensor, support: Tensor) -> Tensor:
-        """k [..., n] of standardised rows x [..., R] with others [n, R]."""
-        made = torch.zeros(())
-        for one, other in zip(x.split(self.blocks, -1), support.split(self.blocks, -1), strict=True):
-            squares = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
+        """k [..., n] of standardised rows x [..., R] with others [n, those of R in blocks that have a share]."""
+        made, pairs = torch.zeros(()), zip(self.shares, x.split(self.blocks, -1), strict=True)
+        parts = [(share, part) for share, part in pairs if share]
+        others = support.split([part.shape[-1] for _, part in parts], -1)
+        for (share, part), other in zip(parts, others, strict=True):
+            squares = part.square().sum(-1, keepdim=True) + other.square().sum(-1)
             # What is near 1 in all blocks would drown in rounding beside it.
-            made = made + (2 * one @ other.T - squares).clamp(max=0).expm1()
+            made = made + share * (2 * part @ other.T - squares).clamp(max=0).expm1()
         return made
 
     def read(self, features: Tensor) -> Tensor:

@@ -134,14 +134,14 @@ class WholeBackbone:
         set_levels(model, None)
         fit_axes(model.config, self.numbers, self.axis, self.settings)
         rows = len(kernel.support) if kernel.kind else 0
-        about = {"blocks": list(map(int, kernel.blocks)), "rows": rows}
+        about = {"blocks": list(map(int, kernel.blocks)), "rows": rows, "shares": kernel.shares.tolist()}
         renew_values(model, value_branch=False, value_family=self.family, value_kernel=about)
         reader, law = model.value_kernel, model.action.value_law
         both = np.stack([ridge.location.coefficients, ridge.log_scale.coefficients])
         weights = both / ridge.unit
         bias = INTERCEPT * both.sum(1) + [0.0, np.log(self.unit)]
         if rows:
-            bias += len(kernel.blocks) * weights.sum(1)  # the 1 that the reader takes off each block
+            bias += weights.sum(1)  # the 1 that the reader takes off each block, times its share
         else:
             weights = weights @ kernel.support.astype(np.float64)
         log_scale = ridge.log_scale.left_out + np.log(self.unit)
@@ -160,7 +160,8 @@ class WholeBackbone:
         for name, made in filled.items():
             getattr(reader, name).copy_(torch.as_tensor(made))
         if rows:
-            reader.support.copy_(torch.from_numpy(kernel.support).view(torch.int16))
+            kept = kernel.support[:, np.repeat(kernel.shares > 0, kernel.blocks)]
+            reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
         self._fit_levels()
 
     def _fit_levels(self) -> None:
