@@ -33,13 +33,13 @@ from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import TrainSettings
-from causalqwen.training.choice import READER, choosing, say_again
+from causalqwen.training.choice_of_people import CHOICE, choosing
+from causalqwen.training.copies import say_again
 from causalqwen.training.experts import FOLDS, Experts, fit_experts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FEWEST, FittedMean
 from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
-from causalqwen.training.trials import CHOICE
 
 with extra("tables", "a table"):
     from scipy import sparse
@@ -291,7 +291,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """Where rows are read and kept; numbers: with those in them, for a model that may copy, as for one that does."""
         model = self.model_
         fields = {"value_columns": model.config.value_columns} | (self.config or {})
-        fields |= READER if numbers or model.copies else {}
+        fields |= {"copy_numbers": True} if numbers or model.copies else {}
         make = partial(_reader, self.backbone, self.device, fields, model.bf16)
         reader = make() if numbers else model
         if not self.workers:

@@ -75,8 +75,9 @@ class KernelReader(nn.Module):
         return (made[0][None], made[1][None]) if each else made
 
     def standardize(self, features: Tensor) -> Tensor:
-        """z [..., H] as it is: nothing is copied from the context beside a value in closed form."""
-        return features
+        """z [..., H] as its kernel reads it, in units of about a standard deviation."""
+        size = self.hidden_size
+        return (features - self.mean[:size].float()) * self.inverse[:size].float() * size**0.5
 
     def start_anew(self) -> None:
         """Nothing to start."""
