@@ -92,8 +92,8 @@ def measure(count: int, kind: str, parts: dict[str, list[dict]], folder: Path) -
         words = [row["name"] for row in parts["test"][:100]]
         asked = [piece for word in words for piece in pieces(sentence, word)]
         found["constant"] = covered(model, asked)
-    chosen = json.loads((files / "model" / "choice.json").read_text())
-    return found | {"chosen": chosen.get("chosen", chosen)}
+    law = model.value_law
+    return found | {"chosen": {"axis": law.transform.kind, "law": law.family}}
 
 
 def main() -> None:

@@ -131,14 +131,6 @@ def tiny_qwen(tiny_tokenizer) -> CausalQwenForCausalLM:
     return graft_tiny("qwen2", tiny_tokenizer)
 
 
-@pytest.fixture(autouse=True)
-def brief_choice(monkeypatch) -> None:
-    """No fit of a choice is longer than others."""
-    from causalqwen.training import choice
-
-    monkeypatch.setattr(choice, "TIMES_LONGER", 1)
-
-
 @pytest.fixture(scope="session")
 def smollm2() -> CausalQwenForCausalLM:
     """The real default backbone, grafted; tests must leave it as they found it. `make backbone` fetches it."""

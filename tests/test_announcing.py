@@ -21,7 +21,7 @@ from causalqwen.modeling.prediction import ANNOUNCED, Scored, describe, how_well
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
 from causalqwen.training import TrainSettings, ValueStage
-from causalqwen.training.choice import hold_out, rows_together
+from causalqwen.training.held_out import hold_out, rows_together
 from causalqwen.training.run import learn
 from causalqwen.training.trainer import TrainedForCausalLM
 from causalqwen_cli.app import app

@@ -14,11 +14,10 @@ from causalqwen.modeling.chain import Chain
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training import choice_of_people as people_held
 from causalqwen.training.axes import LearnedNumbers, certain_contexts, numbers_learned
-from causalqwen.training.choice_of_people import ChoiceOfPeople, better_for_most
+from causalqwen.training.choice_of_people import ChoiceOfPeople, Tried, better_for_most, clearly_better
 from causalqwen.training.features import FactStore
 from causalqwen.training.run import learn
 from causalqwen.training.scores import joint_losses
-from causalqwen.training.trials import Tried, clearly_better
 from conftest import graft_tiny
 
 PROMPTS = ["On the first day it is", "On the second day it is"]
@@ -225,15 +224,15 @@ def test_of_very_many_rows_some_people_choose_with_all_that_they_said(tiny_token
 def test_what_people_choose_is_trained_longer_than_it_was_tried_and_taken_up_where_it_was_stopped(
     tiny_tokenizer, tmp_path, monkeypatch, few_updates
 ):
-    from causalqwen.training import run, trials
+    from causalqwen.training import run
 
-    stages, trainer = [], trials.TRAINERS["values"]
+    stages, trainer = [], people_held.TRAINERS["values"]
 
     def noted(one):
         stages.append(one.settings.values)
         trainer(one)
 
-    monkeypatch.setitem(trials.TRAINERS, "values", noted)
+    monkeypatch.setitem(people_held.TRAINERS, "values", noted)
     model = graft_tiny("llama", tiny_tokenizer)
     rows, held = said_by(model, 12, 0), said_by(model, 6, 1)
     settings = TrainSettings(recalibrate=False)

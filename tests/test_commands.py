@@ -257,7 +257,7 @@ def bare(tiny_tokenizer, tmp_path_factory):
 
 def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
-    monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 16)
+    monkeypatch.setattr("causalqwen.training.run.FEWEST_UPDATES", 16)
     told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
     assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}

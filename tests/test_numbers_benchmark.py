@@ -397,7 +397,7 @@ def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
 
 
 def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 64)
+    monkeypatch.setattr("causalqwen.training.run.FEWEST_UPDATES", 64)
     made = Benchmark(tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated)
     made.run(("ridge", "causalqwen"), 1)
     assert len(list((tmp_path / "facts" / "red").glob("features-*"))) == 3  # a part each: nothing is read twice

@@ -65,9 +65,8 @@ def pages(model, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("pages")
     metrics = SCORES | {"seconds": 90.0, "rivals": {"ridge": SCORES}}
     metrics["classes"] = {"the mass of the whole thing": SCORES, "price": SCORES}
-    records = [{"step": n, "train/reg_loss_effective": 1 / n, "eval/accuracy": 0.5} for n in range(1, 9)]
     values = {"interval": torch.randn(90, 3)} | {name: torch.ones(90).double() for name in ("loc", "scale", "value")}
-    drawn = plots.value_figures(GAUSSIAN, values, "K") | {"curves": plots.training_curves(records)}
+    drawn = plots.value_figures(GAUSSIAN, values, "K")
     world = dict.fromkeys(("prompt", "said", "unchanged", "edited_prompt", "edited"), "We have come a long way.")
     write_page(
         folder / "report.html", "demo.html", backbone="b", sizes={"train": 9999, "test": 9}, metrics=metrics, world=world,

@@ -7,10 +7,10 @@ from causalqwen.modeling.prediction import NumberPrediction
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.sklearn import NumberRegressor, _folds
 from causalqwen.training import features
-from causalqwen.training.choice import say_again
+from causalqwen.training.choice_of_people import ChoiceOfPeople as Trials
+from causalqwen.training.copies import say_again
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.mean import FittedMean
-from causalqwen.training.trials import Trials
 from conftest import graft_tiny
 from test_numbers import likeliest
 from test_tables import BRIEF, SMALL, brief, few_trees, folder, prompts  # noqa: F401  fixtures

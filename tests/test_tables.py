@@ -304,6 +304,7 @@ def test_a_value_that_no_row_held_is_read_as_the_nearest_one():
     row = {name: [cells[0]] for name, cells in table.items()}
     moved = row | {"n": [1e6], "kind": ["what?"], "t": ["a 5000"]}
     assert reader.texts(moved)[0].startswith("n: 10; gaps: 1;") and "kind: red" in reader.texts(moved)[0]
+    assert reader.texts(moved, exact=True)[0].startswith("n: 1000000; gaps: 1;")
     assert reader.outside(moved).keys() == {"n", "kind", "t"} and not reader.outside(row)
     ends = row | {"n": [10.0], "kind": ["red"], "t": ["a 8"]}
     assert np.array_equal(reader.numbers(moved), reader.numbers(ends))

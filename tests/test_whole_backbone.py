@@ -12,7 +12,8 @@ from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.modeling.reader import EVERY
 from causalqwen.parts.kernel_reader import KernelReader
-from causalqwen.training import TrainSettings, closed_form, train
+from causalqwen.training import TrainSettings, ValueStage, closed_form, train
+from causalqwen.training import run as training_run
 from causalqwen.training.closed_form import AXES, INTERCEPT, BlockKernel, KernelRidge, likeliest_shares, normal_scores
 from causalqwen.training.run import learn
 from causalqwen.training.whole_backbone import blocks_of
@@ -20,7 +21,7 @@ from conftest import graft_tiny
 
 TEXTS = ["They say that it is 5 and then", "A new year", "It is 12.5 of them, and the old one is"]
 WORDS = ["old", "new", "year", "people", "and", "of", "the", "that", "then", "is", "they", "say"]
-CLOSED = TrainSettings.from_dict({"values": "closed_form"})
+CLOSED = TrainSettings()
 
 
 def rows(count, seed=0, **beside):
@@ -110,7 +111,7 @@ def test_means_are_attention_queries_of_zeros_and_the_rest_every_third_layer_s_s
     layers, size = out[CACHE].layers, model.config.hidden_size
     blocks = out.last_hidden_state[:, -1, size:].split(model.reads_backbone, -1)
     states, means = blocks[: -len(layers)], blocks[-len(layers) :]
-    assert len(states) == -(-len(layers) // EVERY) and torch.equal(states[-1], out.last_hidden_state[:, -1, :size])
+    assert len(states) == -(-len(layers) // EVERY) and torch.equal(states[0], out.last_hidden_state[:, -1, :size])
     seen = model.seen(found["input_ids"], found["attention_mask"], None)[0].bool()[:, None, None]
     for mean, layer in zip(means, layers, strict=True):
         query = torch.zeros_like(layer.keys[:, :, :1])
@@ -313,7 +314,7 @@ def test_classes_have_axes_of_their_own(tokenizer, tmp_path):
             for row in rows(count, seed + 100 * place)
         ]
 
-    settings = TrainSettings.from_dict({"values": "closed_form", "class_transforms": True})
+    settings = TrainSettings.from_dict({"values": "auto", "class_transforms": True})
     learn(model, encoded(model, of_both(60, 0)), [], tmp_path / "run", settings)
     for name, unit in size.items():
         model.number_class, test = name, [row for row in of_both(40, 7) if row["class"] == name]
@@ -336,25 +337,43 @@ def test_of_many_rows_some_are_kept(tokenizer, tmp_path, monkeypatch):
     assert np.median([abs(p.median - row["value"]) for p, row in zip(found, given, strict=False)]) < 60
 
 
-@pytest.mark.parametrize(
-    ("settings", "given", "match"),
-    [
-        ({}, rows(3), "takes 8 numbers at least"),
-        ({}, rows(30, individual="one"), "name nobody"),
-        ({"heads": True}, rows(30), "a stage alone"),
-    ],
-)
-def test_rows_that_it_cannot_take_are_refused(tokenizer, tmp_path, settings, given, match):
+@pytest.mark.parametrize("given", [rows(5), rows(30, individual="one")])
+def test_few_numbers_and_those_of_people_are_learned_by_gradients(tokenizer, tmp_path, monkeypatch, given):
+    monkeypatch.setattr(training_run, "FEWEST_UPDATES", 4)
     model = graft_tiny("qwen2", tokenizer)
-    asked = TrainSettings.from_dict({"values": "closed_form"} | settings)
-    with pytest.raises(ValueError, match=match):
-        learn(model, encoded(model, given), [], tmp_path / "run", asked)
+    learn(model, encoded(model, given), [], tmp_path / "run")
+    assert model.value_kernel is None and model.config.value_range is not None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_number_of_the_text_is_said_again_where_rows_say_so(tokenizer, tmp_path, seed):
+    """Two of three texts say their value behind another number; the last third says the other number alone."""
+    generator = np.random.default_rng(seed)
+
+    def told(count):
+        made = []
+        for row, value in enumerate(generator.integers(20, 900, count).tolist()):
+            end = f", and then {value}" if row % 3 else ""
+            made.append(
+                {"prompt": f"They say {generator.integers(1, 9)} of the people{end}. It is", "value": value + 0.0}
+            )
+        return made
+
+    model = graft_tiny("qwen2", tokenizer, number_context="digits")
+    scores = learn(model, encoded(model, told(150)), [], tmp_path / "run")
+    assert model.copies and scores["copied"] > 0.5
+    test = told(60)
+    for row, found in enumerate(model.predict_number([each["prompt"] for each in test])):
+        assert (found.median == test[row]["value"]) == bool(row % 3)
+    other = graft_tiny("qwen2", tokenizer, number_context="digits")
+    learn(other, encoded(other, rows(40)), [], tmp_path / "other")
+    assert not other.copies
 
 
 def test_a_model_in_closed_form_is_fitted_anew_and_not_trained_by_gradients(fitted, tmp_path):
     model = CausalQwenForCausalLM.from_pretrained(fitted[1])
-    with pytest.raises(ValueError, match="training by gradients needs value_kernel=None.*values: closed_form"):
-        learn(model, encoded(model, rows(30)), [], tmp_path / "a", TrainSettings())
+    with pytest.raises(ValueError, match="training by gradients needs value_kernel=None.*values: auto"):
+        learn(model, encoded(model, rows(30)), [], tmp_path / "a", TrainSettings(values=ValueStage()))
     higher = [row | {"value": row["value"] + 1000} for row in rows(40)]
     learn(model, encoded(model, higher), [], tmp_path / "b", CLOSED)
     assert model.predict_number(higher[0]["prompt"])[0].median > 900

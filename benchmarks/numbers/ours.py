@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.numbers.parts import MakeModel, examples_of
 from causalqwen.data.columns import Columns
@@ -19,7 +18,7 @@ from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.numbers.transforms import TRANSFORMS
 from causalqwen.sklearn import NumberRegressor
 from causalqwen.training import TrainSettings
-from causalqwen.training.choice import FAMILIES, HeldNumbers
+from causalqwen.training.choice_of_people import FAMILIES
 from causalqwen.training.run import learn
 from causalqwen.training.stages import WORK
 
@@ -61,23 +60,18 @@ class Graft:
         return model
 
 
-def held_numbers(table: NumberTable) -> HeldNumbers:
-    """The numbers of a table."""
-    features, values = torch.from_numpy(table.features), torch.from_numpy(table.values)
-    return HeldNumbers(features, values, table.candidates, table.class_name)
-
-
 def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     """Quantiles as the model has them, recalibrated, and those of its own law (`raw`)."""
-    numbers = held_numbers(table)
-    law, loc, scale = numbers.located(model)
-    quantiles, raw = (numbers.quantiles(model, raw=raw).numpy() for raw in (False, True))
+    found = model.predict_number(table.prompts, classes=table.class_name)
+    quantiles, raw = (
+        np.array([[p.quantile(level, raw=raw) for level in CRPS_LEVELS.tolist()] for p in found])
+        for raw in (False, True)
+    )
     of_new = model.value_axes.law(table.class_name)
     kept = (of_new.transform.kind, of_new.family)
-    notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)}
-    notes["copies"] = float(model.copies)
-    log_prob = law.log_prob(loc, scale, numbers.values)
-    return Forecast(quantiles, log_prob=log_prob.numpy(), raw=raw, notes=notes)
+    notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)} | {"copies": float(model.copies)}
+    log_prob = np.array([p.log_prob(value) for p, value in zip(found, table.values.tolist(), strict=True)])
+    return Forecast(quantiles, log_prob=log_prob, raw=raw, notes=notes)
 
 
 def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], seed: int) -> dict[str, Predictor]:
@@ -88,7 +82,6 @@ def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], 
 
     def predictor(validation: NumberTable) -> Predictor:
         def predict(table: NumberTable) -> Forecast:
-            held_numbers(validation).recalibrate(model)
             return forecast(model, replace(table, class_name=validation.class_name))
 
         return predict

@@ -31,7 +31,6 @@ from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.backbones import resolve_device
 from causalqwen.parts.value_axes import EACH_CLASS
 from causalqwen.training import LEVELS, FactStore
-from causalqwen.training.choice import READER
 
 REGRESSIONS: dict[str, Rival] = {
     "constant": fit_training_quantiles,
@@ -84,8 +83,8 @@ class Benchmark:
     say: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
-        if chosen := READER.keys() & self.config.keys():
-            raise ValueError(f"ours chooses by itself whether numbers are copied: leave {chosen.pop()} out")
+        if "copy_numbers" in self.config:
+            raise ValueError("ours chooses by itself whether numbers are copied: leave copy_numbers out")
         self._records: dict[str, tuple[str, Records]] = {}
         self._parts: dict[str, Parts] = {}
 
@@ -138,7 +137,7 @@ class Benchmark:
 
     def _reader(self) -> CausalQwenForCausalLM:
         """The graft whose kept features serve all methods: those that copy need the numbers in the prompts too."""
-        model = self.make(**self.config | READER)
+        model = self.make(**self.config | {"copy_numbers": True})
         model.bf16 = self.bf16
         return model
 

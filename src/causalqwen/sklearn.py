@@ -29,8 +29,13 @@ from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone, resolve_device
-from causalqwen.numbers import CRPS_LEVELS, ValueLaw
+from causalqwen.modeling.grafting import renew_values
+from causalqwen.modeling.heads import VALUE_MODULES
+from causalqwen.modeling.prediction import or_copied
+from causalqwen.numbers import CRPS_LEVELS
+from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import FactStore, TrainSettings
+from causalqwen.training.copies import say_again
 from causalqwen.training.features import Reads, TokenFacts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.settings import STAGES
@@ -170,6 +175,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.model_.bf16 = self._settings.takes_bf16(self.model_)
         examples = self._examples(table, values)
         learned = [replace(examples[row], group=f"{of_group[row]}") for row in used]
+        if "copy_numbers" not in (self.config or {}) and say_again(learned, self.model_.config.num_token_id):
+            renew_values(self.model_, copy_numbers=True)
         facts = self._facts(learned, self.reader_.numbers(table)[used])
         fit = WholeBackbone(self.model_, [(learned, FactStore.of_rows(facts))], set(), self._settings)
         fit.install()
@@ -219,7 +226,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _examples(self, table: Columns, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
         model, examples = self.model_, []
-        texts, limit = self.reader_.texts(table), model.config.context_length or math.inf
+        texts, limit = self.reader_.texts(table, exact=model.copies), model.config.context_length or math.inf
         for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
             told = text.removesuffix(self.reader_.asked("..")[2:])
             while 2 * len(text) >= limit and (tokens := self._tokens(text, row)) > limit:
@@ -248,7 +255,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             return KeptRows(folder, self.model_)
         from causalqwen.training.ray_rows import RayReaders
 
-        make, on_gpu = partial(make, self.config or {}, self.model_.bf16), self.model_.device.type == "cuda"
+        config, on_gpu = (self.config or {}) | {"copy_numbers": self.model_.copies}, self.model_.device.type == "cuda"
+        make = partial(make, config, self.model_.bf16)
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
@@ -274,17 +282,25 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
         law, loc, scale = self._laws(X)
+        of_new = self.model_.value_law
         asked = {
-            "mean": lambda: law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy(),
-            "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
-            "mode": lambda: law.mode(loc, scale)[:, 0].numpy(),
-            "quantiles": lambda: list(law.quantile(loc, scale, torch.tensor(list(quantiles))).T.numpy()),
+            "mean": lambda: law.mean_beside(
+                of_new.clip(of_new.quantile(loc, scale, CRPS_LEVELS)).mean(-1, keepdim=True)
+            ),
+            "median": lambda: law.quantile(loc, scale, torch.tensor([0.5])),
+            "mode": lambda: law.or_said(of_new.mode(loc, scale)),
+            "quantiles": lambda: law.quantile(loc, scale, torch.tensor(list(quantiles))),
         }
+
+        def answer(name: str) -> Any:
+            columns = list(asked[name]().T.numpy())
+            return columns if name == "quantiles" else columns[0]
+
         if output_type != "full":
-            return asked[output_type]()
-        answers = {name: ask() for name, ask in asked.items()}
+            return answer(output_type)
         laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
-        return answers | {"predictions": [NumberPrediction(*parameters, None, law) for parameters in laws]}
+        predictions = [NumberPrediction(*parameters, None, of_new) for parameters in laws]
+        return {name: answer(name) for name in asked} | {"predictions": or_copied(predictions, law)}
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals [n, 2] that cover `level` in (0, 1), calibrated by the training rows, each without itself."""
@@ -298,24 +314,32 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return law.quantile(loc, scale, torch.from_numpy(levels)).numpy()
 
     @torch.no_grad()
-    def _laws(self, X: Any) -> tuple[ValueLaw, torch.Tensor, torch.Tensor]:
-        """The law of the rows X, loc and scale float64 [n, 1] on its axis.
+    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The law of the rows X, loc and scale float64 [n, 1] on the axis of a new number's.
 
         loc lies within the training range widened by its own width, and a row that lies outside of what the training rows held
-        has so much more scale (`TableReader.outside`): half the distance of the quartiles of t(y) is 1. In float64, on the
-        processor (Apple's accelerator has none): where a row stands among others moves the last bits of a product.
+        has so much more scale (`TableReader.outside`): half the distance of the quartiles of t(y) is 1.
         """
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
-        columns = self.reader_.numbers(table)
+        columns, model = self.reader_.numbers(table), _in_float64(self.model_)
         away = np.stack([np.zeros(len(columns)), *self.reader_.outside(table).values()]).max(0)
         facts = self._facts(self._examples(table, np.zeros(len(columns))), columns)
-        reader, law = copy.deepcopy(self.model_.value_kernel).cpu(), self.model_.value_law
-        told = torch.from_numpy(facts.reads.array)
-        found = torch.cat([reader.told(part.double()) for part in told.split(_ROWS_AT_ONCE)])
-        loc, log_scale = found.unsqueeze(-2).unbind(-1)
+        parts, copies = list[torch.Tensor](), list[Any]()
+        for start in range(0, len(columns), _ROWS_AT_ONCE):
+            part = facts[start : start + _ROWS_AT_ONCE]
+            parts.append(model.value_kernel.told(torch.from_numpy(part.reads.array[part.reads.at]).double()))
+            if part.numbers is not None:
+                offered = Candidates(**part.numbers.candidates())
+                offered = replace(offered, features=offered.features.double())
+                copies.append(model.copy_law(part.tensor("features").double(), offered))
+        loc, log_scale = torch.cat(parts).unsqueeze(-2).unbind(-1)
+        law: Any = model.value_law
         ends = law.transform.cell(law.clip(torch.tensor([-torch.inf, torch.inf], dtype=torch.float64)))
-        return law, loc.clamp(ends[0][0], ends[1][1]), law.widened(log_scale.exp(), torch.from_numpy(away)[:, None])
+        loc, scale = loc.clamp(ends[0][0], ends[1][1]), law.widened(log_scale.exp(), torch.from_numpy(away)[:, None])
+        if copies:
+            law = joined(law, *zip(*((copy.candidates, copy.log_weights) for copy in copies), strict=True))
+        return law.beside_levels(), loc, scale
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
@@ -532,3 +556,11 @@ def _is_strings(X: Any) -> bool:
             return False
         X = X.tolist()
     return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or is_missing(x) for x in X)
+
+
+def _in_float64(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:
+    """The model above the same backbone, its value parts in float64 on the processor (Apple's accelerator has none): where a
+    row stands among others moves the last bits of a product, and those of float32 would be seen in what is predicted."""
+    twin, parts = copy.copy(model), {name: getattr(model, name) for name in VALUE_MODULES}
+    twin._modules = model._modules | {name: part and copy.deepcopy(part).cpu().double() for name, part in parts.items()}
+    return twin

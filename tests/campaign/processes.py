@@ -25,7 +25,7 @@ from typing import Any
 import causalqwen.sklearn  # noqa: F401 # before children are made
 from benchmarks.numbers.__main__ import app as numbers
 from causalqwen import Population
-from causalqwen.training import choice, experts
+from causalqwen.training import experts
 from causalqwen_cli.app import app
 from conftest import graft_tiny, make_tokenizer
 
@@ -100,7 +100,7 @@ COMMANDS = {
 def prepare(folder: Path) -> None:
     """A tiny backbone and model, rows, people and questions, made in a child: nothing is computed here. What commands fit is
     brief."""
-    choice.TIMES_LONGER, experts._TREES, experts._PENALTIES = 1, 10, (0.1, 10.0)
+    experts._TREES, experts._PENALTIES = 10, (0.1, 10.0)
 
     def make() -> None:
         model = graft_tiny("llama", make_tokenizer())

@@ -222,15 +222,19 @@ class TableReader:
                     )
         return table
 
-    def texts(self, table: Columns) -> list[str]:
-        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`)."""
+    def texts(self, table: Columns, *, exact: bool = False) -> list[str]:
+        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`); `exact`: with the
+        numbers as they are, for a model that copies them."""
         if self.target is None:
             (column,) = self.columns
             return [written(cell)[: self.characters] if cell is not None else "?" for cell in table[column.name]]
         named, texts = [column for column in self.columns if column.kind != "constant"], []
         for row in range(len(next(iter(table.values()), []))):
-            cells = ((column.name, column.nearest(table[column.name][row])[0]) for column in named)
-            shown = [f"{name}: {written(cell)}" for name, cell in cells if cell is not None]
+            shown = []
+            for column in named:
+                cell = table[column.name][row]
+                cell = cell if exact and column.kind == "number" else column.nearest(cell)[0]
+                shown += [] if cell is None else [f"{column.name}: {written(cell)}"]
             texts.append(self.asked("; ".join(shown)[: self.characters]))
         return texts
 

@@ -1,6 +1,5 @@
 """The demo: boiling points from sentences, on a real language model, in minutes."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,12 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.page import example_rows, write_page
-from causalqwen.evaluation.plots import training_curves, value_figures
+from causalqwen.evaluation.plots import value_figures
 from causalqwen.evaluation.quick import HEARD, OPENINGS, clear_model, other_world, people
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.modeling.backbones import resolve_device
 from causalqwen.modeling.grafting import compare_with_backbone, prove
-from causalqwen.training import METRICS, train
+from causalqwen.training import train
 
 
 def run_demo(
@@ -44,10 +43,10 @@ def run_demo(
     paragraphs = speech_paragraphs(numbers=False)[:24]
     proof = prove(model, paragraphs)
 
-    say("3/6 training the value branch and <NUM> (the backbone's features are computed once, which takes longest)")
+    say("3/6 learning numbers (the sentences are read once, which takes longest)")
     folder = output / "model"
     clear_model(folder)
-    train(model, examples["train"], examples["validation"], folder, say=say)
+    train(model, [*examples["train"], *examples["validation"]], [], folder, say=say)
 
     say("4/6 scoring held-out compounds, and the rivals on the same split")
     known = {f"{part}_examples": examples[part] for part in ("train", "validation")}
@@ -65,7 +64,6 @@ def run_demo(
     say("6/6 the report")
     metrics["seconds"] = time.perf_counter() - started
     write_metrics(output / "metrics.json", metrics)
-    curves = training_curves([*map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines())])
     write_page(
         output / "report.html",
         "demo.html",
@@ -74,7 +72,6 @@ def run_demo(
         facts=[f"{proof}.", *_facts(metrics)],
         metrics=metrics,
         examples=example_rows(model, result["prompts"], result["values"]),
-        curves=curves,
         **shown,
         **value_figures(result["law"], result["values"], "K"),
     )

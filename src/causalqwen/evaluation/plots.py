@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, _THIRD, Axes, Figure, as_svg, plt
+from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, Axes, Figure, as_svg, plt
 from causalqwen.numbers import ClassLaws, ValueLaw
 
 if TYPE_CHECKING:
@@ -105,27 +105,6 @@ def calibration(central: np.ndarray, raw_levels: ArrayLike | None) -> str:
         left.plot(wanted, fitted, color=_MAIN, label="recalibrated on validation rows")
     left.legend(frameon=False, loc="upper left")
     _draw_uniform(right, central.ravel(), "raw central level of the observation")
-    return as_svg(figure)
-
-
-def training_curves(records: Sequence[dict[str, Any]]) -> str:
-    """Loss of the value head, and what was decided right, over the updates; from the records of `metrics.jsonl`."""
-    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="tight")
-    panels = {
-        "L_reg of values": [("train/reg_loss_effective", _GREY, "training"), ("eval/reg_loss", _MAIN, "validation")],
-        "share of decisions": [
-            ("eval/accuracy", _MAIN, "right token"),
-            ("eval/num_f1", _SECOND, "F1 of <NUM>"),
-            ("eval/coverage_raw_0.9", _THIRD, "inside the raw 90% interval"),
-        ],
-    }
-    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        for key, colour, label in curves:
-            points = [(record["step"], record[key]) for record in records if key in record]
-            if points:
-                axis.plot(*zip(*points, strict=True), color=colour, label=label)
-        axis.set(xlabel="updates", title=title)
-        axis.legend(frameon=False)
     return as_svg(figure)
 
 

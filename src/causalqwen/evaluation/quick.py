@@ -26,10 +26,9 @@ from causalqwen.modeling.grafting import prove
 from causalqwen.modeling.prediction import describe
 from causalqwen.numbers.law import LEVELS
 from causalqwen.numbers.rendering import brief
-from causalqwen.training import METRICS, TrainSettings, ValueStage, train
+from causalqwen.training import METRICS, train
 
 SIZES = {"train": 500, "validation": 100}
-SETTINGS = TrainSettings(values=ValueStage(epochs=25, batch_size=16))
 ASKED: dict[str, Any] = {"name": "toluene", "formula": "C7H8", "kelvin": 383.78}
 """A compound of the whole table that is not in the sample."""
 
@@ -139,7 +138,7 @@ def _learn_a_number(model: CausalQwenForCausalLM, output: Path) -> tuple[dict[st
         write_sentences(output / "data" / f"{name}.jsonl", part)
         rows[name] = encode_rows(read_rows(output / "data" / f"{name}.jsonl"), model.processor)
     clear_model(output / "model")
-    metrics = train(model, rows["train"], rows["validation"], output / "model", SETTINGS)
+    metrics = train(model, rows["train"], rows["validation"], output / "model")
     asked = PROMPT.format(**ASKED)
     (prediction,) = model.predict_number(asked)
     intervals = ", ".join(f"{level:.0%} {' to '.join(map(brief, prediction.interval(level)))}" for level in LEVELS)

@@ -135,8 +135,10 @@ class GraftModules:
         law = self.value_law if law is None else law
         if candidates is None or self.copy_head is None:
             return law
-        standardize, features = self.value_reader.standardize, features[..., : self.config.hidden_size]
-        return self.copy_head.law(law, standardize(features), standardize(candidates.features), candidates)
+        x, keys = (
+            self.value_reader.standardize(of[..., : self.config.hidden_size]) for of in (features, candidates.features)
+        )
+        return self.copy_head.law(law, x, keys, candidates)
 
     @property
     def reads_numbers(self) -> bool:

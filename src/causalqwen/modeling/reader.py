@@ -1,6 +1,6 @@
 """What the whole backbone tells about a position: the features that numbers are read from in closed form.
 
-    r = ( h_l at the position, for every third layer l, the last among them
+    r = ( h_l at the position, for every third layer l, from the last one down
           mean of V_l over the positions that it sees, for every layer l )
 
 What leaves the last layer was trained to say the next token; what a sentence means in numbers stands earlier and elsewhere. The
@@ -30,7 +30,7 @@ def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tens
         )
     weights = sees.float() / sees.sum(-1, keepdim=True).clamp(min=1)
     means = [(weights[:, None] @ layer[:, :, : sees.shape[-1]].float()).to(layer.dtype) for layer in values]
-    return [*hidden[::-EVERY][::-1], *(mean.transpose(1, 2).flatten(2) for mean in means)]
+    return [*hidden[::-EVERY], *(mean.transpose(1, 2).flatten(2) for mean in means)]
 
 
 def seen_by_each(hidden: Tensor, total: int, mask: Tensor | None, position_ids: Tensor | None) -> Tensor:

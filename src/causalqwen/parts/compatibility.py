@@ -29,7 +29,6 @@ NEEDS: dict[str, dict[str, Any]] = {
         "value_branch_members": 1,
     },
     "training by gradients": {"value_kernel": None},
-    "values: closed_form": {"copy_numbers": False, "start": "faithful"},
     "beam search": {"copy_numbers": False},
     "drafting from the text": {"copy_numbers": False},
     "a text under observed noise": {"copy_numbers": False, "score_scale": "common", "vocabulary_family": "gaussian"},
@@ -46,7 +45,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""
 
 WHY = {
-    "training by gradients": "its values were fitted in closed form, and can be fitted anew: values: closed_form",
+    "training by gradients": "its values were fitted in closed form, and can be fitted anew: values: auto",
     "the likelihood 'ovr' of words": "use 'softmax'",
     "top_k, top_p or min_p in a plan": "it draws no race that tokens could be left out of; use the preset 'softmax'",
 }

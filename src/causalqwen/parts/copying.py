@@ -48,6 +48,13 @@ class Candidates:
         """bool [..., m]: whether a number stands before, or at, each position."""
         return self.places[self.rows] <= self.at.unsqueeze(-1)
 
+    def hold(self, values: Tensor) -> Tensor:
+        """Whether each value [...] is one of its candidates."""
+        offered = self.values[self.rows].masked_fill(~self.offered, torch.inf)
+        return CopyLaw(ValueLaw(), offered, offered.new_zeros(*offered.shape[:-1], 1 + offered.shape[-1])).stands(
+            values
+        )
+
     @classmethod
     def of_tokens(
         cls,

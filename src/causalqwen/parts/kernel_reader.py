@@ -15,7 +15,7 @@ class KernelReader(nn.Module):
     """(loc, log scale) = b + sum_i a_i k(x, x_i) on the value axis, as the law of U that the value head reads.
 
         k(x, x_i) = sum_b s_b (exp(-|x - x_i|^2) - 1)           rows > 0; x is block b of r, standardised, over its width
-        k(x, x_i) = x_i x                                   rows = 0: linear, written out as one row of weights
+        k(x, x_i) = sum_b s_b x_i x                             rows = 0: linear, written out as one row of weights
         loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
 
     so that W_reg U + b_reg has this loc and scale. r [R] stands behind z in the features [..., H + R] (`read_backbone`).
@@ -45,9 +45,7 @@ class KernelReader(nn.Module):
         width, kept = sum(blocks), sum(block for block, share in zip(blocks, shares, strict=True) if share)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
-        self.register_buffer(
-            "support", torch.zeros(rows, kept if rows else 0, dtype=torch.int16)
-        )  # float16, which no loader casts
+        self.register_buffer("support", torch.zeros(rows, kept, dtype=torch.int16))  # float16, which no loader casts
         self.register_buffer("weights", torch.zeros(2, rows or width))
         self.register_buffer("bias", torch.zeros(2))
         self.register_buffer("bounds", torch.tensor([[-torch.inf] * 2, [torch.inf] * 2]))  # of loc and log scale
@@ -89,8 +87,9 @@ class KernelReader(nn.Module):
         return (made[0][None], made[1][None]) if each else made
 
     def standardize(self, features: Tensor) -> Tensor:
-        """z [..., H] as it is: nothing is copied from the context beside a value in closed form."""
-        return features
+        """z [..., H] as its kernel reads it, in units of about a standard deviation."""
+        size = self.hidden_size
+        return (features - self.mean[:size].to(features)) * self.inverse[:size].to(features) * size**0.5
 
     def start_anew(self) -> None:
         """Nothing to start."""

@@ -91,6 +91,14 @@ def fit_axes(config: Any, numbers: LearnedNumbers, kind: str, settings: TrainSet
     keep_axes(config, numbers.class_axes(kind, settings) if fits_each_class(settings) else {})
 
 
+def set_levels(model: CausalQwenForCausalLM, kinds: list[tuple[float, list[float]]] | None) -> None:
+    """Tell a model the levels of its intervals, of each kind of numbers, by ascending scale; None for none."""
+    config = model.config
+    config.interval_levels, config.interval_kinds, config.class_interval_levels = None, [], {}
+    if kinds:
+        config.interval_levels, config.interval_kinds = kinds[0][1], kinds[1:]
+
+
 def as_it_was(settings: TrainSettings, model: CausalQwenForCausalLM) -> TrainSettings:
     """Settings where nothing is chosen: an affine axis, or that of values which were learned before."""
     if settings.value_transform != "auto":

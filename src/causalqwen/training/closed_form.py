@@ -254,9 +254,8 @@ class BlockKernel:
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
         self.shares = np.zeros(len(blocks))
         self.shares[varies] = shares[self.kind]
-        wide = np.sqrt(2 * medians) * self.kind if self.kind else 1 / np.sqrt(self.shares.clip(1e-300))
-        self.inverse = np.where(np.repeat(self.shares > 0, blocks), self.inverse / np.repeat(wide, blocks), 0.0)
-        self.inverse = self.inverse.astype(np.float32)
+        if self.kind:
+            self.inverse /= np.repeat(np.sqrt(2 * medians) * self.kind, blocks).astype(np.float32)
         rows = np.arange(len(values))
         kept = np.sort(np.random.default_rng(0).permutation(rows)[:LANDMARKS])
         self.support = self._x(features[kept]).astype(np.float16)
@@ -274,7 +273,7 @@ class BlockKernel:
     def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
         if not self.kind:
-            return x @ kept.T
+            return x * np.repeat(self.shares, self.blocks).astype(x.dtype) @ kept.T
         pairs = zip(self.shares, self._split(x), self._split(kept), strict=True)
         return sum(share * np.exp(-_distances(part, other)) for share, part, other in pairs if share)
 

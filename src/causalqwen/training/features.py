@@ -161,7 +161,8 @@ def token_facts(
     at_positions = hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep]
     facts = facts_of(model, *at_positions, also_right, positions_at_once, rest=rest)
     if model.copies:
-        facts.numbers = numbers_in(examples, model.config.num_token_id, hidden, model.config.context.hides)
+        z = hidden[..., : model.config.hidden_size]
+        facts.numbers = numbers_in(examples, model.config.num_token_id, z, model.config.context.hides)
     if (blocks := _blocks_of(model)) is not None:
         follows = np.flatnonzero(facts.targets == model.config.num_token_id)
         at = np.full(len(facts), -1)

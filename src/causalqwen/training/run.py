@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,22 +26,28 @@ from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.announcing import announce
-from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes
-from causalqwen.training.choice import FEWEST_HELD, Choice, choosing, hold_out, rows_together, set_levels
-from causalqwen.training.choice_of_people import ChoiceOfPeople
+from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes, set_levels
+from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, apply, choosing, is_open
+from causalqwen.training.copies import say_again
 from causalqwen.training.features import FactStore, update_with_rows
+from causalqwen.training.held_out import FEWEST_HELD, hold_out, rows_together
 from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, law_of_new, score_tokens, uneven_coverage
-from causalqwen.training.settings import STAGES, TrainSettings
+from causalqwen.training.settings import STAGES, TrainSettings, ValueStage
 from causalqwen.training.sharding import is_sharded
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
-from causalqwen.training.trials import EVALUATIONS, Trials, apply
-from causalqwen.training.whole_backbone import WholeBackbone, blocks_of, check_closed_form
+from causalqwen.training.whole_backbone import WholeBackbone, blocks_of, reads_whole
 
 logger = logging.get_logger(__name__)
 
 _FEWEST_OF_TENTHS = 100
 _FOLDS = 5
 """Folds of the evaluation rows, each covered by levels that the others gave."""
+
+BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_branch_members": 4, "value_loss": "crps"}
+"""Settings of a branch that is trained by gradients, where the graft says nothing (experiments 13)."""
+
+FEWEST_UPDATES = 156
+"""Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
 
 
 def train(
@@ -75,8 +82,8 @@ def learn(
     """Train `model` in place; what was learned is in it alone.
 
     Where there are no evaluation rows, some of the training rows take their place (`hold_out`), if values are learned and there
-    is something to choose or `recalibrate`. Where the settings leave it open (`values` "auto"), how values are read is chosen
-    first, by the evaluation rows, or by people held out where rows name individuals; `say` gets a line for each fit.
+    is something to choose or `recalibrate`. Where the settings leave it open (`values` "auto"), values are fitted in closed
+    form (`reads_whole`), or people held out choose how they are read, where rows name individuals; `say` is told what.
 
     Kept facts, checkpoints and `metrics.jsonl` go to `output` as the run goes on. A killed run is taken up with
     `resume=True` and the same settings, and then comes to the same weights.
@@ -127,9 +134,11 @@ def learn(
     model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
         of_people = any(example.individual is not None for example in train_examples)
-        is_open = choosing(model, settings)
-        whole = check_closed_form(model, settings, numbers, train_examples)
-        own = not len(eval_examples) and settings.values is not None and (is_open or whole or settings.recalibrate)
+        fresh = choosing(model, settings)
+        whole = reads_whole(model, settings, numbers, train_examples)
+        if not whole:
+            model.config.require("training by gradients")
+        own = not len(eval_examples) and settings.values is not None and (fresh or whole or settings.recalibrate)
         all_examples = train_examples
         if own and not of_people:
             train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
@@ -137,19 +146,19 @@ def learn(
         if whole:
             run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
             metrics = _read_whole(run, certain, len(all_examples) > len(train_examples), say)
-            model.trained_on = _told(run, numbers, metrics)
-            return metrics
+            return _finished(run, numbers, metrics, say)
         few = own and len(rows_together(eval_examples)) < FEWEST_HELD
-        if is_open:
-            kind: type[Trials] = ChoiceOfPeople if of_people else Choice
-            choice = kind(model, train_examples, eval_examples, numbers, certain, settings, work, say)
-            if choice.has_enough and (of_people or not few):
+        if fresh and not of_people:
+            settings = _by_gradients(model, settings, train_examples)
+        elif fresh:
+            choice = ChoiceOfPeople(model, train_examples, eval_examples, numbers, certain, settings, work, say)
+            if choice.has_enough:
                 chosen = choice.made()
                 apply(model, chosen.config, settings.seed)
                 stage = choice.stage_of(chosen.config, train_examples, chosen.share)
                 most = max(settings.evaluations, EVALUATIONS)
                 settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
-            elif of_people:
+            else:
                 settings = dataclasses.replace(settings, values=choice.stage_of({}, train_examples))
         if own and of_people:  # all of them chose
             train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
@@ -166,12 +175,25 @@ def learn(
         model.requires_grad_(True).eval()
         _check_finite(model)
         metrics = _final_scores(run)
-        model.trained_on = _told(run, numbers, metrics)
-        if uneven := uneven_coverage(metrics["scale_deciles"]) if "scale_deciles" in metrics else None:
-            say(uneven)
+        return _finished(run, numbers, metrics, say)
     finally:
         model.bf16, model.number_class = before
+
+
+def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """The metrics of a run, once they are noted in its model, and what is uneven in them is said."""
+    run.model.trained_on = _told(run, numbers, metrics)
+    if uneven := uneven_coverage(metrics["scale_deciles"]) if "scale_deciles" in metrics else None:
+        say(uneven)
     return metrics
+
+
+def _by_gradients(model: CausalQwenForCausalLM, settings: TrainSettings, examples: Sequence[Example]) -> TrainSettings:
+    """Settings with the stage of values that nothing was chosen for; the model is given the branch that goes with it."""
+    apply(model, {name: value for name, value in BRANCH.items() if is_open(model, name)}, settings.seed)
+    updates = math.ceil(len(examples) / ValueStage().batch_size)
+    stage = ValueStage(epochs=max(12, math.ceil(FEWEST_UPDATES / updates)), center=True)
+    return dataclasses.replace(settings, values=stage)
 
 
 def _read_whole(
@@ -180,7 +202,9 @@ def _read_whole(
     """Read values from the whole backbone in closed form. The scores are those of a fit to the training rows alone; in the end
     rows that were held out here are learned from too."""
     model, started = run.model, time.perf_counter()
-    renew_values(model, value_kernel=None)
+    copies = say_again(run.train_examples, model.config.num_token_id)
+    again = {"copy_numbers": copies} if is_open(model, "copy_numbers") or model.value_kernel is not None else {}
+    renew_values(model, value_kernel=None, **again)
     model.reads_backbone = blocks_of(model)
     try:
         known = [(run.train_examples, run.train_facts())]

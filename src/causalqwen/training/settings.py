@@ -73,15 +73,11 @@ class ValueStage(Stage):
 
 @dataclass(frozen=True)
 class ChosenStage(ValueStage):
-    """Stage 1 with settings that are chosen (`values: auto`): rows held out choose axis, law, loss, members, passes and copying
-    (`causalqwen.training.choice`), or people held out axis, law and passes (`choice_of_people`, which has a stage of its own
-    where they are too few as well). Where there is nothing to choose, it is a `ValueStage`."""
-
-
-@dataclass(frozen=True)
-class ClosedFormStage(ValueStage):
-    """Stage 1 in closed form (`values: closed_form`): values are read from the whole backbone by ridge over a kernel
-    (`causalqwen.training.whole_backbone`), without passes, in rows that name nobody."""
+    """Stage 1 by default (`values: auto`). In closed form, values are read from the whole backbone by ridge over a kernel, and
+    every choice is made by leave-one-out (`training.whole_backbone`). Where that cannot be, by gradients: where rows name
+    individuals, people held out choose axis, law and passes (`choice_of_people`). Of a graft with a branch of its own, beside
+    another stage, in several processes and of fewer than eight numbers nothing is chosen. Values that were learned by
+    gradients are trained on so."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +207,9 @@ class TrainSettings:
             [low, high, step], null for an end that is open; null for anywhere.
         class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
             a number then names its `class`, and so does whoever asks for one.
-        values: stage 1, or None to leave it out; "auto" for one that is chosen, see `ChosenStage`; "closed_form" for
-            `ClosedFormStage`; what the graft was made with other than by default stays. heads: the heads' stage after it, or
-            None. lora: stage 2, or None. backbone: the backbone's own weights, or None.
+        values: stage 1, or None to leave it out; "auto": see `ChosenStage`; what the graft was made with other than by default
+            stays. heads: the heads' stage after it, or None. lora: stage 2, or None. backbone: the backbone's own weights, or
+            None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
@@ -311,8 +307,8 @@ class TrainSettings:
         """Settings from nested dictionaries, as a YAML file holds them."""
         given = dict(given)
         for name, stage in STAGES.items():
-            if name == "values" and isinstance(given.get(name), str) and given[name] in _VALUES:
-                given[name] = _VALUES[given[name]]()
+            if name == "values" and given.get(name) == "auto":
+                given[name] = ChosenStage()
             elif isinstance(given.get(name), dict):
                 given[name] = _build(stage, given[name], f"{place}, {name}")
             elif given.get(name) is True:
@@ -320,9 +316,6 @@ class TrainSettings:
             elif given.get(name) is False:
                 given[name] = None
         return _build(cls, given, place)
-
-
-_VALUES = {"auto": ChosenStage, "closed_form": ClosedFormStage}
 
 
 def _build(kind: type, given: dict[str, Any], place: str) -> Any:

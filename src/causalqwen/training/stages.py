@@ -30,7 +30,7 @@ from causalqwen.training.closed_form import LEAST_SPREAD
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import joint_losses, score_tokens
-from causalqwen.training.settings import ClosedFormStage, HeadStage, TrainSettings
+from causalqwen.training.settings import HeadStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
 _DIRECTIONS = 8
@@ -134,8 +134,6 @@ def check_stages(
                 f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
                 "out of target_modules"
             )
-    if any(not isinstance(stage, ClosedFormStage) for stage in stages.values()):
-        model.config.require("training by gradients")
     layers = len(decoder_layers(model.backbone))
     if settings.backbone is not None and settings.backbone.layers > layers:
         raise ValueError(f"backbone: {settings.backbone.layers} layers are to be trained, and there are {layers}")

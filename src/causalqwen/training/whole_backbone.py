@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
@@ -16,35 +17,40 @@ from causalqwen.modeling.outputs import CACHE
 from causalqwen.modeling.reader import read_backbone
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import rows_of_classes
+from causalqwen.parts.copying import Candidates
 from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training import ranks
-from causalqwen.training.axes import LearnedNumbers, fit_axes
-from causalqwen.training.choice import rows_together, set_levels
+from causalqwen.training.axes import LearnedNumbers, fit_axes, set_levels
+from causalqwen.training.candidates import KeptNumbers
 from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
+from causalqwen.training.copies import fit_copying
 from causalqwen.training.features import FactStore
+from causalqwen.training.held_out import left_out_together
 from causalqwen.training.scores import score_values
-from causalqwen.training.settings import STAGES, ClosedFormStage, TrainSettings
+from causalqwen.training.settings import STAGES, ChosenStage, TrainSettings
 
 FEWEST_NUMBERS = 8
 
 _FAMILIES = ("gaussian", "cauchy")
+_OF_BRANCH = ("value_crossing", "value_loss")
 
 
-def check_closed_form(
+def reads_whole(
     model: CausalQwenForCausalLM, settings: TrainSettings, numbers: LearnedNumbers, rows: Sequence[Example]
 ) -> bool:
-    """Whether settings ask for values in closed form. ValueError where these rows, or this model, have none."""
-    if not isinstance(settings.values, ClosedFormStage):
-        return False
-    model.config.require("values: closed_form")
-    found, what = len(numbers.values), "values: closed_form"
-    if found < FEWEST_NUMBERS:
-        raise ValueError(f"{what} takes {FEWEST_NUMBERS} numbers at least, and the training rows hold {found}")
-    if any(example.individual is not None for example in rows):
-        raise ValueError(f"{what} is for rows that name nobody: who speaks is learned by gradients")
-    if len([name for name in STAGES if getattr(settings, name) is not None]) > 1 or ranks.world_size() > 1:
-        raise ValueError(f"{what} is a stage alone, of one process")
-    return True
+    """Whether values are fitted in closed form: those of a graft that says nothing of a branch, alone, of one process, in rows
+    that name nobody."""
+    config = model.config
+    anew = config.value_range is None and config.start == "faithful"
+    of_branch = any(name.startswith("value_branch") or name in _OF_BRANCH for name in config.given or ())
+    alone = [name for name in STAGES if getattr(settings, name) is not None] == ["values"] and ranks.world_size() == 1
+    return (
+        isinstance(settings.values, ChosenStage)
+        and alone
+        and (config.value_kernel is not None or (anew and not of_branch))
+        and len(numbers.values) >= FEWEST_NUMBERS
+        and all(example.individual is None for example in rows)
+    )
 
 
 @torch.no_grad()
@@ -55,6 +61,14 @@ def blocks_of(model: CausalQwenForCausalLM) -> list[int]:
     values = [layer.values for layer in out[CACHE].layers]
     blocks = read_backbone(out.hidden_states[1:], values, torch.ones(1, 1, 1, dtype=torch.bool, device=model.device))
     return [block.shape[-1] for block in blocks]
+
+
+def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
+    """The nats that a family gives residuals [n] over their scales, and the multiple of these scales that gives the fewest."""
+    law, least = get_value_family(family), ratios.abs().median().clamp(min=1e-12)
+    units = (least * torch.logspace(-1, 1, 101, dtype=torch.float64)).unsqueeze(-1)
+    nats = units.log()[:, 0] - law.log_prob(ratios / units, torch.zeros(()), torch.ones(())).mean(-1)
+    return nats.min().item(), units[nats.argmin()].item()
 
 
 class WholeBackbone:
@@ -75,7 +89,7 @@ class WholeBackbone:
         self.examples = [example for examples, _ in known for example in examples]
         self.numbers = LearnedNumbers.of(self.examples, model.config.num_token_id, certain)
         whose = np.empty(len(self.examples), dtype=np.int64)
-        for group, rows in enumerate(rows_together(self.examples)):
+        for group, rows in enumerate(left_out_together(self.examples)):
             whose[rows] = group
         features, at = [], []
         for _, store in known:
@@ -90,21 +104,23 @@ class WholeBackbone:
         for of in self.classes.values():
             units[of] = np.median(np.abs(values[of])) or 1.0
         every = features[0] if len(features) == 1 else np.concatenate(features)
-        counted = ~self.numbers.certain.numpy()
+        self.candidates, stands = None, torch.zeros(len(values), dtype=torch.bool)
+        if model.copies:
+            at_all, stores = torch.from_numpy(np.concatenate(at)), [store.facts.numbers for _, store in known]
+            self.candidates = Candidates(**KeptNumbers.stacked(stores).candidates())[at_all]
+            stands = self.candidates.hold(self.numbers.values)
+        self.is_new, self.groups = ~stands.numpy(), groups
+        counted = ~self.numbers.certain.numpy() & self.is_new
+        counted |= not counted.any()
         self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units)
+        if self.candidates is not None:
+            self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
-        losses, config = {}, model.config
-        for name in (config.value_family,) if "value_family" in (config.given or ()) else _FAMILIES:
-            law, unit = get_value_family(name), self._unit(name, ratios)
-            losses[name] = -law.log_prob(ratios / unit, torch.zeros(()), torch.ones(())).mean().item() + np.log(unit)
-        self.family = min(losses, key=lambda name: losses[name])
-        self.unit = self._unit(self.family, ratios)
-
-    @staticmethod
-    def _unit(family: str, ratios: torch.Tensor) -> float:
-        """By which scales are multiplied, so that half of the residuals lie between the quartiles of a family."""
-        return (ratios.abs().median() / get_value_family(family).quantile(torch.tensor(0.75))).item() or 1.0
+        named = (model.config.value_family,) if "value_family" in (model.config.given or ()) else _FAMILIES
+        found = {name: _unit(name, ratios[torch.from_numpy(counted)]) for name in named}
+        self.family = min(found, key=lambda name: found[name])
+        self.unit = found[self.family][1]
 
     def _axes(self, rows: np.ndarray) -> dict[str, Maps]:
         """The axes to choose from, for some of the rows: of classes that have axes of their own, each row on its class's."""
@@ -143,7 +159,7 @@ class WholeBackbone:
         if rows:
             bias += weights.sum(1)  # the 1 that the reader takes off each block, times its share
         else:
-            weights = weights @ kernel.support.astype(np.float64)
+            weights = weights @ kernel.support.astype(np.float64) * np.repeat(kernel.shares, kernel.blocks)
         log_scale = ridge.log_scale.left_out + np.log(self.unit)
         bounds = np.stack([[ridge.reach[0], log_scale.min()], [ridge.reach[1], log_scale.max()]])
         weight, shift = model.action.value_linear
@@ -162,13 +178,22 @@ class WholeBackbone:
         if rows:
             kept = kernel.support[:, np.repeat(kernel.shares > 0, kernel.blocks)]
             reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
-        self._fit_levels()
+        of_rows = *self.left_out, self.numbers.values
+        self._fit_levels(*of_rows)
+        if self.candidates is not None:
+            classes = number_classes(self.examples, model.config.num_token_id)
+            if not fit_copying(model, self.z, self.candidates, of_rows, self.groups, classes):
+                model.config.copy_numbers, model.copy_head = False, None
 
-    def _fit_levels(self) -> None:
+    def _fit_levels(self, loc_Y: Tensor, scale_Y: Tensor, values: Tensor) -> None:
         model, config = self.model, self.model.config
+        is_new = torch.from_numpy(self.is_new)
+        if not bool(is_new.any()):
+            return
+        loc_Y, scale_Y, values = loc_Y[is_new], scale_Y[is_new], values[is_new]
         classes = number_classes(self.examples, config.num_token_id)
+        classes = [name for name, new in zip(classes, is_new.tolist(), strict=True) if new]
         law = model.value_axes.laws(classes) if model.value_axes.apart else model.value_law
-        loc_Y, scale_Y, values = *self.left_out, self.numbers.values
         set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
         config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
         config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)

@@ -1,9 +1,8 @@
-"""How values are read where nobody said so: supports, kinds of numbers, and what is chosen by rows held out."""
+"""How values are read where nobody said so: supports, kinds of numbers, rows held out, and when gradients learn them."""
 
 import dataclasses
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -19,20 +18,14 @@ from causalqwen.numbers.support import Support
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training import run as training_run
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
-from causalqwen.training.choice import Choice, choosing, hold_out, say_again
+from causalqwen.training.choice_of_people import Tried, clearly_better
+from causalqwen.training.copies import say_again
 from causalqwen.training.features import COLUMNS
+from causalqwen.training.held_out import hold_out
 from causalqwen.training.run import learn
 from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, uneven_coverage
 from causalqwen.training.stages import _RIDGES, _ridge
-from causalqwen.training.trials import Tried, clearly_better
 from conftest import graft_tiny
-
-
-@pytest.fixture
-def few_updates(monkeypatch):
-    """Fits that are a tenth as long: for what does not hang on how well values are learned."""
-    monkeypatch.setattr("causalqwen.training.choice.FEWEST_UPDATES", 16)
-
 
 # ---- supports --------------------------------------------------------------------------------------------------------
 
@@ -286,63 +279,38 @@ def skewed(model, count, seed):
 
 def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so(tiny_tokenizer, tmp_path):
     model, said = graft_tiny("llama", tiny_tokenizer), []
-    learned, held = skewed(model, 96, 0), skewed(model, 48, 1)
-    train(model, learned, held, tmp_path / "run", say=said.append)
-    assert said[0].startswith(
-        "choosing how values are read: at most 9 fits of 78 passes, and 2 of 78, over 96 of 96 rows, by 48"
-    )
-    tried = [line for line in said if line.startswith("  ")]
-    assert 9 <= len(tried) <= 11 and said[-1].startswith("chosen: ")
-    config = model.config
-    assert config.value_transform["kind"] in ("log", "quantile") and config.value_branch_members == 4
+    train(model, skewed(model, 96, 0), skewed(model, 48, 1), tmp_path / "run", say=said.append)
+    assert said[0].startswith("values are read from the whole backbone in closed form: log axis")
     short, long = model.predict_number(["The short one is", "The long one is"])
     assert 3 < short.median < 9 and 1e4 < long.median < 4e4
     assert short.quantile(0.001) > 0  # nothing that is never there
-    told = json.loads((tmp_path / "run" / "choice.json").read_text())
-    assert len(told["tried"]) == len(tried) and told["chosen"] in told["tried"]
-    assert told["chosen"]["axis"] == config.value_transform["kind"] and told["chosen"]["score"] < 0.5
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["fitted"]["values"]["value_transform"]
-    assert kept["support"]["low"] > 0
+    assert kept["kind"] == "log" and kept["support"]["low"] > 0
 
 
-@pytest.mark.slow
-def test_a_choice_that_was_stopped_goes_on_and_comes_to_the_same(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
-    from causalqwen.training import choice
-
-    def fresh():
-        return graft_tiny("llama", tiny_tokenizer)
-
-    model = fresh()
-    learned, held = skewed(model, 64, 0), skewed(model, 32, 1)
-    settings = TrainSettings(value_transform="log")
-    whole = tmp_path / "whole"
-    expected = train(model, learned, held, whole, settings, say=lambda line: None)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    fits, fit = [], choice.Choice._fit
-
-    def stopping(self, axis, *rest):
-        if len(fits) == 3:
-            raise KeyboardInterrupt
-        fits.append(axis)
-        return fit(self, axis, *rest)
-
-    monkeypatch.setattr(choice.Choice, "_fit", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(fresh(), learned, held, tmp_path / "cut", settings)
-    shutil.copytree(tmp_path / "cut", tmp_path / "other")
-    monkeypatch.setattr(choice.Choice, "_fit", lambda self, *rest: (fits.append(rest[0]), fit(self, *rest))[1])
-    again = fresh()
-    assert train(again, learned, held, tmp_path / "cut", settings, resume=True) == expected
-    assert len(fits) == 5  # none of them twice
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
-    fits.clear()  # scores of fits that this version would not make are not taken up
-    monkeypatch.setattr(choice.Choice, "trial_of", choice.Choice.stage_of)
-    train(fresh(), learned, held, tmp_path / "other", settings, resume=True)
-    assert len(fits) == 5
-    shutil.rmtree(tmp_path / "cut")
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        ({"value_branch_members": 2}, {}),
+        ({"value_loss": "nll"}, {}),
+        ({"start": "documents"}, {}),
+        ({}, {"heads": {"epochs": 1}}),
+        ({}, {"values": {"epochs": 12}}),
+    ],
+)
+def test_values_are_learned_by_gradients_where_somebody_says_how(tiny_tokenizer, tmp_path, monkeypatch, config, asked):
+    monkeypatch.setattr(training_run, "FEWEST_UPDATES", 4)
+    model = graft_tiny("llama", tiny_tokenizer, **config)
+    learn(model, skewed(model, 48, 0), [], tmp_path, TrainSettings.from_dict(asked))
+    assert model.value_kernel is None and model.value_branch is not None
+    for name, value in config.items():
+        assert getattr(model.config, name) == value
+    if config.get("start") != "documents" and "values" not in asked:
+        own = {"value_branch_dropout": 0.5, "value_branch_members": 4, "value_loss": "crps"} | config
+        assert {name: getattr(model.config, name) for name in own} == own
 
 
-def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, few_updates, monkeypatch):
+def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, monkeypatch):
     model, rng = graft_tiny("llama", tiny_tokenizer), np.random.default_rng(0)
     rows = [
         {
@@ -439,122 +407,6 @@ def test_a_class_with_too_few_values_to_be_called_positive_has_another_axis():
     assert {name: axis["value_transform"]["kind"] for name, axis in axes.items()} == {"many": "log", "few": "symlog"}
 
 
-def test_a_regression_is_started_from_on_all_axes_where_it_is_better_on_the_best(tiny_tokenizer, tmp_path, monkeypatch):
-    from causalqwen.training import choice, trials
-
-    def tried(self, axis, config, share=1.0):
-        straight = config["value_branch_direct"]
-        asked.append((axis, straight))
-        scores = np.full(99, 3.0 + axes.index(axis) + (config.get("value_branch_dropout") == 0.2))
-        if straight:
-            scores[:] = 3.0 + by["straight"]
-            if axis == axes[-1]:  # a lower mean, by rows that are better and one that is far worse: not clearly better
-                scores[:], scores[0] = 0.0, 2.9 * 99 - 50
-        return trials.Tried(config, axis, scores)
-
-    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps")
-    numbers = LearnedNumbers(torch.arange(1.0, 10), torch.zeros(9, dtype=torch.bool), [None] * 9)
-    made = choice.Choice(model, range(9), range(9), numbers, set(), TrainSettings(), tmp_path, lambda line: None)
-    monkeypatch.setattr(choice.Choice, "tried", tried)
-    for name in ("_copying", "_read", "tell"):
-        monkeypatch.setattr(choice.Choice, name, lambda self, *told: False)
-    axes, by = made.axes(choice.AXES), {"straight": 0.5}
-    for by["straight"], wanted in ((0.5, axes[:1]), (-0.5, axes)):
-        asked: list = []
-        best = made.made()
-        assert (best.axis, best.config["value_branch_direct"]) == (axes[0], by["straight"] < 0)
-        assert tuple(axis for axis, straight in asked if straight) == wanted
-
-
-def test_more_passes_go_with_less_dropout_in_as_many_updates_of_any_number_of_rows(
-    tiny_tokenizer, tmp_path, monkeypatch
-):
-    from causalqwen.training import choice
-
-    monkeypatch.setattr(choice, "TIMES_LONGER", 5)
-    model = graft_tiny("llama", tiny_tokenizer)
-    numbers = LearnedNumbers(torch.arange(9.0), torch.zeros(9, dtype=torch.bool), [None] * 9)
-    made = choice.Choice(model, range(3000), range(9), numbers, set(), TrainSettings(), tmp_path, print)
-    plain, longer = {"value_branch_dropout": 0.5, "value_branch_direct": False}, choice.LESS_DROPOUT
-    assert [made.stage_of(plain, range(rows)).epochs for rows in (2048, 3000, 45_000)] == [12, 12, 12]
-    assert [made.stage_of(plain | longer, range(rows)).epochs for rows in (2048, 3000, 45_000)] == [60, 41, 12]
-    assert made.stage_of(plain | {"value_branch_direct": True}, range(2048)).learning_rate == choice.REGRESSION_RATE
-
-
-@pytest.mark.slow
-def test_what_is_chosen_is_trained_as_it_was_tried(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
-    from causalqwen.training import choice, trials
-
-    monkeypatch.setattr(choice, "TIMES_LONGER", 2)
-    monkeypatch.setattr(choice, "clearly_better", lambda plain, other: other if "0.2" in str(other.config) else plain)
-    model, stages, trainer = graft_tiny("llama", tiny_tokenizer), [], trials.TRAINERS["values"]
-
-    def noted(run):
-        stages.append((run.settings.values, run.model.config.value_branch_dropout))
-        trainer(run)
-
-    monkeypatch.setitem(trials.TRAINERS, "values", noted)
-    train(model, skewed(model, 96, 0), skewed(model, 48, 1), tmp_path / "run", say=lambda line: None)
-    *tried, (stage, dropout) = stages
-    assert dropout == 0.2 and stage.epochs == 24
-    # A trial ends early; what is kept of it is its best state, as of the training.
-    waits = dataclasses.replace(stage, patience=trials.EVALUATIONS // 3)
-    assert (waits, dropout) in tried and {trial.epochs for trial, _ in tried} == {12, 24}
-
-
-@pytest.mark.slow
-def test_whoever_sets_something_gets_that(tiny_tokenizer, tmp_path, few_updates):
-    model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps"), []
-    learned, held = skewed(model, 48, 0), skewed(model, 24, 1)
-    learn(model, learned, held, tmp_path, TrainSettings(value_transform="symlog"), say=said.append)
-    assert said[0].startswith("choosing how values are read: at most 2 fits of 16 passes, and 1 of 16")
-    assert (model.config.value_family, model.config.value_transform["kind"]) == ("gaussian", "symlog")
-    dropped = graft_tiny("llama", tiny_tokenizer, value_branch_dropout=0.1, value_branch_members=2)
-    learn(dropped, learned, held, tmp_path / "dropped", TrainSettings(value_transform="log"))
-    tried = json.loads((tmp_path / "dropped" / "choice.json").read_text())["tried"]
-    assert len(tried) == 4 and dropped.config.value_branch_dropout == 0.1 and dropped.config.value_branch_members == 2
-    for support in (None, [0, None]):  # no logarithm of what may be 0
-        other = graft_tiny("llama", tiny_tokenizer, value_family="gaussian", value_loss="crps")
-        only = TrainSettings.from_dict({"support": support})
-        learn(other, learned, held, tmp_path / str(support), only)
-        assert {one["axis"] for one in json.loads((tmp_path / str(support) / "choice.json").read_text())["tried"]} == {
-            "affine", "symlog", "quantile"
-        }  # fmt: skip
-    plain = graft_tiny("llama", tiny_tokenizer)
-    assert not choosing(plain, TrainSettings(values=ValueStage()))
-    assert not choosing(graft_tiny("llama", tiny_tokenizer, start="documents"), TrainSettings())
-    assert choosing(plain, TrainSettings.from_dict({"values": "auto"}))
-    assert not choosing(model, TrainSettings())  # its values were learned: their axis stays
-
-
-def test_what_the_graft_was_given_is_not_chosen_though_it_is_the_default(tiny_tokenizer, tmp_path, monkeypatch):
-    """Nothing is fitted: every candidate scores the same."""
-    tried = []
-
-    def fit(self, axis, config, share, folder):
-        tried.append(config)
-        return np.ones(len(self.folds[0][1]))
-
-    monkeypatch.setattr(Choice, "_fit", fit)
-    said = {"value_family": "cauchy", "value_loss": "nll", "value_branch_dropout": 0.3, "value_branch_direct": False}
-    for name, config in (("open", {}), ("said", said | {"copy_numbers": False, "value_branch_layers": 2})):
-        model = graft_tiny("llama", tiny_tokenizer, **config)
-        assert model.config.given == sorted({*model.config.given, *config})
-        model.save_pretrained(tmp_path / f"{name} model")
-        model = CausalQwenForCausalLM.from_pretrained(tmp_path / f"{name} model")
-        model.processor = graft_tiny("llama", tiny_tokenizer).processor
-        rows = [{"text": f"Of {i} there are {i}"} for i in range(60)]
-        examples = encode_rows([Row("text", f"row {i}", row) for i, row in enumerate(rows)], model.processor)
-        brief = {"certain": set(), "numbers": LearnedNumbers.of(examples, model.config.num_token_id, set())}
-        choice = Choice(model, examples, examples, settings=TrainSettings(), work=tmp_path / name, say=print, **brief)
-        tried.clear()
-        choice.made()
-        for field, value in config.items():
-            assert {one.get(field, value) for one in tried} == {value}, field
-        if not config:
-            assert all(len({one.get(field) for one in tried}) > 1 for field in (*said, "copy_numbers"))
-
-
 def test_copying_is_tried_where_values_are_said_again_more_often_than_by_chance(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer)
     number = model.config.num_token_id
@@ -620,21 +472,3 @@ def test_some_rows_of_a_store_are_what_is_read_of_them(tiny_tokenizer, tmp_path,
     for name in ("row", "place", "offsets", "features", "values", "places") if copies else ():
         both = (getattr(store.facts.numbers, name) for store in (found, expected))
         np.testing.assert_allclose(*both, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.slow
-def test_a_choice_on_some_rows_reads_all_of_them_once(tiny_tokenizer, tmp_path, monkeypatch, few_updates):
-    from causalqwen.training import choice, features
-
-    monkeypatch.setattr(choice, "MOST_ROWS", 40)
-    monkeypatch.setattr(choice, "MOST_HELD", 25)
-    read, stream = [], features.stream_facts
-    monkeypatch.setattr(
-        features,
-        "stream_facts",
-        lambda model, examples, **how: (read.append(len(examples)), stream(model, examples, **how))[1],
-    )
-    model, said = graft_tiny("llama", tiny_tokenizer), []
-    learn(model, skewed(model, 60, 0), skewed(model, 30, 1), tmp_path, say=said.append)
-    assert "over 40 of 60 rows, by 25 rows held out" in said[0]
-    assert read == [2, 2]  # the distinct texts of each, once
