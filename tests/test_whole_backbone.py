@@ -334,7 +334,9 @@ def test_of_many_rows_some_are_kept(tokenizer, tmp_path, monkeypatch):
     scores = learn(model, encoded(model, given), encoded(model, rows(30, seed=2)), tmp_path / "run", CLOSED)
     assert model.value_kernel.rows in (0, 60) and np.isfinite(scores["crps"])
     found = model.predict_number([row["prompt"] for row in given[:50]])
-    assert np.median([abs(p.median - row["value"]) for p, row in zip(found, given, strict=False)]) < 60
+    values = np.array([row["value"] for row in given[:50]])
+    misses = np.median(np.abs([p.median for p in found] - values))
+    assert misses < 0.6 * np.median(np.abs(values - np.median(values)))  # what a constant misses by
 
 
 @pytest.mark.parametrize("given", [rows(5), rows(30, individual="one")])
