@@ -260,8 +260,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
-        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each of them a block,
-        and then all together."""
+        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block, and then
+        all together."""
         facts, widths = self._kept().facts(examples), self.reader_.widths
         several = len(widths) > 1
         told = np.concatenate([facts.reads.array, columns, *[columns] * several], axis=1)
@@ -504,6 +504,8 @@ def _of_groups(rows: int, groups: Any) -> np.ndarray:
     """The group of each row, int [n]; without groups each row is one."""
     of_group = np.arange(rows)
     if groups is not None:
+        if isinstance(groups, list | tuple):
+            groups = np.array([*groups, None], dtype=object)[:-1]  # 1 and 1.0 are one name, whatever stands beside them
         groups = column_or_1d(groups)
         if len(groups) != rows:
             raise ValueError(f"expected one group per row, got {len(groups)} for {rows}")
