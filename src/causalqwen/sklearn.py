@@ -260,8 +260,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
-        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block, and then
-        all together."""
+        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block, and
+        then all together."""
         facts, widths = self._kept().facts(examples), self.reader_.widths
         several = len(widths) > 1
         told = np.concatenate([facts.reads.array, columns, *[columns] * several], axis=1)
