@@ -217,7 +217,8 @@ def test_the_reader_s_kernel_is_the_formula_s(fitted):
     features, generator = last(model, TEXTS), torch.Generator().manual_seed(0)
     blocks, sizes = model.value_kernel.blocks, (model.config.hidden_size, model.config.causal_size)
     shares = [place % 3 / 10 for place in range(len(blocks))]
-    reader = KernelReader(*sizes, blocks, 5, shares)
+    along = [place % 2 / 10 for place in range(len(blocks))]
+    reader = KernelReader(*sizes, blocks, 5, [*shares, 0.4], along)
     reader.mean.copy_(model.value_kernel.mean), reader.inverse.copy_(model.value_kernel.inverse)
     reader.support.copy_(torch.randn(reader.support.shape, generator=generator).half().mul(0.1).view(torch.int16))
     reader.weights.normal_(generator=generator), reader.bias.normal_(generator=generator)
@@ -226,10 +227,12 @@ def test_the_reader_s_kernel_is_the_formula_s(fitted):
     x = (features[:, model.config.hidden_size :].double() - reader.mean) * reader.inverse
     for row, made in zip(x, reader.read(features), strict=True):
         total = reader.bias.double().clone()
-        told = [(share, part) for share, part in zip(shares, row.split(blocks), strict=True) if share]
+        told = [of for of in zip(shares, along, row.split(blocks), strict=True) if any(of[:2])]
         for kept, weight in zip(support, reader.weights.T, strict=True):
-            of = zip(told, kept.split([len(part) for _, part in told]), strict=True)
-            total += weight * sum(share * torch.expm1(-(a - b).square().sum()) for (share, a), b in of)
+            of = zip(told, kept.split([len(part) for *_, part in told]), strict=True)
+            apart = [(share, far * (a - b).square().sum(), (a - b).square().sum()) for (share, far, a), b in of]
+            total += weight * sum(share * torch.expm1(-alone) for share, _, alone in apart)
+            total += weight * 0.4 * torch.expm1(-sum(of_all for _, of_all, _ in apart))
         torch.testing.assert_close(made.double(), total.clamp(*reader.bounds), rtol=1e-4, atol=1e-5)
     loc, log_scale = model.value_kernel.read(features).unbind(-1)
     for made, wanted in zip(Chain(model, features).value(), (loc, log_scale.exp()), strict=True):

@@ -260,13 +260,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
-        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block, and
-        then all together."""
-        facts, widths = self._kept().facts(examples), self.reader_.widths
-        several = len(widths) > 1
-        told = np.concatenate([facts.reads.array, columns, *[columns] * several], axis=1)
-        blocks = [*facts.reads.blocks, *widths, *[sum(widths)] * several]
-        return replace(facts, reads=Reads(told, blocks, facts.reads.at))
+        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
+        facts = self._kept().facts(examples)
+        told = np.concatenate([facts.reads.array, columns], axis=1)
+        return replace(facts, reads=Reads(told, [*facts.reads.blocks, *self.reader_.widths], facts.reads.at))
 
     @property
     def _settings(self) -> TrainSettings:

@@ -14,15 +14,16 @@ _NOISE = 0.05
 class KernelReader(nn.Module):
     """(loc, log scale) = b + sum_i a_i k(x, x_i) on the value axis, as the law of U that the value head reads.
 
-        k(x, x_i) = sum_b s_b (exp(-|x - x_i|^2) - 1)           rows > 0; x is block b of r, standardised, over its width
+        k(x, x_i) = sum_b s_b (exp(-d_b) - 1) + s (exp(-sum_b a_b d_b) - 1)     rows > 0; d_b = |x - x_i|^2, of block b of r,
+                                                                                standardised, over the block's width
         k(x, x_i) = sum_b s_b x_i x                             rows = 0: linear, written out as one row of weights
         loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
 
     so that W_reg U + b_reg has this loc and scale. r [R] stands behind z in the features [..., H + R] (`read_backbone`).
 
     Args:
-        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept. shares: s_b;
-            of blocks without one no x_i are kept.
+        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept. shares: s_b,
+            and s, the share of all blocks together; along: a_b. Of blocks without a share no x_i are kept.
     """
 
     mean: Tensor
@@ -38,11 +39,18 @@ class KernelReader(nn.Module):
     IN_FLOAT32 = ("mean", "inverse", "weights", "bias", "bounds", "along", "shift", "unit")
 
     def __init__(
-        self, hidden_size: int, causal_size: int, blocks: Sequence[int], rows: int, shares: Sequence[float]
+        self,
+        hidden_size: int,
+        causal_size: int,
+        blocks: Sequence[int],
+        rows: int,
+        shares: Sequence[float],
+        along: Sequence[float],
     ) -> None:
         super().__init__()
-        self.hidden_size, self.blocks, self.rows, self.shares = hidden_size, list(blocks), rows, list(shares)
-        width, kept = sum(blocks), sum(block for block, share in zip(blocks, shares, strict=True) if share)
+        self.hidden_size, self.blocks, self.rows, width = hidden_size, list(blocks), rows, sum(blocks)
+        self.together, self.parts = shares[-1], list(zip(blocks, shares[:-1], along, strict=True))
+        kept = sum(block for block, *told in self.parts if any(told))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
         self.register_buffer("support", torch.zeros(rows, kept, dtype=torch.int16))  # float16, which no loader casts
@@ -55,14 +63,16 @@ class KernelReader(nn.Module):
 
     def kernels(self, x: Tensor, support: Tensor) -> Tensor:
         """k [..., n] of standardised rows x [..., R] with others [n, those of R in blocks that have a share]."""
-        made, pairs = torch.zeros(()), zip(self.shares, x.split(self.blocks, -1), strict=True)
-        parts = [(share, part) for share, part in pairs if share]
-        others = support.split([part.shape[-1] for _, part in parts], -1)
-        for (share, part), other in zip(parts, others, strict=True):
+        pairs = zip(self.parts, x.split(self.blocks, -1), strict=True)
+        told = [(share, along, part) for (_, share, along), part in pairs if share or along]
+        others = support.split([part.shape[-1] for *_, part in told], -1)
+        made, apart = torch.zeros(()), torch.zeros(())
+        for (share, along, part), other in zip(told, others, strict=True):
             squares = part.square().sum(-1, keepdim=True) + other.square().sum(-1)
+            distances = (squares - 2 * part @ other.T).clamp(min=0)
             # What is near 1 in all blocks would drown in rounding beside it.
-            made = made + share * (2 * part @ other.T - squares).clamp(max=0).expm1()
-        return made
+            made, apart = made + share * (-distances).expm1(), apart + along * distances
+        return made + self.together * (-apart).expm1()
 
     def read(self, features: Tensor) -> Tensor:
         """loc and log scale [..., 2] on the value axis, float32, of features [..., H + R]."""

@@ -205,9 +205,10 @@ class BlockKernel:
     """A kernel over blocks of features, float32 [n, R], standardised by these rows, whose form leave-one-out has chosen.
 
     groups, counted, units: as `KernelRidge` has them. axes: what makes its axes for some of the rows.
-    kind: of `KINDS`. shares [B]: what each block has of the kernel (`likeliest_shares`). mean, inverse [R]: x = (r - mean)
-    inverse; a coordinate that does not vary has an inverse of 0. support float16 [m, R]: x of the rows that are kept,
-    `LANDMARKS` at most. ridge: the fit to all rows. tried: the error of each kind.
+    kind: of `KINDS`. shares [B + 1]: what each block has of the kernel, and all together (`likeliest_shares`); along [B]: what
+    each has of the latter's exponent. told [B]: which blocks are looked at. mean, inverse [R]: x = (r - mean) inverse; a
+    coordinate that does not vary has an inverse of 0. support float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most.
+    ridge: the fit to all rows. tried: the error of each kind.
     ValueError for features that are not finite, and where nothing varies.
     """
 
@@ -242,18 +243,24 @@ class BlockKernel:
         medians = np.array([float(np.median(part)) or 1.0 for part in distances])
         forward = next(iter((axes(some) or AXES).values()))[0]
         varies = np.array([part.any() for part in self._split(used)])
-        scores, self.tried, shares = normal_scores(forward(values[some])), {}, {}
+        scores, self.tried, found = normal_scores(forward(values[some])), {}, {}
+        of_blocks = list(zip(parts, distances, medians, strict=True))
         for kind in KINDS:
-            made = zip(parts, distances, medians, strict=True)
-            kernels = [
-                np.exp(apart / np.float32(-2 * kind**2 * m)) if kind else part @ part.T for part, apart, m in made
-            ]
-            stacked = np.stack(kernels)[varies]
-            shares[kind] = likeliest_shares(stacked, scores)
-            self.tried[kind] = fit(_sum(shares[kind], stacked), some).error
+            made = [apart / np.float32(2 * kind**2 * m) if kind else -part @ part.T for part, apart, m in of_blocks]
+            stacked = np.stack(made)[varies]
+            kernels = np.exp(-stacked) if kind else -stacked
+            along = alone = likeliest_shares(kernels, scores)
+            if kind:
+                kernels = np.concatenate([kernels, np.exp(-_sum(along, stacked))[None]])
+                alone = likeliest_shares(kernels, scores, np.append(along / 2, 0.5))
+            found[kind] = alone, along
+            self.tried[kind] = fit(_sum(alone, kernels), some).error
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
-        self.shares = np.zeros(len(blocks))
-        self.shares[varies] = shares[self.kind]
+        alone, along = found[self.kind]
+        self.shares, self.along, places = np.zeros(len(blocks) + 1), np.zeros(len(blocks)), np.flatnonzero(varies)
+        self.shares[[*places, len(blocks)][: len(alone)]] = alone
+        self.along[places] = along * (self.shares[-1] > 0)
+        self.told = (self.shares[:-1] > 0) | (self.along > 0)
         if self.kind:
             self.inverse /= np.repeat(np.sqrt(2 * medians) * self.kind, blocks).astype(np.float32)
         rows = np.arange(len(values))
@@ -273,9 +280,13 @@ class BlockKernel:
     def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
         if not self.kind:
-            return x * np.repeat(self.shares, self.blocks).astype(x.dtype) @ kept.T
-        pairs = zip(self.shares, self._split(x), self._split(kept), strict=True)
-        return sum(share * np.exp(-_distances(part, other)) for share, part, other in pairs if share)
+            return x * np.repeat(self.shares[:-1], self.blocks).astype(x.dtype) @ kept.T
+        made, apart = 0.0, 0.0
+        parts = zip(self.shares, self.along, self.told, self._split(x), self._split(kept), strict=False)
+        for share, along, _, part, other in (of for of in parts if of[2]):
+            distances = _distances(part, other)
+            made, apart = made + share * np.exp(-distances), apart + along * distances
+        return made + self.shares[-1] * np.exp(-apart)
 
     def _split(self, x: np.ndarray) -> list[np.ndarray]:
         return np.split(x, np.cumsum(self.blocks)[:-1], axis=-1)
@@ -289,15 +300,16 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
     return scores
 
 
-def likeliest_shares(kernels: np.ndarray, y: np.ndarray) -> np.ndarray:
+def likeliest_shares(kernels: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
     """The shares [b], together 1, that kernels [b, n, n] have in y [n] ~ N(0, V), V = sum_b s_b K_b + s I + intercept.
 
         s_b <- s_b sqrt(a' K_b a / tr(V^-1 K_b)),   s <- s sqrt(a' a / tr V^-1),   a = V^-1 y
 
-    from equal ones: no step makes y less likely (Zhou, Hu, Zhou and Lange 2019). Shares below `LEAST_SHARE` are none.
+    from equal ones, or half as many steps from a start: no step makes y less likely (Zhou, Hu, Zhou and Lange 2019). Shares
+    below `LEAST_SHARE` are none.
     """
-    shares, noise = np.full(len(kernels), 1 / len(kernels)), _NOISE
-    for _ in range(_STEPS):
+    shares, noise = np.full(len(kernels), 1 / len(kernels)) if start is None else start, _NOISE
+    for _ in range(_STEPS if start is None else _STEPS // 2):
         covariance = _sum(shares, kernels).astype(np.float64) + INTERCEPT + noise * np.eye(len(y))
         precision = np.linalg.inv(covariance)
         a = precision @ y

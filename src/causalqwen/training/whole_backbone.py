@@ -150,16 +150,17 @@ class WholeBackbone:
         set_levels(model, None)
         fit_axes(model.config, self.numbers, self.axis, self.settings)
         rows = len(kernel.support) if kernel.kind else 0
-        about = {"blocks": list(map(int, kernel.blocks)), "rows": rows, "shares": kernel.shares.tolist()}
+        about = {"blocks": list(map(int, kernel.blocks)), "rows": rows}
+        about |= {"shares": kernel.shares.tolist(), "along": kernel.along.tolist()}
         renew_values(model, value_branch=False, value_family=self.family, value_kernel=about)
         reader, law = model.value_kernel, model.action.value_law
         both = np.stack([ridge.location.coefficients, ridge.log_scale.coefficients])
         weights = both / ridge.unit
         bias = INTERCEPT * both.sum(1) + [0.0, np.log(self.unit)]
         if rows:
-            bias += weights.sum(1)  # the 1 that the reader takes off each block, times its share
+            bias += weights.sum(1)  # the 1 that the reader takes off each part, times its share
         else:
-            weights = weights @ kernel.support.astype(np.float64) * np.repeat(kernel.shares, kernel.blocks)
+            weights = weights @ kernel.support.astype(np.float64) * np.repeat(kernel.shares[:-1], kernel.blocks)
         log_scale = ridge.log_scale.left_out + np.log(self.unit)
         bounds = np.stack([[ridge.reach[0], log_scale.min()], [ridge.reach[1], log_scale.max()]])
         weight, shift = model.action.value_linear
@@ -176,7 +177,7 @@ class WholeBackbone:
         for name, made in filled.items():
             getattr(reader, name).copy_(torch.as_tensor(made))
         if rows:
-            kept = kernel.support[:, np.repeat(kernel.shares > 0, kernel.blocks)]
+            kept = kernel.support[:, np.repeat(kernel.told, kernel.blocks)]
             reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
         of_rows = *self.left_out, self.numbers.values
         self._fit_levels(*of_rows)
