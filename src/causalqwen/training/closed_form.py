@@ -281,7 +281,7 @@ class BlockKernel:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
         if not self.kind:
             return x * np.repeat(self.shares[:-1], self.blocks).astype(x.dtype) @ kept.T
-        made, apart = 0.0, 0.0
+        made, apart = (np.zeros((len(x), len(kept)), dtype=np.float64) for _ in range(2))
         parts = zip(self.shares, self.along, self.told, self._split(x), self._split(kept), strict=False)
         for share, along, _, part, other in (of for of in parts if of[2]):
             distances = _distances(part, other)
