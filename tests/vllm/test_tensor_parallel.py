@@ -33,9 +33,8 @@ def test_two_ranks_read_the_whole_backbone(tiny_tokenizer, tmp_path, monkeypatch
     folder = write_closed(tmp_path, "llama", tiny_tokenizer, "digits")
     engines = Engines()
     try:
-        same, numbers = compare(
-            engines(folder, tensor_parallel_size=2), load_reference(folder), "standard", PROMPTS[::4]
-        )
+        llm = engines(folder, tensor_parallel_size=2)
+        same, numbers = compare(llm, load_reference(folder), "standard", PROMPTS[::4], 32)
         assert same >= 15 and numbers > 16
     finally:
         engines.close()
