@@ -60,7 +60,7 @@ class KernelReader(nn.Module):
 
     def read(self, features: Tensor) -> Tensor:
         """loc and log scale [..., 2] on the value axis, float32, of features [..., H + R]."""
-        if features.shape[-1] == self.hidden_size:
+        if features.shape[-1] != self.hidden_size + len(self.mean):
             raise ValueError("this model reads numbers from the whole backbone, and was given its last layer alone")
         x = (features[..., self.hidden_size :] - self.mean.float()) * self.inverse.float()
         made = self.kernels(x, self.support.view(torch.float16).float()) if self.rows else x
