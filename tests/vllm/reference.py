@@ -106,7 +106,7 @@ def write_with_classes(folder: Path, tokenizer: PreTrainedTokenizerBase, context
 def write_closed(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, context: str) -> Path:
     """The same of one whose values were fitted in closed form, and are read from all of its five layers."""
     plain = write_tiny(folder / "plain", family, tokenizer, 5, number_context=context, value_digits=2)
-    model, settings = load_reference(plain), TrainSettings.from_dict({"values": "closed_form"})
+    model, settings = load_reference(plain), TrainSettings()
     values = [round(20 + 9 * (row // 8) + 3 * (row % 8) + 2 * math.sin(7 * row), 1) for row in range(len(PROMPTS))]
     rows = [
         Row("prompt", f"row {row}", {"prompt": prompt, "value": value})
