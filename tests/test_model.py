@@ -565,7 +565,6 @@ def test_predict_number_is_the_heads_at_the_last_token(tiny):
         ("score_scale", "documents", "scales"),
         ("own_scores", True, "score_head"),
         ("causal_size", 8, "abduction"),
-        ("value_columns", 3, "value_branch"),
         ("num_token_id", 7, "num_token_id"),
     ):
         before = getattr(tiny.config, name)

@@ -30,7 +30,7 @@ from causalqwen.sklearn import NumberRegressor
 from conftest import graft_tiny, make_backbone
 from test_cli import run
 from test_commands import bare  # noqa: F401  a fixture
-from test_tables import BRIEF, SMALL, folder, products  # noqa: F401  a fixture
+from test_tables import folder, products  # noqa: F401  a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -481,7 +481,7 @@ def test_it_runs_on_a_table_of_ones_own(folder, tmp_path, monkeypatch):  # noqa:
 
     def brief(backbone, *, config, **given):
         asked.append(given["text_columns"])
-        made = NumberRegressor(backbone, config=config | SMALL, settings=BRIEF, **given)
+        made = NumberRegressor(backbone, config=config, **given)
         fit = made.fit
         monkeypatch.setattr(made, "fit", lambda X, y: (sizes.append((len(X["name"]), len(y))), fit(X, y))[1])
         return made

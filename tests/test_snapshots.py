@@ -31,7 +31,7 @@ from test_commands import commands
 from test_served_people import EDITS, REQUESTS
 from test_served_people import model as speaker  # noqa: F401  a fixture
 from test_serving import PEOPLE, serving
-from test_tables import few_trees, products  # noqa: F401  a fixture
+from test_tables import products
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 RUNTIME = {f"train/train_{name}" for name in ("runtime", "samples_per_second", "steps_per_second")}

@@ -9,15 +9,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.optimize import nnls
 from sklearn.base import clone
-from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.exceptions import DataConversionWarning
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
@@ -29,7 +28,6 @@ from causalqwen.data.columns import (
     UNKNOWN,
     ColumnError,
     TableReader,
-    TableRows,
     decimals_of,
     mostly_numbers,
     read_table,
@@ -37,24 +35,16 @@ from causalqwen.data.columns import (
     told_of_decimals,
 )
 from causalqwen.files import write_sums, writing_folder
-from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.prediction import describe
-from causalqwen.numbers import CRPS_LEVELS
-from causalqwen.parts.branch import ValueBranch
-from causalqwen.parts.copying import Candidates
-from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor, _folds
-from causalqwen.training import FactStore, experts, features, kept_rows, stages
-from causalqwen.training.experts import Experts, fit_experts
-from causalqwen.training.gaussian_process import GaussianProcess
+from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor, _of_groups
+from causalqwen.training import FactStore, features, kept_rows
+from causalqwen.training.closed_form import BlockKernel
 from causalqwen.training.kept_rows import KeptRows
-from causalqwen.training.mean import FittedMean
+from causalqwen.training.whole_backbone import blocks_of
 from conftest import graft_tiny, make_backbone
 from test_docs import ROOT, python_blocks
 from test_numbers import likeliest
-
-BRIEF = {"values": {"epochs": 2, "batch_size": 32, "center": True}, "evaluations": 1}
-SMALL = {"value_branch_hidden_size": 8, "value_branch_members": 1}
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +55,9 @@ def folder(tiny_tokenizer, tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_trees():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experts, "_TREES", 10)
-        patch.setattr(experts, "_STEPS", 12)
-        patch.setattr(experts, "_PENALTIES", (0.1, 10.0))
-        yield
-
-
 @pytest.fixture
 def brief(folder):
-    return lambda **given: NumberRegressor(folder, **({"settings": BRIEF, "config": SMALL, "random_state": 0} | given))
+    return partial(NumberRegressor, folder, random_state=0)
 
 
 def products(rows: int = 60, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
@@ -109,9 +90,8 @@ def test_kinds_texts_and_numbers_of_a_table():
     ]  # fmt: skip
     text = reader.texts(table)[3]
     assert text == f"name: {frame.name[3]}; weight: {frame.weight[3]:.6g}; sold: {frame.sold[3].date()}; price:"
-    assert reader.texts(table, words=True)[3] == f"name: {frame.name[3]}"
     assert "weight" not in reader.texts(table)[0]
-    numbers = reader.rows(table).numbers
+    numbers = reader.numbers(table)
     kind, weight, sold = reader.columns[1:]
     (number,) = reader.inside  # chair no. 7
     assert numbers.shape == (60, kind.size + weight.size + sold.size + number.size) and kind.size == 4
@@ -122,7 +102,7 @@ def test_kinds_texts_and_numbers_of_a_table():
     assert numbers[3, 4:6] == pytest.approx([away, np.arcsinh(away)], rel=1e-5)
     assert numbers[0, 4:7].tolist() == [0, 0, 1] and numbers[:, 4].max() <= 4
     again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
-    assert again == reader and np.array_equal(again.rows(table).numbers, numbers)
+    assert again == reader and np.array_equal(again.numbers(table), numbers)
 
 
 def test_numbers_in_texts_are_numbers_of_the_row():
@@ -138,16 +118,14 @@ def test_numbers_in_texts_are_numbers_of_the_row():
     sizes = {row: float(text.split()[2]) for row, text in enumerate(told) if text and "inches, " in text}
     second = reader.inside[1]
     assert second.center == pytest.approx(np.median(list(sizes.values())))
-    numbers = reader.rows(table).numbers[:, -6:]
+    numbers = reader.numbers(table)[:, -6:]
     away = {row: (size - second.center) / second.width for row, size in sizes.items()}
     for row, one in away.items():
         assert numbers[row, :3] == pytest.approx([np.clip(one, -4, 4), np.arcsinh(one), 0], rel=1e-5, abs=1e-6)
         most = 900 if row == 5 else max(row, sizes[row], 10)
         assert numbers[row, 4] == pytest.approx(np.arcsinh((most - reader.inside[2].center) / reader.inside[2].width))
     assert numbers[3].tolist() == numbers[4].tolist() == [0, 0, 1, 0, 0, 1]
-    rows = reader.rows(table)
-    assert len(rows.columns) == 5 and np.array_equal(np.concatenate(rows.columns[3:], axis=1), numbers)
-    assert np.array_equal(rows.taken(np.array([7])).columns[3], rows.columns[3][7:8])
+    assert reader.widths == [1, 2, 3, 3, 3] and reader.numbers(table).shape == (40, 12)
     again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
     assert again == reader
     short = TableReader.fit(table, "price", text=["told"], characters=10)  # no more is read than the text has
@@ -158,7 +136,7 @@ def test_numbers_in_texts_are_numbers_of_the_row():
 def test_odd_numbers_in_texts():
     def read(texts, asked, **given):
         reader = TableReader.fit({"told": texts}, None, text=["told"], **given)
-        return reader, reader.rows({"told": asked}).numbers
+        return reader, reader.numbers({"told": asked})
 
     texts = [f"from {place - 9} to {place + 3 * (place % 4)} m" for place in range(20)]
     reader, numbers = read(texts, [*texts, "from -30 to -40 m", "4006381333931 from 1 to 2 m", "1e308 m", "9" * 400])
@@ -174,7 +152,7 @@ def test_odd_numbers_in_texts():
         assert np.isfinite(numbers).all() and json.dumps(reader.to_dict(), allow_nan=False)
     assert np.isfinite(read(["-1.7e308 m", "1.7e308 m"] * 10, ["1 m"])[1]).all()
     for known, asked in (([0.1, 0.2, 0.3], 1e308), ([1e-320, 2e-320, 3e-320], 5.0)):
-        plain = TableReader.fit({"size": known}, "y").rows({"size": [asked, -1e308]}).numbers
+        plain = TableReader.fit({"size": known}, "y").numbers({"size": [asked, -1e308]})
         assert np.isfinite(plain).all()
     # Ten numbers, of which six and the greatest are taken; half of the rows are enough, and fewer are not.
     many = [" ".join(str((row * place) % 11) for place in range(1, 11)) for row in range(20)]
@@ -274,8 +252,7 @@ def test_a_column_that_says_one_thing_is_left_out_whatever_it_holds_later(consta
     for later in ("word", 3.5, 1e300, datetime.date(2020, 1, 2), None):
         table = reader.checked({"a": [1], "same": [later]})
         assert reader.texts(table) == ["a: 1; y:"] and not reader.outside(table)
-        rows = reader.rows(table)
-        assert rows.numbers.shape == (1, 2) and len(rows.columns) == 1 and rows.words == [""]
+        assert reader.numbers(table).shape == (1, 2) and reader.widths == [2]
     forced = TableReader.fit({"a": [1, 2], "same": ["x", "x"]}, "y", text=["same"])
     assert kinds(forced)["same"] == "constant"
     assert (
@@ -330,7 +307,7 @@ def test_a_value_that_no_row_held_is_read_as_the_nearest_one():
     assert reader.texts(moved, exact=True)[0].startswith("n: 1000000; gaps: 1;")
     assert reader.outside(moved).keys() == {"n", "kind", "t"} and not reader.outside(row)
     ends = row | {"n": [10.0], "kind": ["red"], "t": ["a 8"]}
-    assert np.array_equal(reader.rows(moved).numbers, reader.rows(ends).numbers)
+    assert np.array_equal(reader.numbers(moved), reader.numbers(ends))
     again = TableReader.from_dict(json.loads(json.dumps(reader.to_dict())))
     assert again.outside(moved) == reader.outside(moved) and again == reader
 
@@ -429,116 +406,47 @@ def test_two_rows_are_too_few_whatever_their_groups(brief):
 
 def test_dates_are_told_from_texts_and_long_rows_are_cut():
     dates = TableReader.fit({"day": ["2020-02-29", "2021-03-01T12:00:00Z", None]}, "y")
-    assert dates.columns[0].kind == "date" and dates.rows({"day": ["2020-02-29", None]}).numbers.shape == (2, 7)
+    assert dates.columns[0].kind == "date" and dates.numbers({"day": ["2020-02-29", None]}).shape == (2, 7)
     assert TableReader.fit({"day": ["2020-02-30", "2021-03-01"]}, "y").columns[0].kind != "date"
     long = TableReader.fit({"a": ["x" * 50, "y" * 50]}, "y", text=["a"], characters=20)
     assert long.texts({"a": ["x" * 50]}) == ["a: " + "x" * 17 + "; y:"]
-    assert long.rows({"a": ["x" * 50, None]}).columns[0] == ["x" * 20, ""]
 
 
-# ---- what the value head does with columns ---------------------------------------------------------------------------
+# ---- rows that were read ---------------------------------------------------------------------------------------------
 
 
-def test_the_branch_reads_columns_as_its_formula_says():
-    torch.manual_seed(0)
-    branch = ValueBranch(4, 3, 5, members=2, columns=2).eval()
-    for parameter in branch.parameters():
-        torch.nn.init.normal_(parameter)
-    branch.feature_mean.copy_(torch.arange(6.0))
-    branch.feature_std.copy_(torch.arange(1.0, 7.0))
-    wide, loc, scale = torch.randn(7, 6), torch.randn(7, 3), torch.rand(7, 3)
-    x = (wide - torch.arange(6.0)) / torch.arange(1.0, 7.0)
-    r = sum(member(x) for member in (branch.residual, *branch.others)) / 2
-    d, e = branch.direct
-    found = branch(wide, loc, scale)
-    torch.testing.assert_close(found[0], loc + r[:, :3] + torch.outer(x @ d, branch.along))
-    torch.testing.assert_close(found[1], scale * (r[:, 3:] + (x @ e)[:, None]).clamp(-20, 20).exp())
-    each = branch(wide, loc, scale, each=True)[0]
-    torch.testing.assert_close(each.mean(0), found[0])
-    at_mean = torch.cat([wide[:, :4], torch.tensor([4.0, 5.0]).expand(7, 2)], dim=1)
-    torch.testing.assert_close(branch(wide[:, :4], loc, scale), branch(at_mean, loc, scale))
-
-
-def test_a_graft_without_columns_is_what_it_was_and_one_with_them_reads_them(tiny_tokenizer, tmp_path):
-    plain = graft_tiny("llama", tiny_tokenizer)
-    assert plain.value_branch.direct is None and len(plain.value_branch.feature_mean) == 32
-    model = graft_tiny("llama", tiny_tokenizer, value_columns=3, **SMALL)
-    torch.nn.init.normal_(model.value_branch.direct[0])
-    torch.nn.init.normal_(model.value_branch.along)
-    features = torch.randn(5, 35)
-    chain = Chain(model, features)
-    assert torch.equal(chain.features, features[:, :32])
-    whole = chain.value()[0]
-    torch.testing.assert_close(chain[1:3].value()[0], whole[1:3])
-    moved = features.clone()
-    moved[:, 33] += 1
-    branch = model.value_branch
-    step = branch.direct[0, 33] * (branch.along * model.action.value_head.weight[0]).sum()
-    torch.testing.assert_close(Chain(model, moved).value()[0] - whole, step.expand(5), rtol=1e-4, atol=1e-4)
-    assert torch.equal(Chain(model, moved).loc_S, chain.loc_S)
-    model.save_pretrained(tmp_path / "model")
-    again = type(model).from_pretrained(tmp_path / "model")
-    assert again.config.value_columns == 3 and torch.equal(Chain(again, features).value()[0], whole)
-    with pytest.raises(ValueError, match="value_columns needs value_branch=True"):
-        graft_tiny("llama", tiny_tokenizer, value_columns=3, value_branch=False)
-
-
-def prompts(model, count: int, columns: int = 0) -> list:
-    from dataclasses import replace
-
+def prompts(model, count: int) -> list:
     rows = [
         Row("prompt", f"row {n}", {"prompt": f"The price of thing {n} is", "value": float(n)}) for n in range(count)
     ]
-    made = encode_rows(rows, model.processor)
-    return [
-        replace(
-            one,
-            learned=[False] * (len(one) - 1) + [True],
-            columns=tuple(float(place + k) for k in range(columns)) or None,
-        )
-        for place, one in enumerate(made)
-    ]
+    return [replace(one, learned=[False] * (len(one) - 1) + [True]) for one in encode_rows(rows, model.processor)]
 
 
-def test_columns_stand_behind_the_kept_features_and_are_no_part_of_what_is_kept(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer, value_columns=2, **SMALL)
-    examples = prompts(model, 5, columns=2)
-    store = FactStore.build(model, examples, tmp_path)
-    wide = store.facts.tensor("features")
-    assert wide.shape == (5, 34) and torch.equal(wide[:, 32:], torch.arange(5.0)[:, None] + torch.arange(2.0))
-    assert store.facts.features.shape == (5, 32)
-    assert torch.equal(store[3].tensor("features"), wide[3:4])
-    others = [type(one)(**vars(one) | {"columns": (7.0, 8.0)}) for one in examples]
-    again = FactStore.build(model, others, tmp_path)
-    assert again.folder == store.folder and again.facts.tensor("features")[0, 32:].tolist() == [7.0, 8.0]
-    with pytest.raises(ValueError, match="example 0 has 0 columns beside its text; this model reads 2"):
-        FactStore.build(model, prompts(model, 5), tmp_path)
+@pytest.fixture
+def reader(tiny_tokenizer):
+    """A graft that tells what the whole backbone tells."""
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.reads_backbone = blocks_of(model)
+    return model
 
 
-def test_kept_rows_are_read_once_and_give_the_store_that_build_gives(tiny_tokenizer, tmp_path, monkeypatch):
-    model, read = graft_tiny("llama", tiny_tokenizer), []
-    examples = prompts(model, 6)
-    plain = FactStore.build(model, examples[1:5], tmp_path / "plain")
-    taken = features.token_facts
+def test_kept_rows_are_read_once_and_are_what_build_reads(reader, tmp_path, monkeypatch):
+    read, taken, examples = [], features.token_facts, prompts(reader, 6)
+    plain = FactStore.build(reader, examples, tmp_path / "plain", rest=False).facts.reads.array
     monkeypatch.setattr(features, "token_facts", lambda m, some, **kw: read.append(len(some)) or taken(m, some, **kw))
-    kept = KeptRows(tmp_path / "kept", model)
-    first = kept.features(examples[:4])
-    assert sum(read) == 4
-    kept.put(examples[1:5], tmp_path / "work")
-    assert sum(read) == 5
-    store = FactStore.build(model, examples[1:5], tmp_path / "work")
-    assert sum(read) == 5 and store.folder.name == plain.folder.name
-    assert np.array_equal(store.facts.values, plain.facts.values)
-    np.testing.assert_allclose(store.facts.features, plain.facts.features, atol=1e-5)
-    assert np.array_equal(KeptRows(tmp_path / "kept", model).features(examples[3::-1]), first[::-1])
-    assert sum(read) == 5 and kept_rows.FORMAT == features.FORMAT
+    kept = KeptRows(tmp_path / "kept", reader)
+    first = kept.facts(examples[:4]).reads.array
+    assert sum(read) == 4 and first.shape == (4, sum(reader.reads_backbone))
+    np.testing.assert_allclose(first, plain[:4], atol=1e-5)
+    assert np.array_equal(kept.facts(examples[3:]).reads.array[0], first[3]) and sum(read) == 6
+    again = KeptRows(tmp_path / "kept", reader).facts(examples[3::-1])
+    assert np.array_equal(again.reads.array, first[::-1]) and sum(read) == 6
 
 
-def test_rows_are_kept_block_by_block(tiny_tokenizer, tmp_path, monkeypatch):
+def test_rows_are_kept_block_by_block(reader, tmp_path, monkeypatch):
     monkeypatch.setattr(kept_rows, "_OF_BLOCK", 2)
-    model, read = graft_tiny("llama", tiny_tokenizer), []
-    examples = prompts(model, 5)
-    whole = KeptRows(tmp_path / "whole", model).features(examples)
+    read, examples = [], prompts(reader, 5)
+    whole = KeptRows(tmp_path / "whole", reader).facts(examples).reads.array
     taken = features.token_facts
 
     def until_killed(m, some, **kw):
@@ -549,37 +457,10 @@ def test_rows_are_kept_block_by_block(tiny_tokenizer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(features, "token_facts", until_killed)
     with pytest.raises(KeyboardInterrupt):
-        KeptRows(tmp_path / "kept", model).features(examples)
+        KeptRows(tmp_path / "kept", reader).facts(examples)
     read[:] = []  # what was read before is there
-    assert np.array_equal(KeptRows(tmp_path / "kept", model).features(examples), whole)
+    assert np.array_equal(KeptRows(tmp_path / "kept", reader).facts(examples).reads.array, whole)
     assert read == [1]
-
-
-def test_numbers_in_rows_are_kept_for_a_model_that_copies(tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_rows, "_OF_BLOCK", 3)
-    model, plain = (graft_tiny("llama", tiny_tokenizer, copy_numbers=copies) for copies in (True, False))
-    told = ["Nothing is", "1 and 2.5 of 7 is", "It costs 12 or", "9, 8, 7, 6 is", "A thing is", "A thing is"]
-    rows = [Row("prompt", f"row {n}", {"prompt": text, "value": float(n)}) for n, text in enumerate(told)]
-    examples = [replace(one, learned=[False] * (len(one) - 1) + [True]) for one in encode_rows(rows, model.processor)]
-    kept = KeptRows(tmp_path / "kept", model)
-    kept.features(examples[2:4])
-    order = [3, 0, 5, 1, 2, 4, 3]
-    asked = [examples[row] for row in order]
-
-    def offered(numbers):
-        found = Candidates(**numbers.candidates())
-        return found.offered, found.at, *(of[found.rows][found.offered] for of in (found.values, found.features))
-
-    found = offered(kept.numbers(asked))
-    assert found[0].sum(1).tolist() == [4, 0, 0, 3, 1, 0, 4]
-    read = offered(FactStore.build(model, asked, tmp_path / "plain").facts.numbers)
-    torch.testing.assert_close(read, found, rtol=0, atol=1e-5)
-    kept.put(asked, tmp_path / "work")
-    monkeypatch.setattr(features, "token_facts", None)  # nothing is read again
-    served = offered(FactStore.build(model, asked, tmp_path / "work").facts.numbers)
-    torch.testing.assert_close(served, found, rtol=0, atol=0)
-    theirs = KeptRows(tmp_path / "kept", plain)
-    assert np.array_equal(theirs.features(asked), kept.features(asked)) and theirs.numbers(asked) is None
 
 
 @pytest.mark.slow
@@ -596,6 +477,7 @@ def test_workers_of_ray_read_what_is_read_here(tmp_path):
 
 FIT_WITH_WORKERS = """
 import sys
+from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
@@ -606,15 +488,11 @@ kept_rows._OF_BLOCK = 16
 folder = Path(sys.argv[1])
 texts = [f"thing {n}, which weighs {n % 7}, and costs a little" for n in range(60)]
 values = [float(n % 7) + n / 100 for n in range(60)]
-settings = {"values": {"epochs": 2}}
 for workers in (0, 2):
-    rows, predicted = folder / f"rows-{workers}", []
-    for copies in (False, True):
-        given = {"config": {"copy_numbers": copies}, "settings": settings, "workers": workers, "cache_dir": str(rows)}
-        made = NumberRegressor(random_state=0, **given).fit(texts, values)
-        predicted.append(made.predict(texts, "median"))
-    assert len(list(rows.iterdir())) == 2 and all(len(list(one.glob("features-*/rows.npy"))) > 2 for one in rows.iterdir())
-    np.save(folder / f"{workers}.npy", predicted)
+    rows = folder / f"rows-{workers}"
+    made = NumberRegressor(workers=workers, cache_dir=str(rows)).fit(texts, values)
+    assert len(list(rows.glob("*/features-*/rows.npy"))) > 2
+    np.save(folder / f"{workers}.npy", made.predict(texts, "median"))
 """
 
 
@@ -630,13 +508,7 @@ def test_cells_of_a_category_that_look_like_numbers_stay_as_they_are(tmp_path, o
 def test_a_narrow_regressor_on_a_backbone_in_bfloat16_predicts_after_loading(tiny_tokenizer, tmp_path):
     make_backbone("llama", tiny_tokenizer).to(torch.bfloat16).save_pretrained(tmp_path / "backbone")
     tiny_tokenizer.save_pretrained(tmp_path / "backbone")
-    made = NumberRegressor(
-        tmp_path / "backbone",
-        settings=BRIEF,
-        config=SMALL | {"causal_size": 8},
-        cache_dir=tmp_path / "kept",
-        random_state=0,
-    )
+    made = NumberRegressor(tmp_path / "backbone", config={"causal_size": 8}, cache_dir=tmp_path / "kept")
     X, y = products()
     made.fit(X, y).save(tmp_path / "made")  # folders as Paths, which a file holds as text
     again = NumberRegressor.load(tmp_path / "made")
@@ -648,154 +520,17 @@ def test_a_narrow_regressor_on_a_backbone_in_bfloat16_predicts_after_loading(tin
     ("given", "message"),
     [
         ({"text_columns": "name"}, r"text_columns is a list of names: \['name'\]"),
-        ({"config": {"value_branch_members": lambda: 1}}, "config: a function cannot be written to a file"),
-        ({"settings": {"values": True, "heads": {"score_matrix": "shared"}}}, "train the backbone, which a regressor"),
-        ({"settings": {"values": True, "lora": {"rank": 2}}}, "train the backbone, which a regressor"),
+        ({"config": {"causal_size": lambda: 1}}, "config: a function cannot be written to a file"),
+        (
+            {"settings": {"values": {"epochs": 2}}},
+            "settings: a regressor is fitted in closed form, .*; leave values out",
+        ),
+        ({"settings": {"lora": {"rank": 2}}}, "leave lora out"),
     ],
 )
 def test_what_no_regressor_can_keep_is_refused_before_anything_is_learned(brief, given, message):
     with pytest.raises(ValueError, match=message):
         brief(**given).fit(*products())
-
-
-# ---- experts ---------------------------------------------------------------------------------------------------------
-
-
-def expert_rows(rows: int = 50):
-    frame, price = products(rows)
-    table = table_of(frame)
-    reader = TableReader.fit(table, "price")
-    return reader.rows(table), price.to_numpy()
-
-
-def test_experts_answer_as_scikit_learns_trees_do_and_as_before_they_were_saved():
-    rows, values = expert_rows()
-    found = Experts.fit(rows, values)
-    answers = found.answers(rows)
-    assert answers.shape == (50, found.width) == (50, 11)
-    x = found._narrow(found.grams.counts(rows.words), rows.numbers)
-    wanted = np.stack([values, np.log1p(np.abs(values)) * np.sign(values)], axis=1)
-    wanted_mean, wanted_std = wanted.mean(0), wanted.std(0)
-    wanted = (wanted - wanted_mean) / wanted_std
-    forest = ExtraTreesRegressor(10, min_samples_leaf=2, max_features=0.3, random_state=0).fit(x, wanted)
-    np.testing.assert_allclose(answers[:, 2:4], forest.predict(x), atol=1e-5)
-    for axis in range(2):
-        boosted = HistGradientBoostingRegressor(max_iter=12, learning_rate=0.06, early_stopping=False, random_state=0)
-        np.testing.assert_allclose(answers[:, 4 + axis], boosted.fit(x, wanted[:, axis]).predict(x), atol=1e-5)
-    assert np.corrcoef(answers[:, 0], values)[0, 1] > 0.8
-    weight = np.arange(50.0)
-    weighted, both = Experts.fit(rows, values, weight=weight).process, GaussianProcess.fit(rows, wanted, weight=weight)
-    np.testing.assert_allclose(weighted.answers(rows), both.answers(rows), atol=2e-3)  # a search ends by last bits
-    assert np.abs(weighted.answers(rows) - found.process.answers(rows)).max() > 0.02
-    tensors, about = found.state("experts.")
-    again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
-    np.testing.assert_allclose(again.answers(rows), answers, atol=1e-5)
-    np.testing.assert_allclose(answers[:, 6:], found.process.answers(rows), atol=1e-5)
-    assert again.width == answers.shape[1]
-
-
-def test_the_mixture_has_the_least_squared_errors_of_answers_on_either_axis():
-    rows, values = expert_rows(60)
-    fold = np.arange(60) % 5
-    whole, answers = fit_experts(rows, values, fold)
-    assert answers.shape == (60, whole.width) == (60, 13)
-    center, width = whole.arrays["center"], whole.arrays["width"]
-    own, bent = (answers[:, axis:8:2] * width[axis] + center[axis] for axis in (0, 1))
-    bent = bent.clip(*(np.sign(whole.arrays["ends"]) * np.log1p(np.abs(whole.arrays["ends"]))))
-    said = np.concatenate([own, np.sign(bent) * np.expm1(np.abs(bent))], axis=1)
-    penalty = np.sqrt(1e-4 * 60) * np.eye(8)
-    facts = np.concatenate([(said - center[0]) / width[0], penalty])
-    weights, _ = nnls(facts, np.concatenate([(values - center[0]) / width[0], np.zeros(8)]))
-    np.testing.assert_allclose(whole.arrays["mixture"][0], weights, atol=1e-3)
-    mixed = (said - center[0]) @ weights + center[0]
-    by_all = np.concatenate([answers[:, :-2], whole._mixed(answers[:, :-2], whole.arrays["mixture"])], axis=1)
-    np.testing.assert_allclose(whole.in_units(by_all)[:, 0], mixed, atol=1e-3 * values.std())
-    errors = np.square(np.concatenate([said, mixed[:, None]], axis=1) - values[:, None]).mean(0)
-    assert errors.argmin() == 8
-    logged = np.sign(said) * np.log1p(np.abs(said))
-    of_log = ((logged - center[1]) / width[1]) @ whole.arrays["mixture"][1]
-    np.testing.assert_allclose(by_all[:, 12], of_log, atol=1e-3)
-    far = np.abs(whole._on_axes(np.full((1, 11), 1e6))[0] * width[0] + center[0])
-    assert far.max() < 3 * np.abs(whole.arrays["ends"]).max()
-    twice = np.r_[:60, :20]
-    weighted = np.repeat([2.0, 1.0], [20, 40])
-    whole.mix(answers[twice, :-2], values[twice], fold[twice], None)
-    repeated = whole.arrays["mixture"]
-    whole.mix(answers[:, :-2], values, fold, weighted)
-    np.testing.assert_allclose(whole.arrays["mixture"], repeated, atol=1e-6)
-    answers[:, 4] = np.random.default_rng(0).normal(
-        0, 1e-15, 60
-    )  # trees of so few rows that none has a leaf of its own
-    whole.mix(answers[:, :-2], values, fold, None)
-    assert whole.arrays["mixture"].max() < 2
-
-
-@pytest.mark.parametrize("row", [5, 6])
-def test_a_row_is_answered_by_experts_that_never_saw_it(monkeypatch, row):
-    monkeypatch.setattr(experts, "_PENALTIES", (1.0,))
-    rows, values = expert_rows()
-    fold = np.arange(50) % 5
-
-    def told(values):
-        whole, answers = fit_experts(rows, values, fold)
-        center, width = np.tile(whole.arrays["center"], 4), np.tile(whole.arrays["width"], 4)
-        return np.concatenate([answers[:, :8] * width + center, answers[:, 8:11]], axis=1), whole, answers
-
-    before, *_ = told(values)
-    moved = values.copy()
-    moved[row] += 1000
-    after, other, others = told(moved)
-    same_fold = fold == fold[row]
-    np.testing.assert_allclose(after[same_fold], before[same_fold], rtol=1e-3, atol=1e-3)
-    assert not np.allclose(after[~same_fold], before[~same_fold], rtol=0.1)
-    # What the mixture of the others says follows from the answers without the row alone.
-    again = other.mix(others[:, :11], np.where(same_fold, 0, moved), fold, None)
-    np.testing.assert_allclose(again[same_fold], others[same_fold, 11:], atol=1e-4)
-
-
-def test_new_rows_are_told_by_the_folds_lengths_on_average(monkeypatch):
-    """Nearness, and how far the rows near by are off, is measured by lengths: those of all rows may not be others."""
-    rows, values = expert_rows()
-    fits, fit = [], GaussianProcess.fit.__func__
-
-    def fitted(cls, *given, **named):
-        fits.append(fit(cls, *given, **named))
-        return fits[-1]
-
-    monkeypatch.setattr(GaussianProcess, "fit", classmethod(fitted))
-    whole, _ = fit_experts(rows, values, np.arange(50) % 5)
-    *folds, last = (one.lengths for one in fits)
-    assert len(folds) == 5 and not np.allclose(folds[0], folds[1])
-    np.testing.assert_allclose(last, np.mean(folds, axis=0))
-    np.testing.assert_array_equal(whole.process.lengths, last)
-
-
-def test_of_noise_a_process_tells_a_row_nothing_of_its_own_value():
-    """Lengths are learned from values: those that had seen a row's own would tell it."""
-    told = []
-    for seed in range(3):
-        random = np.random.default_rng(seed)
-        x, values = random.normal(size=(160, 8)).astype(np.float32), random.normal(size=160)
-        rows = TableRows([""] * 160, x, list(np.split(x, 8, axis=1)))
-        _, answers = fit_experts(rows, values, np.arange(160) % 5)
-        told.append(np.corrcoef(answers[:, 6], values)[0, 1])
-    assert np.mean(told) < 0.1
-
-
-def test_a_known_row_is_told_nothing_that_rows_were_not_told_before_they_were_known():
-    """Their texts are letters by chance: what a known row is told lies thousands of deviations off what others were."""
-    random = np.random.default_rng(0)
-    texts = ["".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), 20)) for _ in range(60)]
-    rows = TableReader.fit({"text": texts}, "value").rows({"text": texts})
-    whole, answers = fit_experts(rows, random.normal(size=60), np.arange(60) % 5)
-    low, high = answers[:, :11].min(0), answers[:, :11].max(0)
-    beyond = np.where(np.arange(11) < 2, high - low, 0)
-    said = whole.answers(rows)[:, :11]
-    assert (said >= low - beyond - 1e-6).all() and (said <= high + beyond + 1e-6).all()
-    assert np.abs(whole.process.answers(rows)[:, 0]).max() > 2 * high[6]  # it knows them, and is not heard
-    tensors, about = whole.state("experts.")
-    again = Experts.from_state(tensors, json.loads(json.dumps(about)), "experts.")
-    np.testing.assert_allclose(again.answers(rows), whole.answers(rows), atol=1e-5)
 
 
 # ---- the estimator ---------------------------------------------------------------------------------------------------
@@ -804,7 +539,7 @@ def test_a_known_row_is_told_nothing_that_rows_were_not_told_before_they_were_kn
 @pytest.fixture(scope="module")
 def fitted(folder):
     frame, price = products()
-    return NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0).fit(frame, price), frame, price
+    return NumberRegressor(folder).fit(frame, price), frame, price
 
 
 @pytest.mark.parametrize("name", ["tables.md", "tables.zh.md"])
@@ -812,10 +547,7 @@ def test_the_python_of_tables_runs(folder, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (block,) = python_blocks(ROOT / "docs" / name)
     X, y = products()
-    brief = "NumberRegressor(folder, settings=BRIEF, config=SMALL, "
-    exec(
-        block.replace("NumberRegressor(", brief, 1), {"X": X, "y": y, "folder": folder, "BRIEF": BRIEF, "SMALL": SMALL}
-    )
+    exec(block.replace("NumberRegressor(", "NumberRegressor(folder, ", 1), {"X": X, "y": y, "folder": folder})
     assert (tmp_path / "model").is_dir()
 
 
@@ -844,75 +576,11 @@ def test_what_is_predicted_of_rows(fitted):
         regressor.predict({"name": ["a"], "weight": [1.0], "sold": ["2020-01-01"]})
 
 
-def test_a_mean_is_the_mixtures_moved_to_the_laws_as_far_as_held_out_rows_ask():
-    random = np.random.default_rng(0)
-    mixed = random.lognormal(3, 1, 300)
-    law = mixed + random.normal(0, 5, 300)
-    noise = random.normal(0, 1, 300)
-    both = np.stack([law, law], axis=1)
-    for share in (0.0, 0.4, 1.0):
-        values = mixed + share * (law - mixed) + noise
-        made = FittedMean.fit(law[:200], mixed[:200], values[:200])
-        found = 1 - made.weights[3]
-        assert share - 0.06 < found <= min(1.0, share + 0.02) and not made.weights[:3].any()
-        np.testing.assert_allclose(made.of(both, mixed[:, None]), mixed + found * (law - mixed))
-    plain = np.square(values[:200] - mixed[:200])  # less a standard error, by the formula
-    apart, missed = law[:200] - mixed[:200], values[:200] - mixed[:200]
-    slope = (missed @ apart) / (apart @ apart)
-    error = np.sqrt(np.square((missed - slope * apart) * apart).sum()) / (apart @ apart)
-    assert plain.mean() > 1 and found == pytest.approx(min(1.0, slope - error))
-    weights = np.repeat([2.0, 1.0], [50, 150])
-    twice = np.r_[:200, :50]
-    weighted = FittedMean.fit(law[:200], mixed[:200], values[:200] / 2, weights)
-    again = FittedMean.fit(law[twice], mixed[twice], values[twice] / 2)
-    assert weighted.weights[3] == pytest.approx(again.weights[3], abs=0.02)
-    wild = FittedMean.fit(law, mixed, mixed + random.standard_cauchy(300))
-    assert wild.weights[3] > 0.9
-    assert FittedMean.fit(mixed[:1], mixed[:1], values[:1]).weights[3] == 1
-    for unit in (1e-200, 1e200):
-        far = FittedMean.fit(law[:200] * unit, mixed[:200] * unit, values[:200] * unit)
-        assert far.weights[3] == pytest.approx(1 - found)
-
-
-def test_a_mean_is_what_was_fitted_and_stays_in_the_support(fitted, tmp_path):
-    regressor, frame, _ = fitted
-    law, loc, scale, *_ = regressor._laws(frame)
-    kept = regressor.mean_
-    assert len(kept.weights) == 4
-    m = law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1).numpy()
-    q = regressor.predict(frame, "median")
-    said = regressor.experts_.in_units(regressor.experts_.answers(regressor.reader_.rows(table_of(frame))))
-    try:
-        w, c = np.array([0.3, 0.1, 0.2, 0.05]), np.array([0.0, 10.0, 1.0, 2.0])
-        regressor.mean_ = FittedMean(w, c)
-        told = [m - c[1], q - m - c[2], said[:, 0] - m - c[3]]
-        low, high = regressor.predict_interval(frame, 0.9).T
-        moved = (m + w[0] + w[1:] @ np.stack(told)).clip(np.minimum(low, m), np.maximum(high, m))
-        np.testing.assert_allclose(regressor.predict(frame), moved, rtol=1e-6)
-        np.testing.assert_array_equal(regressor.predict(frame, "full")["mean"], regressor.predict(frame))
-        for far, end in ((-1e9, np.minimum(low, m)), (1e9, np.maximum(high, m))):
-            regressor.mean_ = replace(kept, weights=kept.weights + far * np.eye(4)[0])
-            np.testing.assert_allclose(regressor.predict(frame), end)
-            assert (regressor.predict(frame) >= law.transform.support.low).all()
-        regressor.mean_ = None
-        of_law = regressor.predict(frame)
-        np.testing.assert_array_equal(of_law, m)
-        regressor.save(tmp_path / "older")  # as one from before it was fitted
-    finally:
-        regressor.mean_ = kept
-    older = NumberRegressor.load(tmp_path / "older")
-    assert older.mean_ is None
-    np.testing.assert_array_equal(older.predict(frame), of_law)
-
-
 def test_columns_tell_what_the_text_alone_does_not(folder):
     random = np.random.default_rng(0)
     x = random.normal(size=(120, 2))
     y = 10 * x[:, 0] + random.normal(0, 0.1, 120)
-    regressor = NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0).fit(x[:90], y[:90])
-    assert regressor.score(x[90:], y[90:]) > 0.9
-    own = NumberRegressor(folder, settings=BRIEF, config=SMALL, random_state=0, experts=False).fit(x[:90], y[:90])
-    assert own.experts_ is None and own.model_.config.value_columns == 4 and own.score(x[90:], y[90:]) > 0.7
+    assert NumberRegressor(folder).fit(x[:90], y[:90]).score(x[90:], y[90:]) > 0.9
 
 
 def test_a_row_is_told_the_same_beside_others(brief):
@@ -931,39 +599,9 @@ def test_spreads_follow_the_columns_from_the_start_where_these_tell_of_them(brie
     at = np.array([[0.0, 1.0], [0.0, -1.0]])
     ratios = []
     for y in (5 * x[:, 0] + np.exp(x[:, 1]) * noise, 5 * x[:, 0] + noise):
-        low, high = brief(experts=False).fit(x, y).predict_interval(at, 0.8).T
+        low, high = brief().fit(x, y).predict_interval(at, 0.8).T
         ratios.append((high - low)[0] / (high - low)[1])
-    assert 4 < ratios[0] < 14 and 0.8 < ratios[1] < 1.25  # e^2 is 7.4
-
-
-@pytest.mark.parametrize("told", [True, False], ids=["spreads follow a column", "spreads follow none"])
-def test_the_start_is_as_wide_as_rows_are_off(brief, monkeypatch, told):
-    found, lean = [], stages._lean
-
-    def spied(model, store):
-        lean(model, store)
-        with torch.no_grad():
-            features = store.facts.tensor("features").to(model.device)
-            loc, scale = (column.cpu() for column in Chain(model.eval(), features).value())
-        off = (model.value_transform.forward(store.facts.tensor("values")) - loc).abs() / scale
-        median = off.median() / model.action.value_law.quantile(torch.tensor(0.75))
-        found.append((float(median), float(model.value_branch.direct[1].detach().abs().max())))
-
-    monkeypatch.setattr(stages, "_lean", spied)
-    random = np.random.default_rng(0)
-    x = np.concatenate([random.normal(size=(300, 1)), random.exponential(size=(300, 1))], axis=1)
-    noise = random.normal(0, 0.1, 300) * (np.exp(1.5 * x[:, 1]) if told else 1)
-    brief(experts=False).fit(x, 5 * x[:, 0] + noise)
-    assert found and all(0.9 < median < 1.1 for median, _ in found), found
-    assert all((follows > 0) == told for _, follows in found), found
-
-
-def test_a_mean_is_the_laws_where_few_rows_are_held_out(brief):
-    frame, price = products()
-    few = brief().fit(frame[:40], price[:40])
-    assert few.mean_ is None and brief().fit(frame, price).mean_ is not None
-    law, loc, scale, *_ = few._laws(frame)
-    np.testing.assert_array_equal(few.predict(frame), law.clip(law.quantile(loc, scale, CRPS_LEVELS)).mean(-1))
+    assert 2.5 < ratios[0] < 14 and 0.8 < ratios[1] < 1.25  # e^2 is 7.4
 
 
 def test_texts_alone_may_be_a_list(brief):
@@ -999,16 +637,15 @@ def test_texts_of_which_some_are_missing_are_texts(brief, tmp_path):
             assert made.predict(held, "median") == pytest.approx(medians)
 
 
-def test_a_row_without_anything_to_predict_from_is_not_kept(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer)
-    nothing = encode_rows([Row("prompt", "row 2", {"prompt": "", "value": 1.0})], model.processor)[0]
-    first, last = prompts(model, 2)
+def test_a_row_without_anything_to_predict_from_is_not_kept(reader, tmp_path):
+    nothing = encode_rows([Row("prompt", "row 2", {"prompt": "", "value": 1.0})], reader.processor)[0]
+    first, last = prompts(reader, 2)
     examples = [first, replace(nothing, learned=[True]), last]
-    kept = KeptRows(tmp_path, model)
+    kept = KeptRows(tmp_path, reader)
     for _ in range(2):
         with pytest.raises(ValueError, match="a row's text holds nothing to predict a number from"):
-            kept.features(examples)
-    assert len(kept.features([examples[0], examples[2]])) == 2
+            kept.facts(examples)
+    assert len(kept.facts([examples[0], examples[2]])) == 2
 
 
 def test_what_cannot_be_read_is_told_by_its_row(brief, tmp_path):
@@ -1033,10 +670,8 @@ def test_what_cannot_be_read_is_told_by_its_row(brief, tmp_path):
             brief().fit(texts, range(40), groups=groups)
     names = [row % 8 if row % 2 else f"g{row % 8}" for row in range(40)]
     names[1] = 1.0  # the group 1
-    assert (
-        len({fold for fold, name in zip(_folds(40, names, np.random.RandomState(0)), names, strict=True) if name == 1})
-        == 1
-    )
+    groups = dict(zip(names, _of_groups(40, names).tolist(), strict=True))
+    assert len(groups) == 8 and [groups[name] for name in names] == _of_groups(40, names).tolist()
     with pytest.warns(DataConversionWarning):
         brief().fit(texts, pd.DataFrame({"name": range(40)}), groups=names)
     with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\)"):
@@ -1050,7 +685,7 @@ def test_what_cannot_be_read_is_told_by_its_row(brief, tmp_path):
 def test_a_backbone_by_a_relative_path_is_found_from_elsewhere(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(folder).parent)
     texts = [f"thing {row}" for row in range(40)]
-    made = NumberRegressor(f"./{Path(folder).name}", settings=BRIEF, config=SMALL, random_state=0).fit(texts, range(40))
+    made = NumberRegressor(f"./{Path(folder).name}").fit(texts, range(40))
     made.save(tmp_path / "made")
     monkeypatch.chdir(tmp_path)
     assert NumberRegressor.load("made").backbone == folder
@@ -1116,31 +751,24 @@ def test_a_damaged_regressor_is_told_so(fitted, tmp_path):
             NumberRegressor.load(saved)
 
 
-def test_what_is_chosen_is_told_and_kept(brief, monkeypatch, capsys, tmp_path):
-    import causalqwen.sklearn as module
-
-    def learn(model, learned, held, output, settings, say):
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "choice.json").write_text('{"chosen": {"axis": "log"}, "tried": []}')
-        say("chosen: the log axis")
-        return {"crps": 1.0}
-
+def test_what_is_chosen_is_told_and_kept(brief, capsys, tmp_path):
     frame, price = products(20)
-    brief(experts=False).fit(frame, price)
-    assert "chosen" not in capsys.readouterr().err
-    monkeypatch.setattr(module, "learn", learn)
-    brief(experts=False).fit(frame, price)
-    assert "chosen" not in capsys.readouterr().err
-    regressor = brief(experts=False, verbose=True).fit(frame, price)
-    assert "chosen: the log axis\n" in capsys.readouterr().err
+    brief().fit(frame, price)
+    assert "closed form" not in capsys.readouterr().err
+    regressor = brief(verbose=True, settings={"value_transform": "symlog"}, config={"value_family": "cauchy"})
+    regressor.fit(frame, price)
+    assert "in closed form: symlog axis, cauchy law" in capsys.readouterr().err
     regressor.save(tmp_path / "saved")
     for one in (regressor, NumberRegressor.load(tmp_path / "saved"), pickle.loads(pickle.dumps(regressor))):
-        assert one.choice_ == {"chosen": {"axis": "log"}, "tried": []}
+        assert (one.choice_["axis"], one.choice_["family"]) == (
+            "symlog",
+            "cauchy",
+        ) and one.model_.value_law.family == "cauchy"
 
 
 def test_a_loaded_regressor_reads_its_rows_here(brief, tmp_path):
     frame, price = products(20)
-    regressor = brief(experts=False, cache_dir=str(tmp_path / "rows")).fit(frame, price)
+    regressor = brief(cache_dir=str(tmp_path / "rows")).fit(frame, price)
     regressor.workers = 2
     regressor.save(tmp_path / "saved")
     shutil.rmtree(tmp_path / "rows")
@@ -1153,43 +781,32 @@ def test_rows_longer_than_the_context_are_cut_before_the_question(brief):
     frame, price = products(20)
     long = frame.assign(name=["1 2 3 4 5 6 7 8 9 " * 60] * 20)
     regressor = brief(text_columns=["name"]).fit(long, price)
-    made = regressor._examples(table_of(long), np.zeros((20, 1)), np.zeros(20))
+    made = regressor._examples(table_of(long), np.zeros(20))
     assert max(len(one) for one in made) <= 256
     told = regressor.model_.processor.decode(made[0].input_ids[:-1], made[0].numeric_values[:-1])
     assert told.endswith("; price:") and told.count("price") == 1
 
 
-def test_groups_are_never_on_both_sides_and_weights_draw_rows(brief, monkeypatch):
-    import causalqwen.sklearn as module
+def test_rows_of_a_group_are_left_out_together_and_weights_draw_rows(brief, monkeypatch):
+    seen, fit = [], BlockKernel.__init__
 
-    seen = {}
+    def spied(self, features, blocks, values, groups, *args):
+        seen.append((values, groups))
+        fit(self, features, blocks, values, groups, *args)
 
-    def learn(model, learned, held, *args, **kwargs):
-        seen["learned"], seen["held"] = ([one.numeric_labels[-1] for one in part] for part in (learned, held))
-        return {}
-
-    monkeypatch.setattr(module, "learn", learn)
+    monkeypatch.setattr(BlockKernel, "__init__", spied)
     frame, _ = products()
-    groups = np.arange(60) // 4
-    brief().fit(frame, np.arange(60.0), groups=[f"g{group}" for group in groups])
-    sides = [{groups[int(value)] for value in seen[part]} for part in ("learned", "held")]
-    assert not sides[0] & sides[1] and len(sides[1]) == 3
-    weights = np.array([0.0, 2.0, 1.0] * 20)
-    brief().fit(frame, np.arange(60.0), sample_weight=weights)
-    taken = sorted(int(value) for value in seen["learned"] + seen["held"])
-    assert not any(value % 3 == 0 for value in taken) and set(range(1, 60, 3)) <= set(taken)
-    held = module.fit_experts
-
-    def fit_experts(rows, values, *args, **given):
-        assert [one.split()[-1] for one in rows.columns[0]] == [str(int(value)) for value in values]
-        return held(rows, values, *args, **given)
-
-    with monkeypatch.context() as spied:
-        spied.setattr(module, "fit_experts", fit_experts)
-        brief().fit(frame, np.arange(60.0), sample_weight=weights)
+    brief().fit(frame, np.arange(60.0), groups=[f"g{row // 4:02}" for row in range(60)])
+    np.testing.assert_array_equal(seen[-1], (np.arange(60), np.arange(60) // 4))
+    brief().fit(frame, np.arange(60.0), sample_weight=np.array([0.0, 2.0, 1.0] * 20))
+    values, groups = seen[-1]
+    np.testing.assert_array_equal(
+        np.unique(values, return_inverse=True)[1], groups
+    )  # both of a row that is there twice
+    assert not (values % 3 == 0).any() and set(range(1, 60, 3)) <= set(values.astype(int))
     with pytest.raises(ValueError, match="n_samples=60 in 3 groups are too few"):
         brief().fit(frame, np.arange(60.0), groups=np.arange(60) % 3)
-    with pytest.raises(ValueError, match="sample_weight: 1 rows count, too few to part them in 5"):
+    with pytest.raises(ValueError, match="sample_weight: 1 rows count, too few to leave some out"):
         brief().fit(frame, np.arange(60.0), sample_weight=np.eye(60)[7])
     with pytest.raises(ValueError, match="expected one group per row, got 2 for 60"):
         brief().fit(frame, np.arange(60.0), groups=[1, 2])
@@ -1200,9 +817,9 @@ def test_rows_are_not_read_again_in_another_fold(brief, monkeypatch, tmp_path):
     texts = lambda some: [tuple(one.input_ids) for one in some]  # noqa: E731
     monkeypatch.setattr(features, "token_facts", lambda m, some, **kw: read.extend(texts(some)) or taken(m, some, **kw))
     frame, price = products()
-    search = GridSearchCV(brief(cache_dir=str(tmp_path)), {"experts": [False, True]}, cv=2)
+    search = GridSearchCV(brief(cache_dir=str(tmp_path)), {"config": [{"value_family": "cauchy"}, None]}, cv=2)
     search.fit(frame, price)
-    assert len(read) == len(set(read)) < 75 and search.best_params_ == {"experts": search.best_estimator_.experts}
+    assert len(read) == len(set(read)) < 75 and search.best_params_ == {"config": search.best_estimator_.config}
     assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
 
 
@@ -1247,10 +864,9 @@ def test_mapie_wraps_it(brief):
 
 @pytest.mark.slow
 def test_scikit_learns_own_checks_pass(folder):
-    settings = {"values": {"epochs": 1}, "evaluations": 1}
     weighted = "check_sample_weight_equivalence_on_dense_data"  # whole rows are drawn: a weight of 2 is no second row
     found = check_estimator(
-        NumberRegressor(folder, settings=settings, config=SMALL, random_state=0),
+        NumberRegressor(folder, random_state=0),
         on_skip=None,
         on_fail=None,
         expected_failed_checks={weighted: "rows are drawn by their weights, which is the same on average only"},

@@ -761,12 +761,10 @@ def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins
     people = encode_rows([parse_row('{"prompt": "It is", "value": 1.5, "individual": "Ann"}', "x")], model.processor)
     unread = graft_tiny("llama", model.processor.tokenizer)
     bare = graft_tiny("llama", model.processor.tokenizer, value_branch=False, number_context="value")
-    tabular = graft_tiny("llama", model.processor.tokenizer, value_columns=2)
     unset = graft_tiny("llama", model.processor.tokenizer)
     unset.config.value_digits = 0
     late = {"values": ValueStage(epochs=1)}
     adapted, named = LoraStage(target_modules=("q_porj",)), HeadStage(domain="the law")
-    shared = HeadStage(score_matrix="shared")
     for given, examined, message, settings in (
         (model, rows, "values: patience does nothing without evaluation rows", {"values": ValueStage(patience=2)}),
         (bare, rows, "values: center needs value_branch=True", {"values": ValueStage(center=True)}),
@@ -780,8 +778,6 @@ def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins
         (model, rows, "support: none of the training values", {**late, "support": [5000, 6000]}),
         (model, rows, "heads: 401 negatives of 400 tokens", {"values": None, "heads": HeadStage(negatives=401)}),
         (model, rows, "a domain needs a name of its own, .* got 'the law'", {"values": None, "heads": named}),
-        (tabular, rows, "heads: columns of a table are learned on kept features", {"values": None, "heads": shared}),
-        (tabular, rows, "backbone: columns of a table are learned", {"values": None, "backbone": BackboneStage()}),
         (unset, rows, "value_digits: input should be greater than or equal to 1, got 0", late),
     ):
         with pytest.raises(ValueError, match=message):

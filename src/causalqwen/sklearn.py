@@ -8,6 +8,7 @@ import math
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,18 +29,17 @@ from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
 from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone, resolve_device
-from causalqwen.modeling.chain import Chain
+from causalqwen.modeling.grafting import renew_values
+from causalqwen.modeling.heads import VALUE_MODULES
 from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined
-from causalqwen.training import TrainSettings
-from causalqwen.training.choice_of_people import CHOICE, choosing
+from causalqwen.training import FactStore, TrainSettings
 from causalqwen.training.copies import say_again
-from causalqwen.training.experts import FOLDS, Experts, fit_experts
+from causalqwen.training.features import Reads, TokenFacts
 from causalqwen.training.kept_rows import KeptRows
-from causalqwen.training.mean import FEWEST, FittedMean
-from causalqwen.training.run import learn
-from causalqwen.training.stages import WORK
+from causalqwen.training.settings import STAGES
+from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
 with extra("tables", "a table"):
     from scipy import sparse
@@ -50,9 +50,9 @@ with extra("tables", "a table"):
 OUTPUT_TYPES = ("mean", "median", "mode", "quantiles", "full")
 QUANTILES = tuple(round(0.1 * place, 1) for place in range(1, 10))
 STATE, ABOUT = "estimator.safetensors", "estimator.json"
-FORMAT = 3
-_FEWEST = 2 * FOLDS
-_ROWS_AT_ONCE = 256
+FORMAT = 4
+_FEWEST, _FEWEST_GROUPS = 10, 5
+_ROWS_AT_ONCE = 1024
 
 
 def _plain(value: Any) -> Any:
@@ -70,17 +70,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     """The distribution of a number, from texts or from the rows of a table.
 
     X is a list of strings, a pandas DataFrame with text, category, number, date and missing columns, a `datasets.Dataset`, an
-    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the backbone, and as numbers
-    (`value_columns`). These are its number, category and date columns, and the predictions of four ordinary regressions that
-    were fitted without this row (`training.experts`). A fifth of the rows (or of the groups) is held out for choices and for
-    calibration.
+    Arrow table, a dict of columns, or a 2-D array. A row is read twice: as a text, by the whole backbone, and as numbers, those
+    of its number, category and date columns. Values follow from both in closed form (`training.closed_form`), and all is chosen
+    and calibrated by rows that are left out one by one, or group by group.
 
     Args:
         backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
         target: what the number is called in a row's text; the name of y, or else "value", by default.
         text_columns: columns that are texts, whatever they look like.
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
-        experts: whether four regressions are asked beside the columns.
         characters: of a row's text, at most.
         decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
             each column tells (`decimals_of`).
@@ -89,13 +87,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
             read them here.
         device: auto, or a torch device.
-        verbose: tell on stderr what is tried, what is chosen and what it is worth.
-        random_state: of the split, the experts and the training: an int, a RandomState, or None.
+        verbose: tell on stderr what is chosen.
+        random_state: of the rows that are drawn by `sample_weight`: an int, a RandomState, or None.
 
     Attributes:
-        model_: the graft. reader_: how rows are read. experts_: the regressions, or None. mean_: what is added to a law's mean.
-        metrics_: scores on held-out rows. choice_: how values are read: what was chosen, and the score of all that was tried;
-            None where nothing was left open.
+        model_: the graft. reader_: how rows are read.
+        metrics_: scores of the training rows, each predicted without it. choice_: what was chosen: axis, law, kernel, ridge.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
 
@@ -107,7 +104,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         text_columns: Sequence[str] | None = None,
         config: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
-        experts: bool = True,
         characters: int = 2000,
         decimal: str | dict[str, str] = "auto",
         bf16: bool | str = "auto",
@@ -122,7 +118,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.text_columns = text_columns
         self.config = config
         self.settings = settings
-        self.experts = experts
         self.characters = characters
         self.decimal = decimal
         self.bf16 = bf16
@@ -152,15 +147,19 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"text_columns is a list of names: [{self.text_columns!r}]")
         if self.characters < 1:
             raise ValueError(f"characters={self.characters}: a row's text has one at least")
+        if gradients := (self.settings or {}).keys() & {*STAGES, "class_transforms"}:
+            raise ValueError(
+                f"settings: a regressor is fitted in closed form, of one kind of number; leave {gradients.pop()} out"
+            )
         self._written_params()
         X = _as_columns(X)
         table, values = self._table(X, y)
         random = check_random_state(self.random_state)
-        seed = int(random.randint(2**31 - 1))
-        fold = _folds(len(values), groups, random)
+        of_group = _of_groups(len(values), groups)
         times = _times(sample_weight, values, random)
-        if len(np.unique(fold[times > 0])) < FOLDS:
-            raise ValueError(f"sample_weight: {(times > 0).sum()} rows count, too few to part them in {FOLDS}")
+        used = np.repeat(np.arange(len(values)), times)
+        if len(np.unique(of_group[used])) < _FEWEST_GROUPS:
+            raise ValueError(f"sample_weight: {(times > 0).sum()} rows count, too few to leave some out")
         named = getattr(y, "name", None)
         own = named if isinstance(named, str | int) else None  # a DataFrame's may be a column
         target = None if _is_strings(X) else str(self.target or own or "value")
@@ -171,56 +170,19 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             say(line)
             if " would be " in line and self.decimal == "auto" and not self.verbose:
                 warnings.warn(line, UserWarning, stacklevel=2)
-        table = self.reader_.checked(table)
-        self.experts_, answers = None, np.zeros((len(values), 0), dtype=np.float32)
-        rows = self.reader_.rows(table)
-        if self.experts and rows.say_something:
-            used = np.flatnonzero(times)
-            weight = None if (times == 1).all() else times[used].astype(float)
-            self.experts_, said = fit_experts(rows.taken(used), values[used], fold[used], weight=weight, seed=seed)
-            answers = np.zeros((len(values), self.experts_.width), dtype=np.float32)
-            answers[used] = said
-        columns = np.concatenate([rows.numbers, answers], axis=1)
-        self.model_ = _grafted(
-            self.backbone, self.device, {"value_columns": columns.shape[1]} | (self.config or {}), seed
-        )
-        settings = TrainSettings.from_dict({"seed": seed, "bf16": self.bf16} | (self.settings or {}))
-        if settings.lora or settings.backbone or (settings.heads and settings.heads.score_matrix == "shared"):
-            raise ValueError(
-                "settings: lora, backbone and score_matrix 'shared' train the backbone, which a regressor does not keep"
-            )
-        self.model_.bf16 = settings.takes_bf16(self.model_)
-        examples = self._examples(table, columns, values)
-        parts = [np.repeat(np.arange(len(values)), times * own) for own in (fold != 0, fold == 0)]
-        learned, held = ([examples[row] for row in part] for part in parts)
-        is_open = choosing(self.model_, settings) and "copy_numbers" not in (self.config or {})
-        kept = self._kept(is_open and say_again(learned, self.model_.config.num_token_id))
-        with tempfile.TemporaryDirectory(prefix="causalqwen-") as folder:
-            output = Path(folder) / "run"
-            for some in (learned, held):
-                kept.put(some, output / WORK)
-            self.metrics_ = learn(self.model_, learned, held, output, settings, say=say)
-            chosen = output / CHOICE
-            self.choice_ = json.loads(chosen.read_text(encoding="utf-8")) if chosen.exists() else None
-        facts = np.concatenate([kept.features(learned), columns[parts[0]]], axis=1)
-        self.limits_ = np.stack([facts.min(0), facts.max(0)])
-        self.limits_[:, facts.shape[1] - answers.shape[1] :] = [[-np.inf], [np.inf]]  # which have bounds of their own
-        asked = np.flatnonzero((fold == 0) & (times > 0))
-        self.mean_ = None
-        if self.experts_ is not None:
-            law, *of_new = self._laws_of([examples[row] for row in asked], columns[asked])
-            new = ~law.stands(torch.from_numpy(values[asked]).unsqueeze(-1))[:, 0].numpy()  # no copies
-            known = _mean_and_median(self.model_.value_law, *of_new)[:, 0], self._answers(columns[asked])[:, 0]
-            if new.sum() >= FEWEST:
-                counts = values[asked], times[asked].astype(float)
-                self.mean_ = FittedMean.fit(*(column[new] for column in (*known, *counts)))
+        table, started = self.reader_.checked(table), time.perf_counter()
+        self.model_ = _grafted(self.backbone, self.device, self.config or {})
+        self.model_.bf16 = self._settings.takes_bf16(self.model_)
+        examples = self._examples(table, values)
+        learned = [replace(examples[row], group=f"{of_group[row]}") for row in used]
+        if "copy_numbers" not in (self.config or {}) and say_again(learned, self.model_.config.num_token_id):
+            renew_values(self.model_, copy_numbers=True)
+        facts = self._facts(learned, self.reader_.numbers(table)[used])
+        fit = WholeBackbone(self.model_, [(learned, FactStore.of_rows(facts))], set(), self._settings)
+        fit.install()
+        fit.tell(say, time.perf_counter() - started)
+        self.choice_, self.metrics_ = fit.chosen, fit.scores()
         return self
-
-    def _answers(self, columns: np.ndarray) -> np.ndarray:
-        """What the experts say of the values (`Experts.in_units`), of all of the rows' columns."""
-        if self.experts_ is None:
-            return np.zeros((len(columns), 0))
-        return self.experts_.in_units(columns[:, -self.experts_.width :])
 
     def _table(self, X: Any, y: Any = None) -> tuple[Columns, Any]:
         """X as columns; with y, which is checked too, what later X are held against."""
@@ -261,7 +223,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """Whether the columns are called otherwise than those of an array."""
         return [*self.reader_.known] != [f"x{place}" for place in range(len(self.reader_.columns))]
 
-    def _examples(self, table: Columns, columns: np.ndarray, values: np.ndarray) -> list[Example]:
+    def _examples(self, table: Columns, values: np.ndarray) -> list[Example]:
         """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
         model, examples = self.model_, []
         texts, limit = self.reader_.texts(table, exact=model.copies), model.config.context_length or math.inf
@@ -275,9 +237,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             Row("prompt", f"row {row}", {"prompt": text, "value": value})
             for row, (text, value) in enumerate(pairs, start=1)
         ]
-        for row, example in enumerate(encode_rows(rows, model.processor, model.config.context_length)):
-            learned = [False] * (len(example) - 1) + [True]
-            examples.append(replace(example, learned=learned, columns=tuple(columns[row].tolist())))
+        for example in encode_rows(rows, model.processor, model.config.context_length):
+            examples.append(replace(example, learned=[False] * (len(example) - 1) + [True]))
         return examples
 
     def _tokens(self, text: str, row: int) -> int:
@@ -287,116 +248,97 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         except ValueError as error:
             raise ValueError(f"row {row + 1}: {error}") from None
 
-    def _kept(self, numbers: bool = False) -> KeptRows:
-        """Where rows are read and kept; numbers: with those in them, for a model that may copy, as for one that does."""
-        model = self.model_
-        fields = {"value_columns": model.config.value_columns} | (self.config or {})
-        fields |= {"copy_numbers": True} if numbers or model.copies else {}
-        make = partial(_reader, self.backbone, self.device, fields, model.bf16)
-        reader = make() if numbers else model
+    def _kept(self) -> KeptRows:
+        """Where rows are read and kept."""
+        folder, make = Path(self.cache_dir or _process_cache()), partial(_grafted, self.backbone, self.device)
         if not self.workers:
-            return KeptRows(Path(self.cache_dir or _process_cache()), reader)
+            return KeptRows(folder, self.model_)
         from causalqwen.training.ray_rows import RayReaders
 
-        return KeptRows(
-            Path(self.cache_dir), reader, RayReaders(make, self.workers, gpus=float(model.device.type == "cuda"))
-        )
+        config, on_gpu = (self.config or {}) | {"copy_numbers": self.model_.copies}, self.model_.device.type == "cuda"
+        make = partial(make, config, self.model_.bf16)
+        return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
+
+    def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
+        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
+        facts = self._kept().facts(examples)
+        told = np.concatenate([facts.reads.array, columns], axis=1)
+        return replace(facts, reads=Reads(told, [*facts.reads.blocks, *self.reader_.widths], facts.reads.at))
+
+    @property
+    def _settings(self) -> TrainSettings:
+        return TrainSettings.from_dict({"bf16": self.bf16} | (self.settings or {}))
 
     # ---- predicting --------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
         """One of `OUTPUT_TYPES` for each row.
 
-        mean: what the mixture of the experts says, which has the least squared errors, moved to the law's mean as far as the
-        rows held out ask for it (`FittedMean`); without experts the law's mean. A Cauchy law has no mean: that of its 199
-        quantiles k/200 stands in for it, clipped to the training range widened by its own width (theory 3.11). median: of the
-        law. mode: the likeliest quantile where these lie closest (`ValueLaw.mode`).
+        mean: of the law's 199 quantiles k/200, clipped to the training range widened by its own width (theory 3.11). median: of
+        the law. mode: the likeliest quantile where these lie closest (`ValueLaw.mode`).
         quantiles: a list of arrays [n], one per level. full: all of these by name, and `predictions`, a `NumberPrediction` for
         each row.
         """
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
-        law, loc, scale, columns = self._laws(X)
+        law, loc, scale = self._laws(X)
+        of_new = self.model_.value_law
         asked = {
-            "mean": lambda: self._means(law, loc, scale, columns),
-            "median": lambda: law.quantile(loc, scale, torch.tensor([0.5]))[:, 0].numpy(),
-            "mode": lambda: law.or_said(self.model_.value_law.mode(loc, scale))[:, 0].numpy(),
-            "quantiles": lambda: list(law.quantile(loc, scale, torch.tensor(list(quantiles))).T.numpy()),
-        }
-        if output_type != "full":
-            return asked[output_type]()
-        answers = {name: ask() for name, ask in asked.items()}
-        laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
-        own = self.model_.value_law
-        return answers | {
-            "predictions": or_copied([NumberPrediction(*parameters, None, own) for parameters in laws], law)
+            "mean": lambda: law.mean_beside(
+                of_new.clip(of_new.quantile(loc, scale, CRPS_LEVELS)).mean(-1, keepdim=True)
+            ),
+            "median": lambda: law.quantile(loc, scale, torch.tensor([0.5])),
+            "mode": lambda: law.or_said(of_new.mode(loc, scale)),
+            "quantiles": lambda: law.quantile(loc, scale, torch.tensor(list(quantiles))),
         }
 
+        def answer(name: str) -> Any:
+            columns = list(asked[name]().T.numpy())
+            return columns if name == "quantiles" else columns[0]
+
+        if output_type != "full":
+            return answer(output_type)
+        laws = zip(loc[:, 0].tolist(), scale[:, 0].tolist(), strict=True)
+        predictions = [NumberPrediction(*parameters, None, of_new) for parameters in laws]
+        return {name: answer(name) for name in asked} | {"predictions": or_copied(predictions, law)}
+
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
-        """Central intervals [n, 2] that cover `level` in (0, 1), recalibrated on the held-out rows."""
-        law, loc, scale, *_ = self._laws(X)
+        """Central intervals [n, 2] that cover `level` in (0, 1), calibrated by the training rows, each without itself."""
+        law, loc, scale = self._laws(X)
         return torch.cat(law.interval(loc, scale, level), dim=1).numpy()
 
     def sample(self, X: Any, n: int = 1, seed: int = 0) -> np.ndarray:
-        """n draws [rows, n] from each row's distribution, recalibrated; the same seed gives the same."""
-        law, loc, scale, *_ = self._laws(X)
+        """n draws [rows, n] from each row's distribution, calibrated; the same seed gives the same."""
+        law, loc, scale = self._laws(X)
         levels = np.random.default_rng(seed).uniform(1e-9, 1 - 1e-9, size=(len(loc), n))
         return law.quantile(loc, scale, torch.from_numpy(levels)).numpy()
 
-    def _means(self, law: Any, loc: torch.Tensor, scale: torch.Tensor, columns: np.ndarray) -> np.ndarray:
-        """Means of rows with these columns, within the support and the widened range."""
-        of_new = self.model_.value_law
-        known = _mean_and_median(of_new, loc, scale)
-        means = known[:, 0] if self.mean_ is None else self.mean_.of(known, self._answers(columns))
-        held = of_new.transform.support.held(of_new.clip(torch.from_numpy(means))).unsqueeze(-1)
-        own, (low, high) = law.mean_beside(torch.from_numpy(known[:, :1])), law.interval(loc, scale, 0.9)
-        meant = law.mean_beside(held).clamp(torch.minimum(low, own), torch.maximum(high, own))
-        return meant[:, 0].numpy()
+    @torch.no_grad()
+    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The law of the rows X, loc and scale float64 [n, 1] on the axis of a new number's.
 
-    def _laws(self, X: Any) -> tuple[Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """`_laws_of` the rows X, and their columns [n, K]."""
+        loc lies within the training range widened by its own width, and a row that lies outside of what the training rows held
+        has so much more scale (`TableReader.outside`): half the distance of the quartiles of t(y) is 1.
+        """
         check_is_fitted(self, "model_")
         table, _ = self._table(X)
-        rows = self.reader_.rows(table)
-        answers = [] if self.experts_ is None else [self.experts_.answers(rows)]
-        columns = np.concatenate([rows.numbers, *answers], axis=1)
+        columns, model = self.reader_.numbers(table), _in_float64(self.model_)
         away = np.stack([np.zeros(len(columns)), *self.reader_.outside(table).values()]).max(0)
-        return *self._laws_of(self._examples(table, columns, np.zeros(len(columns))), columns, away), columns
-
-    @torch.no_grad()
-    def _laws_of(
-        self, examples: list[Example], columns: np.ndarray, away: np.ndarray | float = 0.0
-    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """The law of all rows, loc and scale float64 [n, 1] on the axis of a new number's.
-
-        The branch is given what the training rows had, at most (`limits_`), loc lies within the training range widened by its
-        own width, and a row `away` [n] from them has so much more scale: half the distance of the quartiles of t(y) is 1.
-        """
-        kept = self._kept()
-        model, batches, copies = _in_float64(self.model_), [], list[Any]()
-        found = np.concatenate([kept.features(examples), columns], axis=1)
-        facts = found.clip(*self.limits_).astype(np.float64)
-        # Rows in an order of their own, in products of one shape: no figure depends on the order in which rows are given.
-        order = np.array(sorted(range(len(facts)), key=lambda row: facts[row].tobytes()), dtype=np.int64)
-        with model.frozen_vocabulary():
-            for start in range(0, len(order), _ROWS_AT_ONCE):
-                count = min(len(order) - start, _ROWS_AT_ONCE)
-                rows = np.resize(order[start : start + count], _ROWS_AT_ONCE)
-                whole = torch.from_numpy(facts[rows])
-                batches.append([column[:count] for column in Chain(model, whole).value()])
-                numbers = kept.numbers([examples[row] for row in rows])
-                if numbers is not None:
-                    offered = Candidates(**numbers.candidates())
-                    copies.append(model.copy_law(whole, offered)[:count])
-        back = torch.from_numpy(np.argsort(order))
-        loc, scale = (torch.cat(column)[back].unsqueeze(-1) for column in zip(*batches, strict=True))
+        facts = self._facts(self._examples(table, np.zeros(len(columns))), columns)
+        parts, copies = list[torch.Tensor](), list[Any]()
+        for start in range(0, len(columns), _ROWS_AT_ONCE):
+            part = facts[start : start + _ROWS_AT_ONCE]
+            parts.append(model.value_kernel.told(torch.from_numpy(part.reads.array[part.reads.at]).double()))
+            if part.numbers is not None:
+                offered = Candidates(**part.numbers.candidates())
+                offered = replace(offered, features=offered.features.double())
+                copies.append(model.copy_law(part.tensor("features").double(), offered))
+        loc, log_scale = torch.cat(parts).unsqueeze(-2).unbind(-1)
         law: Any = model.value_law
         ends = law.transform.cell(law.clip(torch.tensor([-torch.inf, torch.inf], dtype=torch.float64)))
-        loc = loc.clamp(ends[0][0], ends[1][1])
-        scale = law.widened(scale, torch.as_tensor(away, dtype=torch.float64).reshape(-1, 1))
+        loc, scale = loc.clamp(ends[0][0], ends[1][1]), law.widened(log_scale.exp(), torch.from_numpy(away)[:, None])
         if copies:
-            parts = zip(*((copy.candidates, copy.log_weights) for copy in copies), strict=True)
-            law = joined(law, *parts)[back]
+            law = joined(law, *zip(*((copy.candidates, copy.log_weights) for copy in copies), strict=True))
         return law.beside_levels(), loc, scale
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
@@ -456,14 +398,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """Tensors as safetensors, and the rest as JSON holds it."""
         own = {name: tensor for name, tensor in self.model_.state_dict().items() if not name.startswith("backbone.")}
         tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in own.items()}
-        about: dict[str, Any] = {"format": FORMAT, "reader": self.reader_.to_dict(), "experts": None}
-        if self.experts_ is not None:
-            answers, about["experts"] = self.experts_.state("experts.")
-            tensors |= answers
-        tensors["limits"] = torch.from_numpy(self.limits_)
-        if self.mean_ is not None:
-            tensors |= {f"mean.{name}": torch.from_numpy(array) for name, array in vars(self.mean_).items()}
-        about |= {
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "reader": self.reader_.to_dict(),
             "config": json.loads(self.model_.config.to_json_string()),
             "metrics": self.metrics_,
             "choice": self.choice_,
@@ -498,11 +435,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             TableReader.from_dict(about["reader"]),
             about["metrics"],
         )
-        self.model_.bf16 = TrainSettings.from_dict({"bf16": self.bf16} | (self.settings or {})).takes_bf16(model)
-        self.experts_ = about["experts"] and Experts.from_state(tensors, about["experts"], "experts.")
-        self.limits_ = tensors["limits"].numpy()
-        of_mean = {name.removeprefix("mean."): tensors[name].numpy() for name in tensors if name.startswith("mean.")}
-        self.mean_ = FittedMean(**of_mean) if of_mean else None
+        model.reads_backbone = blocks_of(model)
+        model.bf16 = self._settings.takes_bf16(model)
         self.choice_ = about["choice"]
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:
@@ -543,23 +477,15 @@ def _backbone(name: str, device: str) -> tuple[Any, PreTrainedTokenizerBase, str
     return backbone, AutoTokenizer.from_pretrained(path), digest.hexdigest()
 
 
-def _grafted(name: str, device: str, config: dict[str, Any], seed: int) -> CausalQwenForCausalLM:
-    """A graft whose start values never vary, so that all of them read the same features, but for the value branch."""
+def _grafted(name: str, device: str, config: dict[str, Any], bf16: bool = False) -> CausalQwenForCausalLM:
+    """A graft whose start values never vary, that tells what the whole backbone tells: all of them read the same."""
     backbone, tokenizer, _ = _backbone(name, device)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(
             backbone, tokenizer=tokenizer, quiet=True, **config
         )
-        torch.manual_seed(seed)
-        model.value_reader.start_anew()
-    return model
-
-
-def _reader(name: str, device: str, config: dict[str, Any], bf16: bool) -> CausalQwenForCausalLM:
-    """A graft that reads rows for others: their features are the same."""
-    model = _grafted(name, device, config, 0)
-    model.bf16 = bf16
+    model.reads_backbone, model.bf16 = blocks_of(model), bf16
     return model
 
 
@@ -571,10 +497,12 @@ def _process_cache() -> str:
     return folder
 
 
-def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
-    """The fold of each row, int [n]; the first one is held out. Rows of one group are in one fold."""
+def _of_groups(rows: int, groups: Any) -> np.ndarray:
+    """The group of each row, int [n]; without groups each row is one."""
     of_group = np.arange(rows)
     if groups is not None:
+        if isinstance(groups, list | tuple):
+            groups = np.array([*groups, None], dtype=object)[:-1]  # 1 and 1.0 are one name, whatever stands beside them
         groups = column_or_1d(groups)
         if len(groups) != rows:
             raise ValueError(f"expected one group per row, got {len(groups)} for {rows}")
@@ -587,10 +515,10 @@ def _folds(rows: int, groups: Any, random: np.random.RandomState) -> np.ndarray:
             first: dict[Any, int] = {}
             of_group = np.array([first.setdefault(name, len(first)) for name in groups.tolist()])
     count = int(of_group.max()) + 1
-    if rows < _FEWEST or count < FOLDS:
-        told, and_groups = ("", "") if groups is None else (f" in {count} groups", f", and {FOLDS} groups")
+    if rows < _FEWEST or count < _FEWEST_GROUPS:
+        told, and_groups = ("", "") if groups is None else (f" in {count} groups", f", and {_FEWEST_GROUPS} groups")
         raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows{and_groups}")
-    return (random.permutation(count) % FOLDS)[of_group]
+    return of_group
 
 
 def _times(weight: Any, values: np.ndarray, random: np.random.RandomState) -> np.ndarray:
@@ -633,16 +561,8 @@ def _is_strings(X: Any) -> bool:
 
 
 def _in_float64(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:
-    """The model above the same backbone, its heads in float64 on the processor (Apple's accelerator has none): where a row
-    stands among others moves the last bits of a product, and those of float32 would be seen in what is predicted."""
-    twin = copy.copy(model)
-    heads = {name: copy.deepcopy(head).cpu().double() for name, head in model.named_children() if name != "backbone"}
-    twin._modules = model._modules | heads
+    """The model above the same backbone, its value parts in float64 on the processor (Apple's accelerator has none): where a
+    row stands among others moves the last bits of a product, and those of float32 would be seen in what is predicted."""
+    twin, parts = copy.copy(model), {name: getattr(model, name) for name in VALUE_MODULES}
+    twin._modules = model._modules | {name: part and copy.deepcopy(part).cpu().double() for name, part in parts.items()}
     return twin
-
-
-def _mean_and_median(law: Any, loc: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
-    """[n, 2], of the 199 quantiles k/200, clipped."""
-    quantiles = law.clip(law.quantile(loc, scale, CRPS_LEVELS))
-    both: np.ndarray = torch.stack([quantiles.mean(-1), quantiles[:, len(CRPS_LEVELS) // 2]], dim=1).numpy()
-    return both

@@ -10,18 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from causalqwen.sklearn import NumberRegressor, _mean_and_median
+from causalqwen.sklearn import NumberRegressor
 
 from . import Bounds, Tally
 
 LEVELS = (0.5, 0.8, 0.9, 0.99)
-SETTINGS = {
-    "settings": {"values": {"epochs": 2, "batch_size": 32, "center": True}, "evaluations": 1},
-    "config": {"value_branch_hidden_size": 8, "value_branch_members": 1},
-}
-"""The least training there is: bounds hold whatever was learned."""
 _DAY = datetime.date(2022, 3, 7)
 _WORDS = ("red", "old", "oak", "chair", "lamp", "desk", "round", "tall", "no name", "椅子")
 
@@ -125,17 +119,12 @@ def look(made: NumberRegressor, rows: pd.DataFrame, y: np.ndarray) -> tuple[dict
     full = made.predict(rows, "full")
     intervals = np.stack([made.predict_interval(rows, level) for level in LEVELS])
     found = {"median": full["median"], "mean": full["mean"], "widths": intervals[..., 1] - intervals[..., 0]}
-    law, loc, scale, _ = made._laws(rows)
-    own = law.mean_beside(torch.from_numpy(_mean_and_median(made.model_.value_law, loc, scale)[:, :1])).numpy()[:, 0]
     wrong = []
     if not all(np.isfinite(one).all() for one in (*found.values(), intervals)):
         wrong.append("not finite")
     ends = np.concatenate([intervals[::-1, :, 0], found["median"][None], intervals[:, :, 1]])
     if (np.diff(ends, axis=0) < 0).any():
         wrong.append("out of order")
-    low, high = intervals[2].T
-    if ((found["mean"] < np.minimum(low, own)) | (found["mean"] > np.maximum(high, own))).any():
-        wrong.append("mean outside")
     width = y.max() - y.min()
     slack = 1e-9 * (np.abs(y).max() + width)
     for name in ("median", "mean"):
@@ -149,7 +138,7 @@ def run(bounds: Bounds, backbone: str) -> Tally:
     tally = Tally()
     for number, chance in bounds.draws():
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-            made = NumberRegressor(backbone, **SETTINGS, random_state=number, cache_dir=folder)
+            made = NumberRegressor(backbone, cache_dir=folder)
             _try(made, number, chance, tally)
     return tally
 

@@ -78,29 +78,6 @@ Columns = dict[str, list[Any]]
 """Values by column name: str, int, float, bool, datetime, or None for a missing one."""
 
 
-@dataclass(frozen=True)
-class TableRows:
-    """What regressions read of some rows: their words, all of them in one text; their numbers, float32 [n, K]; and each column
-    by itself, its texts (missing ones empty) or its numbers [n, k]."""
-
-    words: list[str]
-    numbers: np.ndarray
-    columns: list[list[str] | np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    @property
-    def say_something(self) -> bool:
-        """Whether there is any number, or any word."""
-        return self.numbers.shape[1] > 0 or any(self.words)
-
-    def taken(self, places: np.ndarray) -> "TableRows":
-        """Some of them, by place."""
-        apart = [part[places] if isinstance(part, np.ndarray) else _at(part, places) for part in self.columns]
-        return TableRows(_at(self.words, places), self.numbers[places], apart)
-
-
 class ColumnError(ValueError):
     """A column that cannot be used; the message names it."""
 
@@ -245,22 +222,20 @@ class TableReader:
                     )
         return table
 
-    def texts(self, table: Columns, *, words: bool = False, exact: bool = False) -> list[str]:
-        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`); `words`: of text and
-        category columns alone, without a question; `exact`: with the numbers as they are, for a model that copies them."""
+    def texts(self, table: Columns, *, exact: bool = False) -> list[str]:
+        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`); `exact`: with the
+        numbers as they are, for a model that copies them."""
         if self.target is None:
             (column,) = self.columns
             return [written(cell)[: self.characters] if cell is not None else "?" for cell in table[column.name]]
-        kinds, texts = {"text", "category"} if words else {"text", "category", "number", "date"}, []
-        named = [column for column in self.columns if column.kind in kinds]
+        named, texts = [column for column in self.columns if column.kind != "constant"], []
         for row in range(len(next(iter(table.values()), []))):
             shown = []
             for column in named:
                 cell = table[column.name][row]
                 cell = cell if exact and column.kind == "number" else column.nearest(cell)[0]
                 shown += [] if cell is None else [f"{column.name}: {written(cell)}"]
-            told = "; ".join(shown)[: self.characters]
-            texts.append(told if words else self.asked(told))
+            texts.append(self.asked("; ".join(shown)[: self.characters]))
         return texts
 
     def asked(self, told: str) -> str:
@@ -272,11 +247,6 @@ class TableReader:
         """The columns by name."""
         return {column.name: column for column in self.columns}
 
-    @property
-    def has_words(self) -> bool:
-        """Whether some column is text or category."""
-        return any(column.kind in ("text", "category") for column in self.columns)
-
     def outside(self, table: Columns) -> dict[str, np.ndarray]:
         """How far the values of each column lie outside those of the training rows, float64 [n] (`Column.nearest`); only of
         columns where some value does."""
@@ -287,18 +257,16 @@ class TableReader:
                 away[column.name] = np.maximum(far, away.get(column.name, 0.0))
         return away
 
-    def rows(self, table: Columns) -> TableRows:
-        """What value head and regressions read."""
-        rows, apart, parts = len(next(iter(table.values()), [])), list[list[str] | np.ndarray](), list[np.ndarray]()
-        for column, read in self._cells(table):
-            cells = [cell for cell, _ in read]
-            parts.append(_numbers(column, cells))
-            if column.kind in ("text", "category"):
-                apart.append(["" if cell is None else written(cell)[: self.characters] for cell in cells])
-            else:
-                apart.append(parts[-1])
-        words = self.texts(table, words=True) if self.has_words else [""] * rows
-        return TableRows(words, np.concatenate([np.zeros((rows, 0), dtype=np.float32), *parts], axis=1), apart)
+    def numbers(self, table: Columns) -> np.ndarray:
+        """The numbers of each row, float32 [n, K], `widths` of each column."""
+        rows = len(next(iter(table.values()), []))
+        parts = [_numbers(column, [cell for cell, _ in read]) for column, read in self._cells(table)]
+        return np.concatenate([np.zeros((rows, 0), dtype=np.float32), *parts], axis=1)
+
+    @property
+    def widths(self) -> list[int]:
+        """How many numbers each column gives that gives any, and each that stands in texts."""
+        return [column.size for column in (*self.columns, *self.inside) if column.kind != "constant" and column.size]
 
     def _cells(self, table: Columns) -> Iterator[tuple[Column, list[tuple[Any, float]]]]:
         """Each column that says something, and the numbers that stand in texts, with `Column.nearest` of their cells."""
@@ -571,10 +539,6 @@ def _once(names: Sequence[str], of: str = "") -> None:
     if len(set(names)) < len(names):
         told = f"column {Counter(names).most_common(1)[0][0]!r} is there twice"
         raise ColumnError(f"{of}: {told}" if of else told)
-
-
-def _at(cells: list[str], places: np.ndarray) -> list[str]:
-    return [cells[place] for place in places.tolist()]
 
 
 def _read_objects(path: Path) -> Columns:

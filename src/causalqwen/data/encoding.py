@@ -25,7 +25,6 @@ class Example:
     value_from: the first place whose value is learned and scored; what stands before it is only read.
     learned: which tokens are labels, the first, which nothing predicts, left aside; None for all. The others are only read.
     also_right: (place, token) of tokens that are as right as the one at that place, ascending; None where there are none.
-    columns: numbers of a table's row that the value head reads beside the text; None for none.
     group: rows of one are held out together.
     """
 
@@ -36,7 +35,6 @@ class Example:
     learned: list[bool] | None = None
     also_right: tuple[tuple[int, int], ...] | None = None
     class_name: str | None = None
-    columns: tuple[float, ...] | None = None
     group: str | None = None
 
     def __len__(self) -> int:
@@ -237,16 +235,6 @@ def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
 def most_also_right(examples: Iterable[Example]) -> int:
     """The most further right tokens that one place of these examples has."""
     return max((max(Counter(at for at, _ in e.also_right).values()) for e in examples if e.also_right), default=0)
-
-
-def columns_of(examples: Sequence[Example], count: int) -> np.ndarray | None:
-    """The columns of all examples, float32 [n, count]; None where a model has none. ValueError for an example with others."""
-    if not count:
-        return None
-    for place, example in enumerate(examples):
-        if (width := len(example.columns or ())) != count:
-            raise ValueError(f"example {place} has {width} columns beside its text; this model reads {count}")
-    return np.array([example.columns for example in examples], dtype=np.float32).reshape(-1, count)
 
 
 def number_classes(examples: Iterable[Example], num_token_id: int) -> list[str | None]:

@@ -76,14 +76,14 @@ class Chain:
     """One pass through the chain at the features z [..., H] of some positions.
 
     draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
-    `chain.threshold = ...`. features may be [..., H + K], with the K columns of a table's row behind z
-    (`config.value_columns`), or what the whole backbone tells (`read_backbone`): the value reader alone looks at them.
+    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells behind z (`read_backbone`): the
+    value reader alone looks at it.
     """
 
     def __init__(
         self, model: Grafted, features: Tensor, draws: Draws | None = None, words: Vocabulary | None = None
     ) -> None:
-        self.model, self.with_columns, self.draws = model, features, draws or Integrated()
+        self.model, self.whole, self.draws = model, features, draws or Integrated()
         self.features = features[..., : model.config.hidden_size]
         self.action, self.words = model.action, words or model.vocabulary()
 
@@ -136,7 +136,7 @@ class Chain:
         """The chain of the same U with nothing drawn, at T = 1."""
         if not self.draws.moves and self.draws.temperature == 1:
             return self
-        whole = Chain(self.model, self.with_columns, Integrated(off=self.draws.off), self.words)
+        whole = Chain(self.model, self.whole, Integrated(off=self.draws.off), self.words)
         whole.loc_U, whole.scale_U = self.loc_U, self.scale_U
         return whole
 
@@ -391,12 +391,12 @@ class Chain:
 
     def read_by_values(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """The law of U as the value head reads it, [..., C] (theory 3.3); `each`: by each of its members, [members, ..., C]."""
-        return self.model.value_reader(self.with_columns, self.loc_U, self.scale_U, each=each)
+        return self.model.value_reader(self.whole, self.loc_U, self.scale_U, each=each)
 
     def value_reach(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """What an individual reaches, [..., C] with a sign, and the noise's scale, [C] or [..., C], of the scale [..., C] of U
         as the value head reads it (theory 3.14)."""
-        return self.model.value_reader.split(self.with_columns, scale, self.action.noise, self.action.value_law)
+        return self.model.value_reader.split(self.whole, scale, self.action.noise, self.action.value_law)
 
     def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """(loc_Y, scale_Y) [...], float32 at least, on the value axis (theory 2.4, 3.4); `each`: [members, ...]."""
@@ -454,7 +454,7 @@ class Chain:
 
     def _each(self, taken: Callable[[Tensor], Tensor]) -> "Chain":
         draws = Integrated(self.draws.temperature, self.draws.off)
-        part = Chain(self.model, taken(self.with_columns), draws, self.words)
+        part = Chain(self.model, taken(self.whole), draws, self.words)
         for step in _SITUATED:
             setattr(part, step, taken(getattr(self, step)))
         if self.drawn is not None:

@@ -89,8 +89,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
             "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
-            "value_branch_direct",
-            "value_columns", "value_crossing",
+            "value_branch_direct", "value_crossing",
         ),
         "training": ("gate_alpha", "gate_detach", "value_loss_weight"),
     },
@@ -122,10 +121,10 @@ class CausalQwenConfig(PreTrainedConfig):
         domains: settings of the domains' abduction networks by name; domain: which one is asked, None for the base's. See
             `add_domain`.
         value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
-            that residual is the mean of; each is trained as if it were alone. value_columns: how many numbers of a table's row
-            it reads beside z (`Example.columns`). value_branch_direct: features move the value straight too, and training
-            starts at a ridge regression on them. value_crossing: in how many directions an individual may turn around from
-            context to context (`Crossing`); 0 for none. Training on rows that name individuals sets it.
+            that residual is the mean of; each is trained as if it were alone. value_branch_direct: features move the value
+            straight too, and training starts at a ridge regression on them. value_crossing: in how many directions an
+            individual may turn around from context to context (`Crossing`); 0 for none. Training on rows that name individuals
+            sets it.
         score_scale: "common" (one scale for all scores of a position) or "documents" (|W| scale).
         score_noise, score_slope: a token's own noise under "common", see `graded_scale`.
         token_thresholds: give every token a threshold of its own, C + eps_k, learned by the stage `heads`: the standard
@@ -186,7 +185,6 @@ class CausalQwenConfig(PreTrainedConfig):
     value_branch_layers: Annotated[int, Field(ge=0, le=100)] = 2
     value_branch_direct: bool = False
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
-    value_columns: Annotated[int, Field(ge=0)] = 0
     value_crossing: Annotated[int, Field(ge=0)] = 0
 
     score_scale: Annotated[str, one_of(SCORE_SCALES)] = "common"
@@ -326,7 +324,6 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
         asked = {
             "number_encoding='fourier'": self.number_encoding == "fourier",
-            "value_columns": self.value_columns > 0,
             "value_crossing above 1": self.value_crossing > 1,
         }
         for what in filter(asked.get, asked):

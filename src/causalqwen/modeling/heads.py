@@ -63,13 +63,11 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
             members=config.value_branch_members,
             layers=config.value_branch_layers,
             dropout=config.value_branch_dropout,
-            columns=config.value_columns,
         )
         if config.value_branch_direct:
             branch.let_lean()
         if config.value_crossing:
-            size_of_x = config.hidden_size + config.value_columns
-            branch.crossing = Crossing(size_of_x, size, config.value_crossing)
+            branch.crossing = Crossing(config.hidden_size, size, config.value_crossing)
     made["value_kernel"] = None
     if config.value_kernel is not None:
         made["value_kernel"] = KernelReader(config.hidden_size, size, **config.value_kernel)

@@ -18,9 +18,8 @@ class ValueBranch(nn.Module):
     because a few coordinates of a language model's features are tens of times larger than the others. With `members`, r is the
     mean of so many perceptrons, which differ in their hidden layers' start.
 
-    With `columns`, z is followed by the numbers of a table's row, [..., H + columns], and r reads them too. With them, or after
-    `let_lean`, x moves the value straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H + columns], zero
-    at the start, from where the training begins at a regression. Where columns are not given, they stand at their means.
+    After `let_lean`, x moves the value straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H], zero at
+    the start, from where the training begins at a regression.
     """
 
     feature_mean: Tensor
@@ -35,29 +34,22 @@ class ValueBranch(nn.Module):
         members: int = 1,
         layers: int = 1,
         dropout: float = 0.0,
-        columns: int = 0,
     ) -> None:
         super().__init__()
-        self.columns, size = columns, hidden_size + columns
 
         def perceptron() -> ResidualPerceptron:
-            return ResidualPerceptron(size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout)
+            return ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout)
 
-        with torch.random.fork_rng(devices=(), enabled=columns > 0):
-            self.residual = perceptron()
-        with torch.random.fork_rng(
-            devices=()
-        ):  # whatever is drawn behind the branch does not depend on members or columns
+        self.residual = perceptron()
+        with torch.random.fork_rng(devices=()):  # whatever is drawn behind the branch does not depend on members
             self.others = nn.ModuleList(perceptron() for _ in range(members - 1))
         self.log_noise = nn.Parameter(torch.zeros(()))
         self.direct: nn.Parameter | None = None
         self.along: nn.Parameter | None = None
         self.causal_size = causal_size
         self.crossing: Crossing | None = None
-        self.register_buffer("feature_mean", torch.zeros(size))
-        self.register_buffer("feature_std", torch.ones(size))
-        if columns:
-            self.let_lean()
+        self.register_buffer("feature_mean", torch.zeros(hidden_size))
+        self.register_buffer("feature_std", torch.ones(hidden_size))
 
     def let_lean(self) -> None:
         """Let x move the value straight too, from now on."""
@@ -67,14 +59,8 @@ class ValueBranch(nn.Module):
             self.along = nn.Parameter(mean.new_zeros(self.causal_size))
 
     def standardize(self, features: Tensor) -> Tensor:
-        """x, float32, of z [..., H], or of z and its columns."""
-        width = features.shape[-1]
-        return (features.to(self.feature_mean.dtype) - self.feature_mean[:width]) / self.feature_std[:width]
-
-    def _padded(self, features: Tensor) -> Tensor:
-        """x of z and its columns, which stand at their means where they are not given."""
-        standardized = self.standardize(features)
-        return F.pad(standardized, (0, len(self.feature_mean) - standardized.shape[-1]))
+        """x, float32, of z [..., H]."""
+        return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
 
     def start_anew(self) -> None:
         """Every member as at a start, by torch's own generator."""
@@ -89,13 +75,15 @@ class ValueBranch(nn.Module):
         and noise_V [C], where nobody crosses (`Crossing.split`)."""
         noise = noise * self.log_noise.exp()
         return (
-            (scale, noise) if self.crossing is None else self.crossing.split(self._padded(features), scale, noise, law)
+            (scale, noise)
+            if self.crossing is None
+            else self.crossing.split(self.standardize(features), scale, noise, law)
         )
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32; with `each`,
         those that each member alone would give, [members, ..., C]."""
-        standardized = self._padded(features)
+        standardized = self.standardize(features)
         members = torch.stack([member(standardized) for member in (self.residual, *self.others)])
         residual = members if each else members.mean(0)
         loc_residual, scale_residual = residual.to(scale.dtype).chunk(2, dim=-1)

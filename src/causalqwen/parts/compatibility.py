@@ -29,7 +29,6 @@ NEEDS: dict[str, dict[str, Any]] = {
         "value_branch_members": 1,
     },
     "training by gradients": {"value_kernel": None},
-    "value_columns": {"value_branch": True, "class_values": {}},
     "beam search": {"copy_numbers": False},
     "drafting from the text": {"copy_numbers": False},
     "a text under observed noise": {"copy_numbers": False, "score_scale": "common", "vocabulary_family": "gaussian"},

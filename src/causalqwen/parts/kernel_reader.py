@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from causalqwen.distributions import StableFamily
+from causalqwen.distributions import StableFamily, upcast
 
 _NOISE = 0.05
 """The share of the scale that is noise: from texts of nobody in particular a value cannot tell who speaks from noise."""
@@ -14,14 +14,16 @@ _NOISE = 0.05
 class KernelReader(nn.Module):
     """(loc, log scale) = b + sum_i a_i k(x, x_i) on the value axis, as the law of U that the value head reads.
 
-        k(x, x_i) = sum over blocks of exp(-|x - x_i|^2) - 1    rows > 0; x is r, standardised, over each block's width
-        k(x, x_i) = x_i x                                   rows = 0: linear, written out as one row of weights
+        k(x, x_i) = sum_b s_b (exp(-d_b) - 1) + s (exp(-sum_b a_b d_b) - 1)     rows > 0; d_b = |x - x_i|^2, of block b of r,
+                                                                                standardised, over the block's width
+        k(x, x_i) = sum_b s_b x_i x                             rows = 0: linear, written out as one row of weights
         loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
 
     so that W_reg U + b_reg has this loc and scale. r [R] stands behind z in the features [..., H + R] (`read_backbone`).
 
     Args:
-        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept.
+        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept. shares: s_b,
+            and s, the share of all blocks together; along: a_b. Of blocks without a share no x_i are kept.
     """
 
     mean: Tensor
@@ -36,12 +38,22 @@ class KernelReader(nn.Module):
 
     IN_FLOAT32 = ("mean", "inverse", "weights", "bias", "bounds", "along", "shift", "unit")
 
-    def __init__(self, hidden_size: int, causal_size: int, blocks: Sequence[int], rows: int) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        causal_size: int,
+        blocks: Sequence[int],
+        rows: int,
+        shares: Sequence[float],
+        along: Sequence[float],
+    ) -> None:
         super().__init__()
         self.hidden_size, self.blocks, self.rows, width = hidden_size, list(blocks), rows, sum(blocks)
+        self.together, self.parts = shares[-1], list(zip(blocks, shares[:-1], along, strict=True))
+        kept = sum(block for block, *told in self.parts if any(told))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
-        self.register_buffer("support", torch.zeros(rows, width, dtype=torch.int16))  # float16, which no loader casts
+        self.register_buffer("support", torch.zeros(rows, kept, dtype=torch.int16))  # float16, which no loader casts
         self.register_buffer("weights", torch.zeros(2, rows or width))
         self.register_buffer("bias", torch.zeros(2))
         self.register_buffer("bounds", torch.tensor([[-torch.inf] * 2, [torch.inf] * 2]))  # of loc and log scale
@@ -50,22 +62,32 @@ class KernelReader(nn.Module):
         self.register_buffer("unit", torch.ones(1))
 
     def kernels(self, x: Tensor, support: Tensor) -> Tensor:
-        """k [..., n] of standardised rows x [..., R] with others [n, R]."""
-        made = torch.zeros(())
-        for one, other in zip(x.split(self.blocks, -1), support.split(self.blocks, -1), strict=True):
-            squares = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
+        """k [..., n] of standardised rows x [..., R] with others [n, those of R in blocks that have a share]."""
+        pairs = zip(self.parts, x.split(self.blocks, -1), strict=True)
+        told = [(share, along, part) for (_, share, along), part in pairs if share or along]
+        others = support.split([part.shape[-1] for *_, part in told], -1)
+        made, apart = torch.zeros(()), torch.zeros(())
+        for (share, along, part), other in zip(told, others, strict=True):
+            squares = part.square().sum(-1, keepdim=True) + other.square().sum(-1)
+            distances = (squares - 2 * part @ other.T).clamp(min=0)
             # What is near 1 in all blocks would drown in rounding beside it.
-            made = made + (2 * one @ other.T - squares).clamp(max=0).expm1()
-        return made
+            made, apart = made + share * (-distances).expm1(), apart + along * distances
+        return made + self.together * (-apart).expm1()
 
     def read(self, features: Tensor) -> Tensor:
         """loc and log scale [..., 2] on the value axis, float32, of features [..., H + R]."""
         if features.shape[-1] != self.hidden_size + len(self.mean):
             raise ValueError("this model reads numbers from the whole backbone, and was given its last layer alone")
-        x = (features[..., self.hidden_size :] - self.mean.float()) * self.inverse.float()
-        made = self.kernels(x, self.support.view(torch.float16).float()) if self.rows else x
-        made = (made.double() @ self.weights.double().T + self.bias).float()
-        return torch.minimum(torch.maximum(made, self.bounds[0]), self.bounds[1])
+        return self.told(features[..., self.hidden_size :])
+
+    def told(self, r: Tensor) -> Tensor:
+        """loc and log scale [..., 2] on the value axis, of r [..., R], in its dtype, float32 at least."""
+        r = upcast(r)
+        x = (r - self.mean.to(r)) * self.inverse.to(r)
+        made = self.kernels(x, self.support.view(torch.float16).to(r)) if self.rows else x
+        made = (made.double() @ self.weights.double().T + self.bias).to(r)
+        low, high = self.bounds.to(r)
+        return torch.minimum(torch.maximum(made, low), high)
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
         """z and r [..., H + R], loc_U and scale_U [..., C], which are not read -> the law of U that the value head reads,
@@ -77,7 +99,7 @@ class KernelReader(nn.Module):
     def standardize(self, features: Tensor) -> Tensor:
         """z [..., H] as its kernel reads it, in units of about a standard deviation."""
         size = self.hidden_size
-        return (features - self.mean[:size].float()) * self.inverse[:size].float() * size**0.5
+        return (features - self.mean[:size].to(features)) * self.inverse[:size].to(features) * size**0.5
 
     def start_anew(self) -> None:
         """Nothing to start."""

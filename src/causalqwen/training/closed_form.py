@@ -15,8 +15,8 @@ Of more rows than `LANDMARKS` some are drawn as x_i, and all are fitted (Nyströ
 are one: Φ = U √D V' gives r_B = (I - H_BB)^-1 (y - H y)_B with H = U D (D + λ)^-1 U'.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,10 @@ AXES: dict[str, Maps] = {
 LANDMARKS = 4096
 """The most rows that a kernel is kept of: its decomposition costs their cube."""
 
+LEAST_SHARE = 0.01
+"""The least share of a block in a kernel: what has less tells nothing."""
+
+_STEPS, _NOISE, _LEAST_NOISE, _LEAST = 12, 0.1, 1e-2, 1e-12
 _JITTER = 1e-9  # of a kernel's mean diagonal of 1: wide kernels are singular but for rounding
 _AT_ONCE = 4096  # rows
 _LEVELS = CRPS_LEVELS.numpy()
@@ -201,8 +205,10 @@ class BlockKernel:
     """A kernel over blocks of features, float32 [n, R], standardised by these rows, whose form leave-one-out has chosen.
 
     groups, counted, units: as `KernelRidge` has them. axes: what makes its axes for some of the rows.
-    kind: of `KINDS`. mean, inverse [R]: x = (r - mean) inverse; a coordinate that does not vary has an inverse of 0. support
-    float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most. ridge: the fit to all rows. tried: the error of each kind.
+    kind: of `KINDS`. shares [B + 1]: what each block has of the kernel, and all together (`likeliest_shares`); along [B]: what
+    each has of the latter's exponent. told [B]: which blocks are looked at. mean, inverse [R]: x = (r - mean) inverse; a
+    coordinate that does not vary has an inverse of 0. support float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most.
+    ridge: the fit to all rows. tried: the error of each kind.
     ValueError for features that are not finite, and where nothing varies.
     """
 
@@ -232,13 +238,29 @@ class BlockKernel:
 
         some = _whole_groups(groups, _CHOOSING)
         x = self._x(features[some])
-        distances = [_distances(part, part) for part in self._split(x)]
+        parts = self._split(x)
+        distances = [_distances(part, part) for part in parts]
         medians = np.array([float(np.median(part)) or 1.0 for part in distances])
-        self.tried = {}
+        forward = next(iter((axes(some) or AXES).values()))[0]
+        varies = np.array([part.any() for part in self._split(used)])
+        scores, self.tried, found = normal_scores(forward(values[some])), {}, {}
+        of_blocks = list(zip(parts, distances, medians, strict=True))
         for kind in KINDS:
-            kernel = _gaussian(distances, 2 * kind**2 * medians) if kind else x @ x.T
-            self.tried[kind] = fit(kernel, some).error
+            made = [apart / np.float32(2 * kind**2 * m) if kind else -part @ part.T for part, apart, m in of_blocks]
+            stacked = np.stack(made)[varies]
+            kernels = np.exp(-stacked) if kind else -stacked
+            along = alone = likeliest_shares(kernels, scores)
+            if kind:
+                kernels = np.concatenate([kernels, np.exp(-_sum(along, stacked))[None]])
+                alone = likeliest_shares(kernels, scores, np.append(along / 2, 0.5))
+            found[kind] = alone, along
+            self.tried[kind] = fit(_sum(alone, kernels), some).error
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
+        alone, along = found[self.kind]
+        self.shares, self.along, places = np.zeros(len(blocks) + 1), np.zeros(len(blocks)), np.flatnonzero(varies)
+        self.shares[[*places, len(blocks)][: len(alone)]] = alone
+        self.along[places] = along * (self.shares[-1] > 0)
+        self.told = (self.shares[:-1] > 0) | (self.along > 0)
         if self.kind:
             self.inverse /= np.repeat(np.sqrt(2 * medians) * self.kind, blocks).astype(np.float32)
         rows = np.arange(len(values))
@@ -258,16 +280,50 @@ class BlockKernel:
     def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
         if not self.kind:
-            return x @ kept.T
-        pairs = zip(self._split(x), self._split(kept), strict=True)
-        return _gaussian((_distances(*pair) for pair in pairs), np.ones(len(self.blocks)))
+            return x * np.repeat(self.shares[:-1], self.blocks).astype(x.dtype) @ kept.T
+        made, apart = 0.0, 0.0
+        parts = zip(self.shares, self.along, self.told, self._split(x), self._split(kept), strict=False)
+        for share, along, _, part, other in (of for of in parts if of[2]):
+            distances = _distances(part, other)
+            made, apart = made + share * np.exp(-distances), apart + along * distances
+        return made + self.shares[-1] * np.exp(-apart)
 
     def _split(self, x: np.ndarray) -> list[np.ndarray]:
         return np.split(x, np.cumsum(self.blocks)[:-1], axis=-1)
 
 
-def _gaussian(distances: Iterable[np.ndarray], widths: np.ndarray) -> Any:
-    return sum(np.exp(-part / width) for part, width in zip(distances, widths, strict=True))
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    """The quantiles of a normal distribution at the ranks of values [n], the mean rank of equal ones."""
+    order = np.sort(values)
+    ranks = sum(np.searchsorted(order, values, side) for side in ("left", "right")) / (2 * len(values))
+    scores: np.ndarray = torch.special.ndtri(torch.from_numpy(ranks)).numpy()
+    return scores
+
+
+def likeliest_shares(kernels: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+    """The shares [b], together 1, that kernels [b, n, n] have in y [n] ~ N(0, V), V = sum_b s_b K_b + s I + intercept.
+
+        s_b <- s_b sqrt(a' K_b a / tr(V^-1 K_b)),   s <- s sqrt(a' a / tr V^-1),   a = V^-1 y
+
+    from equal ones, or half as many steps from a start: no step makes y less likely (Zhou, Hu, Zhou and Lange 2019). Shares
+    below `LEAST_SHARE` are none.
+    """
+    shares, noise = np.full(len(kernels), 1 / len(kernels)) if start is None else start, _NOISE
+    for _ in range(_STEPS if start is None else _STEPS // 2):
+        covariance = _sum(shares, kernels).astype(np.float64) + INTERCEPT + noise * np.eye(len(y))
+        precision = np.linalg.inv(covariance)
+        a = precision @ y
+        told = np.array([a.astype(kernel.dtype) @ kernel @ a for kernel in kernels])
+        spent = np.array([np.vdot(precision, kernel.astype(np.float64)) for kernel in kernels])
+        shares = shares * np.sqrt(told.clip(_LEAST) / spent.clip(_LEAST))
+        noise = max(noise * np.sqrt(a @ a / np.trace(precision)), _LEAST_NOISE)
+    shares = np.where(shares < LEAST_SHARE * shares.sum(), 0.0, shares)
+    return shares / shares.sum()
+
+
+def _sum(shares: np.ndarray, kernels: np.ndarray) -> np.ndarray:
+    total: np.ndarray = np.tensordot(shares.astype(kernels.dtype), kernels, 1)
+    return total
 
 
 def _distances(x: np.ndarray, kept: np.ndarray) -> np.ndarray:

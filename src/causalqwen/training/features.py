@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen.data import Example, collate
-from causalqwen.data.encoding import columns_of, most_also_right
+from causalqwen.data.encoding import most_also_right
 from causalqwen.distributions import upcast
 from causalqwen.files import check_sums, update_digest, write_sums, writing_folder
 from causalqwen.losses import NO_TARGET
@@ -70,8 +70,6 @@ class TokenFacts:
         read without the rest and nobody asks for `<NUM>`'s score (`learns_when`).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer.
     numbers: those in the positions' rows, where the model copies; it is no column.
-    table: float32 [N, K], the columns of a table's row at each position; they are not kept, but come from the examples each
-        time, and stand behind z in `tensor("features")`.
     reads: where numbers are read from the whole backbone; no column either.
     """
 
@@ -91,7 +89,6 @@ class TokenFacts:
     backbone_id: np.ndarray | None = None
     backbone_nll: np.ndarray | None = None
     numbers: KeptNumbers | None = None
-    table: np.ndarray | None = None
     reads: Reads | None = None
 
     def __len__(self) -> int:
@@ -99,10 +96,9 @@ class TokenFacts:
 
     def __getitem__(self, index: slice | np.ndarray) -> "TokenFacts":
         numbers = None if self.numbers is None else self.numbers[index]
-        table = None if self.table is None else self.table[index]
         reads = None if self.reads is None else self.reads[index]
         columns = {name: getattr(self, name)[index] for name in self.columns}
-        return TokenFacts(**columns, numbers=numbers, table=table, reads=reads)
+        return TokenFacts(**columns, numbers=numbers, reads=reads)
 
     def features_at(self, taken: Tensor) -> Tensor:
         """Features of the positions `taken`, bool [N], before numbers: all that a value is read from."""
@@ -121,13 +117,10 @@ class TokenFacts:
         one that these rows were read without."""
         if getattr(self, name) is None:
             raise ValueError(f"these facts were read without {name}: read them with the rest of the vocabulary")
-        column = torch.from_numpy(getattr(self, name))
-        if name == "features" and self.table is not None:
-            return torch.cat([column, torch.from_numpy(self.table)], dim=-1)
-        return column
+        return torch.from_numpy(getattr(self, name))
 
 
-_BESIDE = ("numbers", "table", "reads")
+_BESIDE = ("numbers", "reads")
 COLUMNS = tuple(field.name for field in dataclasses.fields(TokenFacts) if field.name not in _BESIDE)
 REST = COLUMNS[COLUMNS.index("rest_loss") :]
 _INTEGERS = ("targets", "rival_id", "backbone_id", "also_right")
@@ -136,7 +129,7 @@ _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
 def _blocks_of(model: CausalQwenForCausalLM) -> list[int] | None:
     """The widths of what the whole backbone tells; None where it is not read."""
-    known: list[int] | None = (model.config.value_kernel or {}).get("blocks", model.reads_backbone)
+    known: list[int] | None = model.reads_backbone or (model.config.value_kernel or {}).get("blocks")
     return known
 
 
@@ -144,7 +137,7 @@ def learns_when(model: CausalQwenForCausalLM) -> bool:
     """Whether training on numbers alone reads `<NUM>`'s score at every position: its row is learned beside the values, or the
     gate asks for P_NUM. Else the row has a fit of its own (`announce`), and no threshold is taken, which is a product."""
     config = model.config
-    return not model.action.scales.common or bool(config.value_columns) or config.gate_alpha < 1
+    return not model.action.scales.common or config.gate_alpha < 1
 
 
 def _columns_of(model: CausalQwenForCausalLM, rest: bool) -> tuple[str, ...]:
@@ -342,6 +335,13 @@ class FactStore:
             kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
         self.facts = TokenFacts(**arrays, numbers=kept, reads=reads)
 
+    @classmethod
+    def of_rows(cls, facts: TokenFacts) -> "FactStore":
+        """Facts of rows that have one position each, in memory."""
+        made = cls.__new__(cls)
+        made.facts, made.offsets = facts, np.arange(len(facts) + 1)
+        return made
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -364,7 +364,7 @@ class FactStore:
                 for name in ("features", "targets", "values", "also_right")
             )
             facts = on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
-            yield dataclasses.replace(facts, numbers=block.numbers, table=block.table)
+            yield dataclasses.replace(facts, numbers=block.numbers)
 
     @classmethod
     def build(
@@ -389,7 +389,7 @@ class FactStore:
         folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples, rest=rest)]
         folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
         if ranks.from_main(folder.is_dir()):
-            return cls(folder, numbers=model.copies)._with_table(model, examples)
+            return cls(folder, numbers=model.copies)
         was_training = model.training
         model.eval()
         try:
@@ -398,13 +398,7 @@ class FactStore:
                 cls._fill(part, model, examples, title, rest)
         finally:
             model.train(was_training)
-        return cls(folder)._with_table(model, examples)
-
-    def _with_table(self, model: CausalQwenForCausalLM, examples: Sequence[Example]) -> "FactStore":
-        table = columns_of(examples, model.config.value_columns)
-        if table is not None:
-            self.facts.table = table.repeat(np.diff(self.offsets), axis=0)
-        return self
+        return cls(folder)
 
     @staticmethod
     def _fill(part: Path, model: CausalQwenForCausalLM, examples: Sequence[Example], title: str, rest: bool) -> None:
@@ -489,7 +483,7 @@ class FactStore:
         """The store that `build` would make of `examples` in `root`, put together from those of their parts, in order."""
         folder = Path(root) / f"features-{facts_keys(model, examples)[0][:24]}"
         if folder.is_dir():
-            return cls(folder)._with_table(model, examples)
+            return cls(folder)
         with writing_folder(folder) as part:
             for name in COLUMNS:
                 columns = [getattr(store.facts, name) for store in stores]
@@ -502,7 +496,7 @@ class FactStore:
             lengths = np.concatenate([np.diff(store.offsets) for store in stores])
             np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
             write_sums(part)
-        return cls(folder)._with_table(model, examples)
+        return cls(folder)
 
 
 def _make_empty(folder: Path, names: Sequence[str], positions: int, widths: dict[str, int]) -> None:

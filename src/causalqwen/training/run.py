@@ -361,7 +361,7 @@ def _about_run(
     digest = hashlib.sha256()
     for examples in rows:
         update_with_rows(digest, examples)
-        whose = [(one.individual, one.class_name, one.group, one.columns) for one in examples]
+        whose = [(one.individual, one.class_name, one.group) for one in examples]
         digest.update(json.dumps(whose).encode())
     about = {"another model": start or fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
     described: dict[str, Any] = json.loads(ranks.from_main(json.dumps(about)))

@@ -48,8 +48,8 @@ _QUARTILE = 0.6745
 _NOISE_AT_CENTER = 0.05
 """Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
 
-_COLUMN_RIDGE = 1e-2
-"""Penalty of a row, in the start on a table's columns: experts' answers among them say much the same."""
+_PEOPLE_RIDGE = 1e-2
+"""Penalty of a row, in the start of how far people differ."""
 
 _LEAST_LEFT = 1e-4
 """The least share of the axis that a regression leaves of a value that it has by heart."""
@@ -152,9 +152,6 @@ def check_stages(
     if settings.heads is not None and settings.heads.domain is not None:
         _check_domain(model, settings.heads.domain, settings.heads.domain_asked)
     for name, stage in stages.items():
-        moves = name in ("lora", "backbone") or (name == "heads" and _moves_embedding(model, stage))
-        if moves and model.config.value_columns:
-            raise ValueError(f"{name}: columns of a table are learned on kept features, which this stage moves")
         if (asked := getattr(stage, "negatives", 0)) > (most := int(model.action.vocabulary_mask.sum()) - 1):
             raise ValueError(f"{name}: {asked} negatives of {most} tokens")
     if settings.ovr_impl != "auto":
@@ -180,8 +177,7 @@ def _train_values(run: Run) -> None:
     if stage.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
-    if model.action.scales.common and not model.config.value_columns:
-        # Else a threshold says nothing of others, or plain text lacks a table's columns: `<NUM>`'s row is learned in passing.
+    if model.action.scales.common:  # else a threshold says nothing of others: `<NUM>`'s row is learned in passing
         if run.watched:
             announce(model, train_store)
         for fitted in (model.action.num_row, model.action.num_bias):
@@ -247,7 +243,7 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     before = model.action.value(zero, scale)[1].double()[places]
     step = (unit * size.clamp(min=_LEAST_SHARE * noise)).log() - before.log()
     middle = x.double().mean(0)
-    slopes, _ = _ridge((x.double() - middle).cpu(), (step - step.mean()).cpu(), (_COLUMN_RIDGE,))
+    slopes, _ = _ridge((x.double() - middle).cpu(), (step - step.mean()).cpu(), (_PEOPLE_RIDGE,))
     branch.direct[1].add_(slopes.to(branch.direct))
     start = step.mean() - middle.cpu() @ slopes
     for member in (branch.residual, *branch.others):
@@ -286,13 +282,9 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
 
 @torch.no_grad()
 def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
-    """Start at the ridge regression of t(value) on the columns of a table, or where there are none on the features, with the
-    spread that it leaves: a goes along W_reg, and d takes back what W_reg makes of z by itself. t(value) is clipped there to
-    where 95% of it lie, widened by as much on both sides. Of a table the spread follows the columns too, where rows left out
-    one by one are told more of it by a standard error: e is the ridge regression of the logarithm of what is left (Harvey
-    1976)."""
-    if model.config.value_columns:
-        model.config.require("value_columns")
+    """Start at the ridge regression of t(value) on the features, with the spread that it leaves: a goes along W_reg, and d
+    takes back what W_reg makes of z by itself. t(value) is clipped there to where 95% of it lie, widened by as much on both
+    sides."""
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
     branch.direct.zero_()  # what an earlier training left there
     learned = torch.from_numpy(np.isfinite(store.facts.values))
@@ -300,28 +292,18 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     low, high = (torch.quantile(axis[:: 1 + len(axis) // 1_000_000], level).item() for level in (0.025, 0.975))
     axis = axis.clamp(2 * low - high, 2 * high - low)
     features = store.facts.tensor("features")[learned].to(model.device)
-    columns = branch.standardize(features)[:, -branch.columns :].double()  # all of x where there are none
-    within = (columns - columns.mean(0)).cpu()
-    slopes, left = _ridge(within, axis - axis.mean(), (_COLUMN_RIDGE,) if branch.columns else _RIDGES)
+    x = branch.standardize(features).double()
+    slopes, left = _ridge((x - x.mean(0)).cpu(), axis - axis.mean(), _RIDGES)
     left = left + axis.mean()
     # The chain where each feature in turn stands one standard deviation off its mean: loc_Y is linear in z there.
     was_training = branch.training
     steps = torch.cat([branch.feature_mean[None], branch.feature_mean + torch.diag(branch.feature_std)])
     loc, scale = (column.double().cpu() for column in Chain(model.eval(), steps.to(features.dtype)).value())
     branch.train(was_training)
-    own = loc[0] - loc[1:]
-    own[-len(slopes) :] += slopes
     branch.along.copy_(head.weight[0] / head.weight.square().sum())
-    branch.direct[0].copy_(own)
-    head.bias.add_((left.median() - loc[0] - columns.mean(0).cpu() @ slopes).item())
+    branch.direct[0].copy_(loc[0] - loc[1:] + slopes)
+    head.bias.add_((left.median() - loc[0] - x.mean(0).cpu() @ slopes).item())
     apart = (left - left.median()).abs().clamp(min=_LEAST_LEFT)
-    if branch.columns:
-        logs = apart.log() - apart.log().mean()
-        widths, missed = _ridge(within, logs, _RIDGES)
-        gain = (logs * len(logs) / max(len(logs) - 1, 1)).square() - missed.square()
-        if gain.mean() > gain.std() / math.sqrt(len(gain)):
-            branch.direct[1, -branch.columns :] = widths.to(branch.direct)
-            apart = apart / (within @ widths).exp()
     least = apart.median() / law.quantile(torch.tensor(0.75))
     step = float((least.clamp(min=1e-6) / scale[0]).log())
     for member in (branch.residual, *branch.others):
@@ -352,17 +334,14 @@ def _ridge(x: torch.Tensor, y: torch.Tensor, penalties: Sequence[float]) -> tupl
 def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None:
     """Mean and standard deviation of the features that precede values to learn, for the value branch.
 
-    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `LEAST_SPREAD` of its size; a column
-    of a table, which nothing rounds, by 1 where it does not vary.
+    A coordinate that hardly varies, as where all rows share a few prompts, is divided by `LEAST_SPREAD` of its size.
     """
     if model.value_branch is None:
         return
     learned = np.isfinite(store.facts.values)
     features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
     std, mean = torch.std_mean(features, dim=0)
-    least = LEAST_SPREAD * features.square().mean(0).sqrt()
-    least[len(least) - model.value_branch.columns :] = 0
-    std = torch.maximum(std, least)
+    std = torch.maximum(std, LEAST_SPREAD * features.square().mean(0).sqrt())
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
     model.value_branch.feature_std.copy_(std)

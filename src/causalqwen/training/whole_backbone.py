@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
 from causalqwen.training.copies import fit_copying
 from causalqwen.training.features import FactStore
 from causalqwen.training.held_out import left_out_together
+from causalqwen.training.scores import score_values
 from causalqwen.training.settings import STAGES, ChosenStage, TrainSettings
 
 FEWEST_NUMBERS = 8
@@ -39,7 +41,7 @@ def reads_whole(
     """Whether values are fitted in closed form: those of a graft that says nothing of a branch, alone, of one process, in rows
     that name nobody."""
     config = model.config
-    anew = config.value_range is None and config.start == "faithful" and not config.value_columns
+    anew = config.value_range is None and config.start == "faithful"
     of_branch = any(name.startswith("value_branch") or name in _OF_BRANCH for name in config.given or ())
     alone = [name for name in STAGES if getattr(settings, name) is not None] == ["values"] and ranks.world_size() == 1
     return (
@@ -149,15 +151,16 @@ class WholeBackbone:
         fit_axes(model.config, self.numbers, self.axis, self.settings)
         rows = len(kernel.support) if kernel.kind else 0
         about = {"blocks": list(map(int, kernel.blocks)), "rows": rows}
+        about |= {"shares": kernel.shares.tolist(), "along": kernel.along.tolist()}
         renew_values(model, value_branch=False, value_family=self.family, value_kernel=about)
         reader, law = model.value_kernel, model.action.value_law
         both = np.stack([ridge.location.coefficients, ridge.log_scale.coefficients])
         weights = both / ridge.unit
         bias = INTERCEPT * both.sum(1) + [0.0, np.log(self.unit)]
         if rows:
-            bias += len(kernel.blocks) * weights.sum(1)  # the 1 that the reader takes off each block
+            bias += weights.sum(1)  # the 1 that the reader takes off each part, times its share
         else:
-            weights = weights @ kernel.support.astype(np.float64)
+            weights = weights @ kernel.support.astype(np.float64) * np.repeat(kernel.shares[:-1], kernel.blocks)
         log_scale = ridge.log_scale.left_out + np.log(self.unit)
         bounds = np.stack([[ridge.reach[0], log_scale.min()], [ridge.reach[1], log_scale.max()]])
         weight, shift = model.action.value_linear
@@ -174,9 +177,9 @@ class WholeBackbone:
         for name, made in filled.items():
             getattr(reader, name).copy_(torch.as_tensor(made))
         if rows:
-            reader.support.copy_(torch.from_numpy(kernel.support).view(torch.int16))
-        loc_Y, scale_Y = ridge.location.left_out.clip(*ridge.reach), np.exp(log_scale)
-        of_rows = torch.from_numpy(loc_Y), torch.from_numpy(scale_Y), self.numbers.values
+            kept = kernel.support[:, np.repeat(kernel.told, kernel.blocks)]
+            reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
+        of_rows = *self.left_out, self.numbers.values
         self._fit_levels(*of_rows)
         if self.candidates is not None:
             classes = number_classes(self.examples, model.config.num_token_id)
@@ -195,6 +198,23 @@ class WholeBackbone:
         set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
         config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
         config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)
+
+    @property
+    def left_out(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """loc and scale [n] on the axis, of each number by a fit without its group."""
+        ridge = self.kernel.ridge
+        scale = np.exp(ridge.log_scale.left_out + np.log(self.unit))
+        return torch.from_numpy(ridge.location.left_out.clip(*ridge.reach)), torch.from_numpy(scale)
+
+    def scores(self) -> dict[str, Any]:
+        """Scores of the numbers as they are `left_out`, under the law that was installed."""
+        return score_values(self.model.value_law, *self.left_out, self.numbers.values)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Axis, law, width of the kernel in median distances (0: linear), and ridge."""
+        ridge = self.kernel.ridge.location.ridge
+        return {"axis": self.axis, "family": self.family, "width": self.kernel.kind, "ridge": ridge}
 
     def tell(self, say: Callable[[str], None], seconds: float) -> None:
         """Say what was chosen."""
