@@ -14,7 +14,6 @@ from causalqwen import CausalQwenForCausalLM
 from causalqwen.evaluation import demo as demo_module
 from causalqwen.evaluation import quick
 from causalqwen.numbers.rendering import brief
-from causalqwen.training import TrainSettings, ValueStage
 from causalqwen_cli.app import app
 from conftest import make_backbone
 from test_cli import ROWS, place, run, trained, write  # noqa: F401  fixtures
@@ -257,19 +256,16 @@ def bare(tiny_tokenizer, tmp_path_factory):
 
 def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
-    monkeypatch.setattr("causalqwen.training.run.FEWEST_UPDATES", 16)
     told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
     assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}
     page = (tmp_path / "report.html").read_text()
     assert "Three people" in page and "What would have been said" in page and "parameters (" in page
-    assert (tmp_path / "model" / "choice.json").is_file()
     assert "and nothing else" in run("doctor", "--scan", tmp_path / "model").stdout
 
 
 def test_the_quick_demo_shows_all_four_and_can_be_run_again(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(quick, "SIZES", {"train": 40, "validation": 12})
-    monkeypatch.setattr(quick, "SETTINGS", TrainSettings(values=ValueStage(epochs=1, batch_size=16)))
     monkeypatch.chdir(tmp_path)
     page = run("demo", "--quick", "--backbone", bare).stdout
     assert [line[:2] for line in page.splitlines() if re.match(r"[1-4W]", line)] == ["1.", "2.", "3.", "4.", "Wh"]

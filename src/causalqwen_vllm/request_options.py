@@ -22,7 +22,7 @@ TOKENS_ALONE = (
 
 _KNOWN = {
     "preset", "individual_mode", "noise_mode", "own_mode", "seed", "temperature", "top_p",
-    "individual", "values", "places", "key", "number_class", "kept_from",
+    "individual", "values", "places", "key", "number_class", "kept_from", "laws",
 }  # fmt: skip
 
 
@@ -34,7 +34,8 @@ class RequestOptions:
     the draws of `softmax`. places: of their first digits, where vLLM gets no `<NUM>`; of a model that copies. key: under which
     its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset `softmax`, whose draws are those of
     `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`. kept_from: the first place of which what
-    it follows from is kept under the key; None for none.
+    it follows from is kept under the key; None for none. laws: whether somebody asks for the law of a number where none is
+    decided, which a model that reads the whole backbone has to read at once.
     """
 
     plan: CausalDecoding
@@ -45,6 +46,7 @@ class RequestOptions:
     number_class: str | None = None
     kept_from: int | None = None
     places: tuple[int, ...] = ()
+    laws: bool = False
 
     @classmethod
     def read(cls, given: Any) -> "RequestOptions":
@@ -75,7 +77,8 @@ class RequestOptions:
         if kept is not None and (type(kept) is not int or kept < 1 or not key):
             raise ValueError(f"kept_from is a place, an integer of 1 or more, and needs a key; got {kept!r}")
         seed, values = int(given.get("seed", 0)), tuple(map(float, given.get("values", ())))
-        return cls(plan, seed, values, top_p, key, given.get("number_class"), kept, tuple(given.get("places", ())))
+        places, laws = tuple(given.get("places", ())), bool(given.get("laws"))
+        return cls(plan, seed, values, top_p, key, given.get("number_class"), kept, places, laws)
 
     @property
     def individual(self) -> Individual | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ class Request:
     A token's place is its index in vLLM's sequence, the prompt included. `ids`: the tokens of the prompt and those fed since;
     vLLM feeds nothing that its prefix cache knows. `values`: place -> value, where the last token is no number too. `followed`:
     place -> the features [H] that a generated number follows from. `pending`: place and features of the token that was decided
-    last. `kept`: place -> the features that any token follows from, from the place on that was asked for, in the processor's
-    memory, since vLLM counts on the whole of a GPU's. Once `forgotten`, or where no key was given to ask by, neither is kept.
+    last; what the whole backbone tells stands behind features where it was read. `kept`: place -> the features that any token
+    follows from, from the place on that was asked for, in the processor's memory, since vLLM counts on the whole of a GPU's.
+    Once `forgotten`, or where no key was given to ask by, neither is kept.
 
     Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted. With `hides` the
     sequence holds no `<NUM>`, and a number's place is that of its first digit.
@@ -117,9 +119,18 @@ class Request:
         """Whether the number at `place` is the token that was decided last, and has no value yet."""
         return place not in self.values and self.pending is not None and self.pending[0] == place
 
-    def may_be_numbers(self, since: int) -> dict[int, Tensor]:
-        """Place -> the features [H] that each number from a place on follows from, and those that the last token does."""
-        at_end = {} if self.hides or self.pending is None else dict([self.pending])
+    def widen(self, features: Tensor) -> None:
+        """Keep these in place of the features of the token that was decided last: what else was read stands behind them."""
+        assert self.pending is not None, "a number follows from something"
+        place, _ = self.pending
+        self.pending = place, features
+        if place in self.kept:
+            self.kept[place] = features.to("cpu")
+
+    def may_be_numbers(self, since: int, width: int) -> dict[int, Tensor]:
+        """Place -> the features that each number from a place on follows from, and those that the last token does, if they are
+        as wide as a number's."""
+        at_end = {} if self.hides or self.pending is None or len(self.pending[1]) < width else dict([self.pending])
         return {place: features for place, features in (at_end | self.followed).items() if place >= since}
 
     def write(self, value: float) -> None:
@@ -149,6 +160,7 @@ class Step:
 
     starts: where each row's tokens start, and the last one's end, behind which CUDA graphs leave what stood there before.
     first: the place of each row's first token; last: int64 [B], that of its last one, on the model's device.
+    attention: vLLM's metadata of each layer's attention, by its name; means: what was read through it of each row, if it was.
     is_read: whether what follows from the tokens was noted.
     """
 
@@ -156,17 +168,21 @@ class Step:
     starts: list[int]
     first: list[int]
     last: Tensor
+    attention: Any
+    means: Tensor | None = None
     is_read: bool = False
 
     @classmethod
-    def of(cls, requests: list[Request], starts: list[int], first: list[int], positions: Tensor) -> "Step":
+    def of(
+        cls, requests: list[Request], starts: list[int], first: list[int], positions: Tensor, attention: Any
+    ) -> "Step":
         """positions [N] of all tokens, which vLLM may write over."""
         at = (
             slice(len(requests))
             if starts[-1] == len(requests)
             else torch.tensor(starts[1:], device=positions.device) - 1
         )
-        return cls(requests, starts, first, positions[at].clone())
+        return cls(requests, starts, first, positions[at].clone(), attention)
 
     @property
     def places(self) -> list[int]:

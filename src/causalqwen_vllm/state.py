@@ -34,6 +34,7 @@ class GraftState(DefaultModelState):
         self._graft: Any = model
         self._slots: dict[int, Request] = {}
         self._by_id: OrderedDict[str, Request] = OrderedDict()
+        self._attention: dict[str, Any] = {}
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
@@ -46,13 +47,18 @@ class GraftState(DefaultModelState):
                 self._by_id.popitem(last=False)
         self._slots[req_index] = self._by_id[name]
 
+    def prepare_attn(self, *args: Any, **settings: Any) -> dict[str, Any]:
+        self._attention = super().prepare_attn(*args, **settings)
+        return self._attention
+
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
         requests = [self._slots[slot] for slot in input_batch.idx_mapping_np.tolist()] if self._slots else []
         self._table.stand(requests)
         step = None
         if requests:  # none while vLLM warms up
             starts = input_batch.query_start_loc_np[: len(requests) + 1].tolist()
-            step = Step.of(requests, starts, input_batch.num_computed_tokens_np.tolist(), input_batch.positions)
+            first = input_batch.num_computed_tokens_np.tolist()
+            step = Step.of(requests, starts, first, input_batch.positions, self._attention)
         self._graft.begin(step, input_batch.input_ids)
         return super().prepare_inputs(input_batch, req_states)
 

@@ -69,7 +69,10 @@ class NumberWorker:
                 of_count.setdefault(count, []).append(row)
         for count, rows in of_count.items():
             features = torch.cat(
-                [self._kept(key, place, len(tokens)) for key, place, tokens, _ in map(asked.__getitem__, rows)]
+                [
+                    self._kept(key, place, len(tokens), model.config.hidden_size)
+                    for key, place, tokens, _ in map(asked.__getitem__, rows)
+                ]
             )
             tokens = torch.tensor([token for row in rows for token in asked[row][2]], device=features.device)
             found = iter(likelihoods(model, features, tokens, count))
@@ -92,8 +95,9 @@ class NumberWorker:
             seen.append({} if found is None else asdict(found))
         return seen
 
-    def _kept(self, key: str, place: int, count: int) -> Tensor:
-        """The features [count, H] that the tokens from a place on follow from. ValueError for one that is not kept."""
+    def _kept(self, key: str, place: int, count: int, width: int | None = None) -> Tensor:
+        """The features [count, width], or as wide as they are, that the tokens from a place on follow from. ValueError for one
+        that is not kept."""
         kept = self.model_runner.get_model().table.by_key[key].kept  # type: ignore[attr-defined]
         if missing := [at for at in range(place, place + count) if at not in kept]:
             raise ValueError(
@@ -103,7 +107,7 @@ class NumberWorker:
             )
         for at in [at for at in kept if at < place]:
             del kept[at]
-        return torch.stack([kept[at] for at in range(place, place + count)]).to(self.device)  # type: ignore[attr-defined]
+        return torch.stack([kept[at][:width] for at in range(place, place + count)]).to(self.device)  # type: ignore[attr-defined]
 
     def tell_laws(
         self, asked: Sequence[tuple[str, float | None]], levels: Sequence[float], points: int | None

@@ -14,10 +14,12 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 
 import causalqwen_vllm
 from causalqwen import PRESETS, CausalDecoding, CausalQwenConfig, CausalQwenForCausalLM
+from causalqwen.data import Row, encode_rows
 from causalqwen.distributions import NOISE_STREAM, uniform_draws
 from causalqwen.modeling.loading import load_model
 from causalqwen.numbers import format_number
 from causalqwen.serving.sampling import RowSampler
+from causalqwen.training import TrainSettings, train
 from conftest import make_backbone
 
 ONE_CORE = {  # read when vLLM is imported, which `load` does
@@ -68,12 +70,12 @@ PROMPTS = [
 ]
 
 
-def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, **settings) -> Path:
+def write_tiny(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, layers: int = 2, **settings) -> Path:
     """A tiny model of a family, in which about one token of seven is a number, written to a folder."""
     torch.manual_seed(1)
     settings = {"number_context": "value"} | settings
     model = CausalQwenForCausalLM.from_backbone(
-        make_backbone(family, tokenizer, **WIDE), tokenizer=tokenizer, **settings
+        make_backbone(family, tokenizer, **WIDE, num_hidden_layers=layers), tokenizer=tokenizer, **settings
     )
     make_numbers_likely(model)
     model.save_pretrained(folder)
@@ -99,6 +101,23 @@ def write_with_classes(folder: Path, tokenizer: PreTrainedTokenizerBase, context
     config.class_values = {name: {"value_transform": axis} | nowhere for name, axis in CLASSES.items()}
     config.save_pretrained(folder)
     return folder
+
+
+def write_closed(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, context: str) -> Path:
+    """The same of one whose values were fitted in closed form, and are read from all of its five layers."""
+    plain = write_tiny(folder / "plain", family, tokenizer, 5, number_context=context, value_digits=2)
+    model, settings = load_reference(plain), TrainSettings()
+    values = [round(20 + 9 * (row // 8) + 3 * (row % 8) + 2 * math.sin(7 * row), 1) for row in range(len(PROMPTS))]
+    rows = [
+        Row("prompt", f"row {row}", {"prompt": prompt, "value": value})
+        for row, (prompt, value) in enumerate(zip(PROMPTS, values, strict=True), 1)
+    ]
+    train(model, encode_rows(rows, model.processor), [], folder / "fitted", settings)
+    axis = model.config.value_transform
+    make_numbers_likely(model)  # which knows by now where numbers come
+    model.config.value_transform = axis
+    model.save_pretrained(folder / "likely")
+    return folder / "likely"
 
 
 @torch.no_grad()

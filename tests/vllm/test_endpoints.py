@@ -13,7 +13,7 @@ from itertools import chain
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from reference import ONE_CORE, PROMPTS, SETTINGS, write_tiny
+from reference import ONE_CORE, PROMPTS, SETTINGS, write_closed, write_tiny
 
 from causalqwen import PRESETS, Individual
 from causalqwen.modeling.loading import load_model
@@ -57,11 +57,15 @@ def served(folder, individuals):
             process.wait(60)
 
 
-@pytest.fixture(scope="module", params=["digits", "value"])
+@pytest.fixture(scope="module", params=["closed form", "value"])
 def servers(request, tiny_tokenizer, tmp_path_factory):
-    """Clients of vLLM's server and of ours, of the same model and the same people."""
+    """Clients of vLLM's server and of ours, of the same model and the same people. Where values are read in closed form, digits
+    stand in the context."""
     folder = tmp_path_factory.mktemp("served") / "model"
-    write_tiny(folder, "llama", tiny_tokenizer, number_context=request.param)
+    if request.param == "value":
+        write_tiny(folder, "llama", tiny_tokenizer)
+    else:
+        folder = write_closed(folder, "llama", tiny_tokenizer, "digits")
     model = load_model(folder)
     people = folder.parent / "people"
     people.mkdir()

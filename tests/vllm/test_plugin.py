@@ -1,6 +1,8 @@
 """The plug-in against `generate`, in float32: the same tokens, the same values; and what it refuses."""
 
 import statistics
+from functools import cache
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,7 @@ from reference import (
     load_reference,
     make_numbers_likely,
     reference,
+    write_closed,
     write_copying,
     write_tiny,
     write_with_classes,
@@ -60,6 +63,17 @@ def folders(tiny_tokenizer, tmp_path_factory):
         )
         for context in ("digits", "both")
     }
+
+
+@pytest.fixture(scope="session")
+def closed(tiny_tokenizer, tmp_path_factory):
+    """The folder of a model with values in closed form, by family and context; each is fitted once."""
+
+    @cache
+    def written(family="llama", context="digits"):
+        return write_closed(tmp_path_factory.mktemp("closed"), family, tiny_tokenizer, context)
+
+    return written
 
 
 def ask(llm, prompts=PROMPTS[:12], **settings):
@@ -323,11 +337,12 @@ def test_a_text_ends_at_its_end_token(folders, engines):
 
 
 @every_runner
-@pytest.mark.parametrize("model", ["llama", "digits", "both"])
-def test_a_compiled_backbone(model, folders, engines):
-    llm = engines(folders[model], enforce_eager=False)
+@pytest.mark.parametrize("model", ["llama", "digits", "both", "closed"])
+def test_a_compiled_backbone(model, folders, closed, engines):
+    folder = closed() if model == "closed" else folders[model]
+    llm = engines(folder, enforce_eager=False)
     assert llm.llm_engine.vllm_config.compilation_config.mode != CompilationMode.NONE
-    same, numbers = compare(llm, load_reference(folders[model]), "persona", PROMPTS[:16], **SETTINGS["persona"])
+    same, numbers = compare(llm, load_reference(folder), "persona", PROMPTS[:16], **SETTINGS["persona"])
     assert same >= 15 and numbers > 16
 
 
@@ -356,10 +371,13 @@ def test_requests_that_a_gpu_is_warmed_up_by(context, tiny_tokenizer, tmp_path, 
 
 @every_runner
 @pytest.mark.skipif(not RUNNER.startswith("second"), reason="the older runner has no graphs of the whole decoder")
-@pytest.mark.parametrize("preset", ["standard", "persona", "softmax"])
-def test_graphs_of_the_whole_decoder(preset, folders, engines):
+@pytest.mark.parametrize(
+    ("model", "preset"), [("digits", "standard"), ("digits", "persona"), ("digits", "softmax"), ("closed", "standard")]
+)
+def test_graphs_of_the_whole_decoder(model, preset, folders, closed, engines):
     """Seven rows, filled up to eight: what `forward` would note of a step is noted around the graph."""
-    llm, model = engines(folders["digits"]), load_reference(folders["digits"])
+    folder = closed() if model == "closed" else folders[model]
+    llm, model = engines(folder), load_reference(folder)
     with WholeGraphs(llm) as graphs:
         same, numbers = compare(llm, model, preset, PROMPTS[::9][:7], 48, **SETTINGS[preset])
     assert same >= 6 and numbers > 20 and graphs.steps > 40
@@ -394,6 +412,120 @@ def test_what_a_graph_of_the_whole_decoder_leaves_to_note(tiny_tokenizer, tmp_pa
         found = told()
     assert same >= len(prompts) - 1 and numbers > 20 and graphs.steps > 50
     assert len(found) == 12 * len(prompts) and found == pytest.approx(wanted)
+
+
+# ---- values that are read from the whole backbone --------------------------------------------------------------------
+
+
+def served_by(llm):
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+
+
+@torch.no_grad()
+def assert_laws(model, prompts, answers):
+    """Each number's law is the one that the model itself has behind the same text."""
+    told = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        encoded = model.processor(prompt, prompt=True)
+        for number in answer.numbers:
+            ids = torch.tensor([encoded["input_ids"] + answer.token_ids[: number.token]])
+            values = torch.tensor([[*encoded["numeric_values"], *answer.values[: number.token]]], dtype=torch.float64)
+            law = model.predict_values(model.features(ids, numeric_values=values).last_hidden_state[:, -1])[0]
+            near = {"abs": 1e-3 * law.scale, "rel": 0}
+            assert (number.loc, number.scale) == pytest.approx((law.loc, law.scale), **near)
+            low, high = law.interval(0.9)
+            assert number.intervals["0.9"] == pytest.approx([low, high], abs=1e-3 * (high - low), rel=0)
+            told.append(law.loc)
+    assert len({round(loc, 3) for loc in told}) > len(told) / 2 > 8
+
+
+@every_runner
+@pytest.mark.parametrize(
+    ("family", "context"), [("llama", "digits"), ("qwen2", "digits"), ("llama", "value"), ("llama", "both")]
+)
+def test_values_in_closed_form(family, context, closed, engines):
+    """Prompts of all lengths, in chunks and then out of the prefix cache: texts, values and laws as `generate` has them."""
+    folder = closed(family, context)
+    model, llm = load_reference(folder), engines(folder, block_size=32, max_num_batched_tokens=48, max_num_seqs=8)
+    shared = "It was 3 days in the year 1776, and 12.5 of 900 men were there; " * 4
+    prompts = [*PROMPTS[:: 16 if RUNNER.startswith("second") else 4], shared + "of", shared + "it was 7 or"]
+    for preset in ("standard", "persona"):
+        same, numbers = compare(llm, model, preset, prompts, 32, **SETTINGS[preset])
+        assert same >= len(prompts) - 1 and numbers > len(prompts)
+    for _ in range(2):
+        with Lookups(llm) as lookups:
+            assert_laws(model, prompts, ask(llm, prompts, max_tokens=32))
+    assert any(hit.cached > 100 for hit in lookups) == (context == "digits")
+
+
+@every_runner
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_preempted_values_in_closed_form(context, closed, engines):
+    folder = closed("llama", context)
+    llm = engines(folder, block_size=32, num_gpu_blocks_override=24)
+    with Lookups(llm) as lookups:
+        found = ask(llm)
+    assert len([hit for hit in lookups if hit.preempted]) >= 3
+    assert_laws(load_reference(folder), PROMPTS[:12], found)
+
+
+@every_runner
+@pytest.mark.parametrize("context", ["value", "digits"])
+def test_the_whole_backbone_is_asked_where_a_number_is(context, closed, engines, monkeypatch):
+    """Or where its law is told; text alone asks nothing."""
+    llm, asked = engines(closed("llama", context)), []
+    heads, model = served_by(llm), load_reference(closed("llama", context))
+    means = heads._means
+    monkeypatch.setattr(heads, "_means", lambda step: asked.append(step) or means(step))
+    assert sum(len(answer.numbers) for answer in ask(llm, PROMPTS[:4])) == len(asked) > 4
+    asked.clear()
+    heads.action.num_bias.data -= 1e3
+    try:
+        assert not any(answer.numbers for answer in ask(llm, PROMPTS[:4])) and not asked
+        settings = {"max_tokens": 3, "laws": True, "kept_from": 1, "params": {"ignore_eos": True}}
+        requests = (causalqwen_vllm.request(model.processor, text, key=text, **settings) for text in PROMPTS[:3])
+        tokens, params = zip(*requests, strict=True)
+        ends = [len(prompt["prompt_token_ids"]) for prompt in tokens]
+        llm.generate(list(tokens), list(params), use_tqdm=False)
+    finally:
+        heads.action.num_bias.data += 1e3
+    assert len(asked) == 9
+    number, text = model.config.num_token_id, ([1], [0.0])
+    questions = [(key, end, number, text, 2) for key, end in zip(PROMPTS, ends, strict=False)]
+    told = llm.collective_rpc("see_alternatives", args=(questions,))[0]
+    for prompt, place in zip(PROMPTS, told, strict=False):
+        said = float(place["chosen"]["text"])
+        assert said == pytest.approx(model.predict_number(prompt)[0].median, rel=0.06)  # two digits
+
+
+@every_runner
+def test_the_law_behind_a_prompt_in_closed_form(closed, engines):
+    llm, model = engines(closed()), load_reference(closed())
+    settings = {"max_tokens": 1, "laws": True}
+    requests = (causalqwen_vllm.request(model.processor, text, key=text, **settings) for text in PROMPTS[:5])
+    llm.generate(*map(list, zip(*requests, strict=True)), use_tqdm=False)
+    told = llm.collective_rpc("tell_laws", args=([(text, None) for text in PROMPTS[:5]], [0.9], None))[-1]
+    for law, known in zip(told, model.predict_number(PROMPTS[:5]), strict=True):
+        low, high = known.interval(0.9)
+        assert [law["median"], *law["intervals"]["0.9"]] == pytest.approx(
+            [known.median, low, high], abs=1e-3 * (high - low)
+        )
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("parallel_config", "pipeline_parallel_size", 2),
+        ("cache_config", "cache_dtype", "fp8"),
+        ("model_config.hf_config.text_config", "layer_types", ["sliding_attention", "full_attention"]),
+    ],
+)
+def test_settings_that_values_in_closed_form_refuse(part, name, value, closed, engines, monkeypatch):
+    config = engines(closed()).llm_engine.vllm_config
+    refuse_settings(config)
+    monkeypatch.setattr(attrgetter(part)(config), name, value, raising=False)
+    with pytest.raises(ValueError, match="read from the whole backbone's cache"):
+        refuse_settings(config)
 
 
 # ---- what vLLM does to requests under way ----------------------------------------------------------------------------
@@ -687,7 +819,8 @@ def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monk
     starts = SimpleNamespace(query_start_loc=torch.tensor([0, 2, 4]))
     monkeypatch.setattr(module, "get_forward_context", lambda: SimpleNamespace(attn_metadata={"layer": starts}))
     seen = []
-    monkeypatch.setattr(heads.backbone, "forward", lambda ids, places, _, embeddings: seen.append(embeddings))
+    features = torch.zeros(7, 128)
+    monkeypatch.setattr(heads.backbone, "forward", lambda ids, places, _, given: seen.append(given) or features)
     for behind in ([], [number, number, 7]):
         tokens = torch.tensor(ids + ids + behind)
         heads(tokens, torch.tensor([0, 1, 0, 1] + [9] * len(behind)))

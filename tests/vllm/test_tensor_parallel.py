@@ -1,7 +1,7 @@
 """The vocabulary on two ranks, or half of the layers on each: the same tokens and values as `generate`."""
 
 import pytest
-from reference import PROMPTS, SETTINGS, Engines, compare, load_reference, write_tiny
+from reference import PROMPTS, SETTINGS, Engines, compare, load_reference, write_closed, write_tiny
 
 import causalqwen_vllm
 
@@ -23,6 +23,19 @@ def test_two_ranks_write_what_generate_writes(form, tiny_tokenizer, tmp_path, mo
             same, numbers = compare(llm, model, preset, PROMPTS[::4], 48, **SETTINGS[preset])
             assert same >= 15
             assert numbers > 16 or form.get("score_scale") == "documents"  # under which `<NUM>` hardly ever wins here
+    finally:
+        engines.close()
+
+
+def test_two_ranks_read_the_whole_backbone(tiny_tokenizer, tmp_path, monkeypatch):
+    """Each has half of the heads whose values are read."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    folder = write_closed(tmp_path, "llama", tiny_tokenizer, "digits")
+    engines = Engines()
+    try:
+        llm = engines(folder, tensor_parallel_size=2)
+        same, numbers = compare(llm, load_reference(folder), "standard", PROMPTS[::4], 32)
+        assert same >= 15 and numbers > 16
     finally:
         engines.close()
 

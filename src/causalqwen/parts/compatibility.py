@@ -39,7 +39,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the number of somebody known by draws": {"copy_numbers": False},
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
-    "vLLM": {"number_embedding": ("added", "multiplied"), "value_kernel": None},
+    "vLLM": {"number_embedding": ("added", "multiplied")},
     "the likelihood 'ovr' of words": {"score_scale": "common"},
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""

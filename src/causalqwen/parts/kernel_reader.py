@@ -76,7 +76,7 @@ class KernelReader(nn.Module):
 
     def read(self, features: Tensor) -> Tensor:
         """loc and log scale [..., 2] on the value axis, float32, of features [..., H + R]."""
-        if features.shape[-1] == self.hidden_size:
+        if features.shape[-1] != self.hidden_size + len(self.mean):
             raise ValueError("this model reads numbers from the whole backbone, and was given its last layer alone")
         return self.told(features[..., self.hidden_size :])
 

@@ -43,14 +43,17 @@ def fit_copying(
     groups: np.ndarray,
     classes: Sequence[str | None],
 ) -> bool:
-    """Fit a model's copy head to what comes after features z [n, H] with these candidates, and say whether it is worth it: on
-    a fifth of the groups that it was not fitted to, the CRPS of copies and new numbers together has to be lower than that of
-    new numbers by a standard error of the difference.
+    """Fit a model's copy head to what comes after features z [n, H] with these candidates, and say whether it is worth it:
+    whether the graft asks for it, or on a fifth of the groups that it was not fitted to the CRPS of copies and new numbers
+    together is lower than that of new numbers by a standard error of the difference.
 
     of_new: loc and scale of a new number and the value [n], on the axis and in units. groups: int [n]. classes: of each.
     Which of the context's numbers comes, or a new one, is a classification: -log pi does not depend on loc and scale.
     """
     loc, scale, values = of_new
+    if "copy_numbers" in (model.config.given or ()):
+        _fit(model, z, candidates, values)
+        return True
     held = torch.from_numpy(np.isin(groups, np.unique(groups)[::_FOLDS]))
     _fit(model, z[~held], candidates[~held], values[~held])
     new = model.value_axes.laws([name for name, is_held in zip(classes, held.tolist(), strict=True) if is_held])
