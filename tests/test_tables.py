@@ -17,7 +17,6 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.exceptions import DataConversionWarning
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
@@ -42,7 +41,6 @@ from causalqwen.sklearn import OUTPUT_TYPES, NumberRegressor, _of_groups
 from causalqwen.training import FactStore, features, kept_rows
 from causalqwen.training.closed_form import BlockKernel
 from causalqwen.training.kept_rows import KeptRows
-from causalqwen.training.trees import fit_trees
 from causalqwen.training.whole_backbone import blocks_of
 from conftest import graft_tiny, make_backbone
 from test_docs import ROOT, python_blocks
@@ -533,20 +531,6 @@ def test_a_narrow_regressor_on_a_backbone_in_bfloat16_predicts_after_loading(tin
 def test_what_no_regressor_can_keep_is_refused_before_anything_is_learned(brief, given, message):
     with pytest.raises(ValueError, match=message):
         brief(**given).fit(*products())
-
-
-@pytest.mark.parametrize("row", [5, 6])
-def test_a_row_is_answered_by_trees_that_never_saw_its_group_and_they_are_scikit_learns(row):
-    random = np.random.default_rng(0)
-    x, groups = random.normal(size=(60, 3)).astype(np.float32), np.arange(60) // 2
-    y = np.exp(x[:, 0]) + random.normal(0, 0.1, 60)
-    found, answers = fit_trees(x, y, groups)
-    forest = ExtraTreesRegressor(100, min_samples_leaf=2, max_features=0.5, random_state=0).fit(x, y)
-    np.testing.assert_allclose(found.answers(x)[:, 0], forest.predict(x), rtol=1e-5)
-    assert 0.7 < np.corrcoef(answers[:, 0], y)[0, 1] < np.corrcoef(found.answers(x)[:, 0], y)[0, 1]
-    own = groups == groups[row]
-    moved = fit_trees(x, np.where(own, y + 100, y), groups)[1]
-    assert np.array_equal(moved[own], answers[own]) and (moved != answers).mean() > 0.5
 
 
 # ---- the estimator ---------------------------------------------------------------------------------------------------

@@ -35,12 +35,10 @@ from causalqwen.modeling.prediction import or_copied
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import FactStore, TrainSettings
-from causalqwen.training.closed_form import normal_scores
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import Reads, TokenFacts
 from causalqwen.training.kept_rows import KeptRows
 from causalqwen.training.settings import STAGES
-from causalqwen.training.trees import Trees, fit_trees
 from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
 with extra("tables", "a table"):
@@ -93,7 +91,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         random_state: of the rows that are drawn by `sample_weight`: an int, a RandomState, or None.
 
     Attributes:
-        model_: the graft. reader_: how rows are read. trees_: on their numbers; None where there are none.
+        model_: the graft. reader_: how rows are read.
         metrics_: scores of the training rows, each predicted without it. choice_: what was chosen: axis, law, kernel, ridge.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
@@ -179,11 +177,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         learned = [replace(examples[row], group=f"{of_group[row]}") for row in used]
         if "copy_numbers" not in (self.config or {}) and say_again(learned, self.model_.config.num_token_id):
             renew_values(self.model_, copy_numbers=True)
-        columns, self.trees_ = self.reader_.numbers(table)[used], None
-        if columns.shape[1]:
-            self.trees_, answers = fit_trees(columns, normal_scores(values[used]), of_group[used])
-            columns = np.concatenate([columns, answers], axis=1)
-        facts = self._facts(learned, columns)
+        facts = self._facts(learned, self.reader_.numbers(table)[used])
         fit = WholeBackbone(self.model_, [(learned, FactStore.of_rows(facts))], set(), self._settings)
         fit.install()
         fit.tell(say, time.perf_counter() - started)
@@ -266,12 +260,10 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
-        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block, the
-        last of which is what the trees say."""
+        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
         facts = self._kept().facts(examples)
         told = np.concatenate([facts.reads.array, columns], axis=1)
-        widths = [*self.reader_.widths, *[1] * (self.trees_ is not None)]
-        return replace(facts, reads=Reads(told, [*facts.reads.blocks, *widths], facts.reads.at))
+        return replace(facts, reads=Reads(told, [*facts.reads.blocks, *self.reader_.widths], facts.reads.at))
 
     @property
     def _settings(self) -> TrainSettings:
@@ -332,8 +324,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         table, _ = self._table(X)
         columns, model = self.reader_.numbers(table), _in_float64(self.model_)
         away = np.stack([np.zeros(len(columns)), *self.reader_.outside(table).values()]).max(0)
-        if self.trees_ is not None:
-            columns = np.concatenate([columns, self.trees_.answers(columns)], axis=1)
         facts = self._facts(self._examples(table, np.zeros(len(columns))), columns)
         parts, copies = list[torch.Tensor](), list[Any]()
         for start in range(0, len(columns), _ROWS_AT_ONCE):
@@ -408,8 +398,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """Tensors as safetensors, and the rest as JSON holds it."""
         own = {name: tensor for name, tensor in self.model_.state_dict().items() if not name.startswith("backbone.")}
         tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in own.items()}
-        if self.trees_ is not None:
-            tensors |= {f"trees.{name}": torch.from_numpy(array) for name, array in vars(self.trees_).items()}
         about: dict[str, Any] = {
             "format": FORMAT,
             "reader": self.reader_.to_dict(),
@@ -449,10 +437,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         )
         model.reads_backbone = blocks_of(model)
         model.bf16 = self._settings.takes_bf16(model)
-        of_trees = {
-            name.removeprefix("trees."): part.numpy() for name, part in tensors.items() if name.startswith("trees.")
-        }
-        self.trees_, self.choice_ = Trees(**of_trees) if of_trees else None, about["choice"]
+        self.choice_ = about["choice"]
         self.n_features_in_ = about["n_features_in"]
         if about["feature_names_in"]:
             self.feature_names_in_ = np.array(about["feature_names_in"], dtype=object)
