@@ -339,7 +339,7 @@ def test_of_many_rows_some_are_kept(tokenizer, tmp_path, monkeypatch):
     found = model.predict_number([row["prompt"] for row in given[:50]])
     values = np.array([row["value"] for row in given[:50]])
     misses = np.median(np.abs([p.median for p in found] - values))
-    assert misses < 0.6 * np.median(np.abs(values - np.median(values)))  # what a constant misses by
+    assert misses < 0.7 * np.median(np.abs(values - np.median(values)))  # what a constant misses by
 
 
 @pytest.mark.parametrize("given", [rows(5), rows(30, individual="one")])
