@@ -16,7 +16,7 @@ are one: Φ = U √D V' gives r_B = (I - H_BB)^-1 (y - H y)_B with H = U D (D + 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
