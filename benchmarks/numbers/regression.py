@@ -131,7 +131,7 @@ def _numbers_inside(train: NumberTable) -> tuple[np.ndarray, Callable[[Sequence[
     reader = TableReader.fit({"text": list(train.prompts)}, None, ("text",))
 
     def read(texts: Sequence[str]) -> np.ndarray:
-        return reader.rows({"text": list(texts)}).numbers
+        return reader.numbers({"text": list(texts)})
 
     return read(train.prompts), read
 

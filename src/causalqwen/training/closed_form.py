@@ -16,7 +16,7 @@ are one: Φ = U √D V' gives r_B = (I - H_BB)^-1 (y - H y)_B with H = U D (D + 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -281,12 +281,14 @@ class BlockKernel:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
         if not self.kind:
             return x * np.repeat(self.shares[:-1], self.blocks).astype(x.dtype) @ kept.T
-        made, apart = (np.zeros((len(x), len(kept)), dtype=np.float64) for _ in range(2))
-        parts = zip(self.shares, self.along, self.told, self._split(x), self._split(kept), strict=False)
+        made: Any = np.float32(0)
+        apart: Any = np.float32(0)
+        *shares, together = self.shares.astype(np.float32)
+        parts = zip(shares, self.along.astype(np.float32), self.told, self._split(x), self._split(kept), strict=False)
         for share, along, _, part, other in (of for of in parts if of[2]):
             distances = _distances(part, other)
             made, apart = made + share * np.exp(-distances), apart + along * distances
-        return made + self.shares[-1] * np.exp(-apart)
+        return made + together * np.exp(-apart)
 
     def _split(self, x: np.ndarray) -> list[np.ndarray]:
         return np.split(x, np.cumsum(self.blocks)[:-1], axis=-1)
