@@ -188,7 +188,7 @@ CALLS = {
     "survey drawn": "survey --model trained --population drawn-people.safetensors --questions closed.jsonl --output drawn.jsonl"
     " --draws 0 --json",
     "evaluate": "evaluate --model trained --data eval.jsonl --output scores --train train.jsonl --validation eval.jsonl --json",
-    "fit": "fit products.csv --target price --backbone backbone --config settings.yaml --output fitted --seed 3 --json",
+    "fit": "fit products.csv --target price --backbone backbone --output fitted --seed 3 --json",
     "predict table": "predict --model fitted --input few.csv --output table.jsonl --json",
 }
 """Words of each command, in the order in which they are run, in a folder that holds what the first of them read."""
