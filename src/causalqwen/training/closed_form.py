@@ -45,7 +45,7 @@ AXES: dict[str, Maps] = {
 LANDMARKS = 4096
 """The most rows that a kernel is kept of: its decomposition costs their cube."""
 
-OF_SCALE = 0.1
+OF_SCALE = 0.03
 """How much of the shares is for the scale's sake."""
 
 LEAST_SHARE = 0.01
