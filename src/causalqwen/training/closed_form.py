@@ -45,6 +45,9 @@ AXES: dict[str, Maps] = {
 LANDMARKS = 4096
 """The most rows that a kernel is kept of: its decomposition costs their cube."""
 
+OF_SCALE = 0.03
+"""How much of the shares is for the scale's sake."""
+
 LEAST_SHARE = 0.01
 """The least share of a block in a kernel: what has less tells nothing."""
 
@@ -253,8 +256,11 @@ class BlockKernel:
             if kind:
                 kernels = np.concatenate([kernels, np.exp(-_sum(along, stacked))[None]])
                 alone = likeliest_shares(kernels, scores, np.append(along / 2, 0.5))
-            found[kind] = alone, along
-            self.tried[kind] = fit(_sum(alone, kernels), some).error
+            ridge = fit(_sum(alone, kernels), some)
+            self.tried[kind] = ridge.error
+            if self.tried[kind] == min(self.tried.values()):  # what tells of the scale may tell nothing of the location
+                of_scale = likeliest_shares(kernels, normal_scores(np.abs(ridge.residuals)))
+                found = {kind: ((1 - OF_SCALE) * alone + OF_SCALE * of_scale, along)}
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
         alone, along = found[self.kind]
         self.shares, self.along, places = np.zeros(len(blocks) + 1), np.zeros(len(blocks)), np.flatnonzero(varies)
