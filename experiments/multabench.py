@@ -56,7 +56,6 @@ from causalqwen.data.columns import Columns, TableReader, numbers_of, read_table
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.rivals import central, crps_of, inside
 from causalqwen.files import write_text
-from causalqwen.modeling.reader import EVERY
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
 from causalqwen.sklearn import NumberRegressor, _grafted
 from causalqwen.training import LEVELS, TrainSettings
@@ -211,12 +210,11 @@ def _features(train: Columns, test: Columns, given: dict[str, Any]) -> tuple[np.
     made.reader_ = _of_columns(train, given["target"])
     made.model_ = _grafted(made.backbone, made.device, {})
     made.model_.bf16 = TrainSettings.from_dict({"bf16": made.bf16}).takes_bf16(made.model_)
-    last, parts = np.cumsum([0, *made.model_.reads_backbone]), []
-    place = len(range(made.model_.config.text_config.num_hidden_layers - 1, -1, -EVERY)) - 1
+    wide, parts = made.model_.reads_backbone[0], []  # the last layer's states stand first
     for table in (train, test):
         numbers = made.reader_.numbers(table)
         reads = made._kept().reads(made._examples(table, np.zeros(len(numbers))))
-        parts.append(np.concatenate([reads[:, last[place] : last[place + 1]], numbers], axis=1))
+        parts.append(np.concatenate([reads[:, :wide], numbers], axis=1))
     return parts[0], parts[1]
 
 

@@ -166,7 +166,7 @@ def test_multabench_scores_a_table_on_either_splits(monkeypatch, capsys, tmp_pat
     (tmp_path / "other.csv").write_text(text + "1;2;3\n")
     monkeypatch.setitem(module.TABLES, "other", about)
     table, values = module.read(tmp_path, "chairs")
-    assert module._known(table, table)[0].numbers.shape == (60, 0)  # rivals read no numbers in texts
+    assert module._of_columns(table, "value").numbers(table).shape == (60, 0)  # rivals read no numbers in texts
     assert list(table) == ["told"] and len(values) == 60  # without the row that has no value
     with pytest.raises(ValueError, match="other.csv has the SHA-256 .*, expected"):
         module.read(tmp_path, "other")

@@ -116,7 +116,7 @@ COMMANDS = [
     "abduct --model trained --text settings.yaml --output who.safetensors",
     "population --model trained --drawn 3 --output people.safetensors",
     "survey --model trained --population people.safetensors --questions questions.jsonl --output answers.csv",
-    "fit table.csv --target value --backbone backbone --config settings.yaml --output fitted",
+    "fit table.csv --target value --backbone backbone --output fitted",
     "predict --model fitted --input table.csv --output again.jsonl",
     "doctor --scan trained",
 ]

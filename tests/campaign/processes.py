@@ -25,7 +25,6 @@ from typing import Any
 import causalqwen.sklearn  # noqa: F401 # before children are made
 from benchmarks.numbers.__main__ import app as numbers
 from causalqwen import Population
-from causalqwen.training import experts
 from causalqwen_cli.app import app
 from conftest import graft_tiny, make_tokenizer
 
@@ -86,7 +85,7 @@ COMMANDS = {
         "--resume",
     ),
     "fit": Command(
-        "fit table.csv --target value --backbone backbone --config brief.yaml --cache cache --output out",
+        "fit table.csv --target value --backbone backbone --cache cache --output out",
         _sums("estimator.safetensors", "estimator.json"),
     ),
     "benchmarks.numbers": Command(
@@ -98,9 +97,7 @@ COMMANDS = {
 
 
 def prepare(folder: Path) -> None:
-    """A tiny backbone and model, rows, people and questions, made in a child: nothing is computed here. What commands fit is
-    brief."""
-    experts._TREES, experts._PENALTIES = 10, (0.1, 10.0)
+    """A tiny backbone and model, rows, people and questions, made in a child: nothing is computed here."""
 
     def make() -> None:
         model = graft_tiny("llama", make_tokenizer())
@@ -115,7 +112,6 @@ def prepare(folder: Path) -> None:
         cells = [f"{row['prompt']},{place % 7},{row['value']}\n" for place, row in enumerate(rows)]
         (folder / "table.csv").write_text("words,size,value\n" + "".join(cells))
         (folder / "settings.yaml").write_text("values: {epochs: 3, batch_size: 8}\nlora: {rank: 2}\nevaluations: 3\n")
-        (folder / "brief.yaml").write_text("values: {epochs: 1, batch_size: 32, center: true}\nevaluations: 1\n")
         (folder / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 40)
         Population.drawn(40, model.config.causal_size, seed=1).save(folder / "people.safetensors")
         questions = [{"prompt": "How long?", "name": "a"}, {"prompt": "Yes?", "name": "b", "options": ["yes", "no"]}]

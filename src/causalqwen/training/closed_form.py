@@ -257,8 +257,9 @@ class BlockKernel:
                 kernels = np.concatenate([kernels, np.exp(-_sum(along, stacked))[None]])
                 alone = likeliest_shares(kernels, scores, np.append(along / 2, 0.5))
             ridge = fit(_sum(alone, kernels), some)
+            is_best = all(ridge.error < error for error in self.tried.values())
             self.tried[kind] = ridge.error
-            if self.tried[kind] == min(self.tried.values()):  # what tells of the scale may tell nothing of the location
+            if is_best:  # what tells of the scale may tell nothing of the location
                 of_scale = likeliest_shares(kernels, normal_scores(np.abs(ridge.residuals)))
                 found = {kind: ((1 - OF_SCALE) * alone + OF_SCALE * of_scale, along)}
         self.kind = min(self.tried, key=lambda kind: self.tried[kind])
