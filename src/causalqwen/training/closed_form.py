@@ -246,7 +246,8 @@ class BlockKernel:
         medians = np.array([float(np.median(part)) or 1.0 for part in distances])
         forward = next(iter((axes(some) or AXES).values()))[0]
         varies = np.array([part.any() for part in self._split(used)])
-        scores, self.tried, found = normal_scores(forward(values[some])), {}, {}
+        scores, found = normal_scores(forward(values[some])), {}
+        self.tried: dict[float, float] = {}
         of_blocks = list(zip(parts, distances, medians, strict=True))
         for kind in KINDS:
             made = [apart / np.float32(2 * kind**2 * m) if kind else -part @ part.T for part, apart, m in of_blocks]
