@@ -19,11 +19,11 @@ MOST_LINES = {
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 977,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_179,
+    "causalqwen/training": 5_119,
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_889,
-    "tests": 30_183,
+    "tests": 30_163,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these
