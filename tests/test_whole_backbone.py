@@ -342,6 +342,18 @@ def test_of_many_rows_some_are_kept(tokenizer, tmp_path, monkeypatch):
     assert misses < 0.7 * np.median(np.abs(values - np.median(values)))  # what a constant misses by
 
 
+def test_an_axis_that_is_kept_and_levels_that_nobody_wants(tokenizer, tmp_path, monkeypatch):
+    """`keep` has no axis to choose, so gradients learn; without `recalibrate` nothing is held out, and no levels are fitted."""
+    monkeypatch.setattr(training_run, "FEWEST_UPDATES", 4)
+    model = graft_tiny("qwen2", tokenizer)
+    learn(model, encoded(model, rows(40)), [], tmp_path / "kept", TrainSettings(value_transform="keep"))
+    assert model.value_kernel is None
+    model = graft_tiny("qwen2", tokenizer)
+    scores = learn(model, encoded(model, rows(120)), [], tmp_path / "raw", TrainSettings(recalibrate=False))
+    assert scores == {} and model.value_kernel is not None and model.config.interval_levels is None
+    assert model.trained_on["rows"] == 120
+
+
 @pytest.mark.parametrize("given", [rows(5), rows(30, individual="one")])
 def test_few_numbers_and_those_of_people_are_learned_by_gradients(tokenizer, tmp_path, monkeypatch, given):
     monkeypatch.setattr(training_run, "FEWEST_UPDATES", 4)

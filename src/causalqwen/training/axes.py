@@ -99,6 +99,18 @@ def set_levels(model: CausalQwenForCausalLM, kinds: list[tuple[float, list[float
         config.interval_levels, config.interval_kinds = kinds[0][1], kinds[1:]
 
 
+def fit_levels(
+    model: CausalQwenForCausalLM, of_rows: Sequence[Tensor], classes: Sequence[str | None], known: Iterable[str]
+) -> None:
+    """Fit the levels of a model's intervals, of all numbers and of each class. of_rows: loc, scale and value [n], float64;
+    classes: one for each; known: the names of all classes, of which some have no levels of their own."""
+    law = model.value_axes.laws(classes) if model.value_axes.apart else model.value_law
+    loc, scale, value = of_rows
+    set_levels(model, law.fit_interval_kinds(loc, scale, value))
+    levels = law.fit_class_interval_levels(loc, scale, value, classes)
+    model.config.class_interval_levels = dict.fromkeys(sorted(known)) | levels
+
+
 def as_it_was(settings: TrainSettings, model: CausalQwenForCausalLM) -> TrainSettings:
     """Settings where nothing is chosen: an affine axis, or that of values which were learned before."""
     if settings.value_transform != "auto":

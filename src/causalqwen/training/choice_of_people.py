@@ -85,8 +85,7 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         """What a file says of it."""
-        share = {} if self.share == 1 else {"share_of_passes": self.share}
-        return self.config | {"axis": self.axis, "score": self.mean} | share
+        return self.config | {"axis": self.axis, "score": self.mean, "share_of_passes": self.share}
 
 
 def clearly_better(plain: Tried, other: Tried) -> Tried:
@@ -168,7 +167,8 @@ class ChoiceOfPeople:
 
     def made(self) -> Tried:
         """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so."""
-        axes, families = self.axes(AXES), self.open("value_family", FAMILIES)
+        axes, own = self.axes(), (self.model.config.value_family,)
+        families = FAMILIES if is_open(self.model, "value_family") else own
         rows, held = self.folds[0]
         shares = self._shares(rows)
         ways = len(shares) + len(axes) + len(families) - 1
@@ -184,7 +184,7 @@ class ChoiceOfPeople:
             best = better_for_most(best, self.tried(axis, best.config, best.share))
         for family in families[1:]:
             best = better_for_most(best, self.tried(best.axis, {"value_family": family}, best.share))
-        self.tell(best, "people held out at {:.3f} nats a number")
+        self.tell(best)
         return best
 
     def _shares(self, rows: Sequence[Example]) -> list[float]:
@@ -288,16 +288,12 @@ class ChoiceOfPeople:
             rows += len(of)
         return taken
 
-    def open(self, field: str, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Those to choose from: all, where the graft says nothing."""
-        return known if is_open(self.model, field) else (getattr(self.model.config, field),)
-
-    def axes(self, known: tuple[str, ...]) -> tuple[str, ...]:
+    def axes(self) -> tuple[str, ...]:
         """Those to choose from, with symlog in place of log where values may be 0, unless the settings name one."""
         if self.settings.value_transform != "auto":
             return (self.settings.value_transform,)
         positive = (self.settings.support_of(self.numbers.values).low or 0.0) > 0
-        return tuple("symlog" if kind == "log" and not positive else kind for kind in known)
+        return tuple("symlog" if kind == "log" and not positive else kind for kind in AXES)
 
     def renewed(self, config: dict[str, Any]) -> CausalQwenForCausalLM:
         """A model that shares the backbone, with other value parts."""
@@ -357,11 +353,12 @@ class ChoiceOfPeople:
                 ranks.barrier()
         return np.nan_to_num(np.concatenate(scores), nan=_DIVERGED, posinf=_DIVERGED, neginf=_DIVERGED)
 
-    def tell(self, best: Tried, score: str) -> None:
-        """Say what is chosen, and write it to the run's folder; score: what `{:.3f}` of the scores means, in words."""
+    def tell(self, best: Tried) -> None:
+        """Say what is chosen, and write it to the run's folder."""
         worst = max((one for one in self.known.values() if one.is_finite), key=lambda one: one.mean, default=best)
         self.say(
-            f"chosen: {described(best)}; {score.format(best.mean)}, the worst tried ({described(worst)}) {worst.mean:.3f}"
+            f"chosen: {described(best)}; people held out at {best.mean:.3f} nats a number, the worst tried "
+            f"({described(worst)}) {worst.mean:.3f}"
         )
         if ranks.rank() == 0:
             told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known.values()]}
@@ -382,5 +379,6 @@ def apply(model: CausalQwenForCausalLM, config: dict[str, Any], seed: int) -> No
 
 def described(tried: Tried) -> str:
     """In words."""
-    shorter = f", {tried.share:.0%} of the passes" if tried.share != 1 else ""
-    return f"{tried.axis} axis, {tried.config['value_family']} law{shorter}"
+    return f"{tried.axis} axis, {tried.config['value_family']} law" + f", {tried.share:.0%} of the passes" * (
+        tried.share != 1
+    )

@@ -116,11 +116,8 @@ class KernelRidge:
     def predict(self, kernel: np.ndarray) -> np.ndarray:
         """Quantiles [m, 199] at `CRPS_LEVELS`, in the units of the values, of rows with kernel k(x, x_i) [m, n]."""
         scaled = kernel / self.unit + INTERCEPT
-        return self._levels(scaled @ self.location.coefficients, scaled @ self.log_scale.coefficients)
-
-    def _levels(self, loc: np.ndarray, log_scale: np.ndarray) -> np.ndarray:
-        levels = loc[:, None] + np.exp(log_scale)[:, None] * self.quantiles
-        return self._inverse(levels.clip(*self.reach))
+        loc, log_scale = (scaled @ of.coefficients[:, None] for of in (self.location, self.log_scale))
+        return self._inverse((loc + np.exp(log_scale) * self.quantiles).clip(*self.reach))
 
     def _decompose(self, kernel: np.ndarray, among: np.ndarray | None) -> None:
         """Make D [m], U [n, m], what leads from (D + λ)^-1 U'y to the coefficients [m, m], and 1 - h at each of `RIDGES`

@@ -26,7 +26,15 @@ from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.announcing import announce
-from causalqwen.training.axes import LearnedNumbers, as_it_was, certain_contexts, check_classes, fit_axes, set_levels
+from causalqwen.training.axes import (
+    LearnedNumbers,
+    as_it_was,
+    certain_contexts,
+    check_classes,
+    fit_axes,
+    fit_levels,
+    set_levels,
+)
 from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, apply, choosing, is_open
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import FactStore, update_with_rows
@@ -138,7 +146,7 @@ def learn(
         whole = reads_whole(model, settings, numbers, train_examples)
         if not whole:
             model.config.require("training by gradients")
-        own = not len(eval_examples) and settings.values is not None and (fresh or whole or settings.recalibrate)
+        own = not len(eval_examples) and settings.values is not None and ((fresh and of_people) or settings.recalibrate)
         all_examples = train_examples
         if own and not of_people:
             train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
@@ -300,13 +308,9 @@ def _recalibrate(
     new = ~values["stands"] if "stands" in values else torch.ones(len(classes), dtype=torch.bool)
     if not bool(new.any()):
         return False
-    loc, scale, value = (values[name][new] for name in ("loc", "scale", "value"))
-    config, of_new = model.config, [name for name, one in zip(classes, new.tolist(), strict=True) if one]
-    law = model.value_axes.laws(of_new) if model.value_axes.apart else model.value_law
-    set_levels(model, law.fit_interval_kinds(loc, scale, value))
+    of_new = [name for name, one in zip(classes, new.tolist(), strict=True) if one]
     met = class_names(train_examples) | {name for name in classes if name is not None}
-    config.class_interval_levels = dict.fromkeys(sorted(met))  # known, without levels of their own
-    config.class_interval_levels |= law.fit_class_interval_levels(loc, scale, value, of_new)
+    fit_levels(model, [values[name][new] for name in ("loc", "scale", "value")], of_new, met)
     return True
 
 

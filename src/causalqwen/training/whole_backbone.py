@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
@@ -20,7 +19,7 @@ from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.copying import Candidates
 from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training import ranks
-from causalqwen.training.axes import LearnedNumbers, fit_axes, set_levels
+from causalqwen.training.axes import LearnedNumbers, fit_axes, fit_levels, set_levels
 from causalqwen.training.candidates import KeptNumbers
 from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
 from causalqwen.training.copies import fit_copying
@@ -46,6 +45,7 @@ def reads_whole(
     alone = [name for name in STAGES if getattr(settings, name) is not None] == ["values"] and ranks.world_size() == 1
     return (
         isinstance(settings.values, ChosenStage)
+        and settings.value_transform != "keep"
         and alone
         and (config.value_kernel is not None or (anew and not of_branch))
         and len(numbers.values) >= FEWEST_NUMBERS
@@ -113,14 +113,12 @@ class WholeBackbone:
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
         self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units)
-        if self.candidates is not None:
-            self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
+        self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
         named = (model.config.value_family,) if "value_family" in (model.config.given or ()) else _FAMILIES
         found = {name: _unit(name, ratios[torch.from_numpy(counted)]) for name in named}
-        self.family = min(found, key=lambda name: found[name])
-        self.unit = found[self.family][1]
+        self.family, (_, self.unit) = min(found.items(), key=lambda of: of[1])
 
     def _axes(self, rows: np.ndarray) -> dict[str, Maps]:
         """The axes to choose from, for some of the rows: of classes that have axes of their own, each row on its class's."""
@@ -180,24 +178,14 @@ class WholeBackbone:
             kept = kernel.support[:, np.repeat(kernel.told, kernel.blocks)]
             reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
         of_rows = *self.left_out, self.numbers.values
-        self._fit_levels(*of_rows)
-        if self.candidates is not None:
-            classes = number_classes(self.examples, model.config.num_token_id)
-            if not fit_copying(model, self.z, self.candidates, of_rows, self.groups, classes):
-                model.config.copy_numbers, model.copy_head = False, None
-
-    def _fit_levels(self, loc_Y: Tensor, scale_Y: Tensor, values: Tensor) -> None:
-        model, config = self.model, self.model.config
-        is_new = torch.from_numpy(self.is_new)
-        if not bool(is_new.any()):
-            return
-        loc_Y, scale_Y, values = loc_Y[is_new], scale_Y[is_new], values[is_new]
-        classes = number_classes(self.examples, config.num_token_id)
-        classes = [name for name, new in zip(classes, is_new.tolist(), strict=True) if new]
-        law = model.value_axes.laws(classes) if model.value_axes.apart else model.value_law
-        set_levels(model, law.fit_interval_kinds(loc_Y, scale_Y, values))
-        config.class_interval_levels = dict.fromkeys(sorted(class_names(self.examples)))
-        config.class_interval_levels |= law.fit_class_interval_levels(loc_Y, scale_Y, values, classes)
+        classes = number_classes(self.examples, model.config.num_token_id)
+        if self.settings.recalibrate and self.is_new.any():
+            is_new = torch.from_numpy(self.is_new)
+            of_new = [name for name, new in zip(classes, self.is_new.tolist(), strict=True) if new]
+            fit_levels(model, [column[is_new] for column in of_rows], of_new, class_names(self.examples))
+        asked = model, self.z, self.candidates, of_rows, self.groups, classes
+        if self.candidates is not None and not fit_copying(*asked):
+            model.config.copy_numbers, model.copy_head = False, None
 
     @property
     def left_out(self) -> tuple[torch.Tensor, torch.Tensor]:
