@@ -67,7 +67,7 @@ def train(
         Option(help="Folder for the trained model, metrics.jsonl and the work on the way."),
     ],
     evaluation: Annotated[
-        Path | None, Option("--eval", help="Rows that are held out, to choose settings and to calibrate intervals by.")
+        Path | None, Option("--eval", help="Rows that are held out and scored; gradients choose and calibrate by them.")
     ] = None,
     config: Annotated[Path | None, Option(help="YAML file of settings (see docs/training.md).")] = None,
     resume: Annotated[bool, Option(help="Go on with a stopped run in the same output folder.")] = False,

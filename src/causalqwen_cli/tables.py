@@ -65,7 +65,7 @@ def fit(
     told = "\n".join(f"{name}: {kind}" for name, kind in kinds.items())
     scores = figures_line(made.metrics_, words=False)
     about = {"model": str(output), "columns": kinds, "metrics": made.metrics_, "choice": made.choice_}
-    show(about, f"{told}\n{output}: fitted on {len(values):,} rows; held-out rows: {scores}", as_json)
+    show(about, f"{told}\n{output}: fitted on {len(values):,} rows; each left out in turn: {scores}", as_json)
 
 
 def _read(
