@@ -14,7 +14,7 @@ from causalqwen.modeling.reader import EVERY
 from causalqwen.parts.kernel_reader import KernelReader
 from causalqwen.training import TrainSettings, ValueStage, closed_form, train
 from causalqwen.training import run as training_run
-from causalqwen.training.closed_form import AXES, INTERCEPT, BlockKernel, KernelRidge, likeliest_shares, normal_scores
+from causalqwen.training.closed_form import AXES, INTERCEPT, BlockKernel, KernelRidge, Shape, likeliest, normal_scores
 from causalqwen.training.run import learn
 from causalqwen.training.whole_backbone import blocks_of
 from conftest import graft_tiny
@@ -122,18 +122,6 @@ def test_means_are_attention_queries_of_zeros_and_the_rest_every_third_layer_s_s
 # ---- the fit ---------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_group_are_left_out_together():
-    generator = np.random.default_rng(0)
-    x, groups = generator.normal(size=(30, 4)), np.array([0, 0, 0, *range(1, 25), 25, 25, 25])
-    values = 50 + x @ [3.0, -2.0, 0.0, 1.0] + 0.3 * generator.normal(size=30)
-    made = KernelRidge(x @ x.T, values, groups=groups)
-    whole, y = (x @ x.T) / made.unit + INTERCEPT, AXES[made.axis][0](values)
-    for group in (0, 3, 25):
-        rest = groups != group
-        solved = np.linalg.solve(whole[rest][:, rest] + made.location.ridge * np.eye(rest.sum()), y[rest])
-        np.testing.assert_allclose(made.location.left_out[~rest], whole[~rest][:, rest] @ solved, rtol=1e-6)
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_with_rows_drawn_to_keep_left_out_is_what_refits_predict(seed):
     generator = np.random.default_rng(seed)
@@ -148,51 +136,60 @@ def test_with_rows_drawn_to_keep_left_out_is_what_refits_predict(seed):
         gram = seen.T @ seen + made.location.ridge * whole[np.ix_(kept, kept)]
         wanted = whole[~rest][:, kept] @ np.linalg.solve(gram, seen.T @ y[rest])
         np.testing.assert_allclose(made.location.left_out[~rest], wanted, rtol=1e-6)
-    np.testing.assert_allclose(
-        KernelRidge(kernel, values, among=kernel).predict(kernel),
-        KernelRidge(kernel, values).predict(kernel),
-        rtol=1e-6,
-    )
+    both = [KernelRidge(kernel, values, groups=groups, among=among) for among in (kernel, None)]
+    np.testing.assert_allclose(*(one.location.left_out for one in both), rtol=1e-6)
+    np.testing.assert_allclose(*(one.predict(kernel) for one in both), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("curve", "kinds"), [(lambda x: np.sin(3 * x), (0.5, 1.0)), (lambda x: x, (0.0, 4.0, 8.0))])
-def test_the_kernel_is_as_narrow_as_the_rows_ask(curve, kinds):
-    x = np.random.default_rng(0).uniform(-3, 3, size=(200, 1)).astype(np.float32)
-    features = np.concatenate([x, np.full((200, 2), 7.0, dtype=np.float32)], axis=1)
-    made = BlockKernel(features, [1, 2], 10 + curve(x[:, 0].astype(float)), np.arange(200))
-    assert made.kind in kinds and (made.inverse[1:] == 0).all()
-
-
-def test_a_block_has_the_share_that_makes_the_values_likeliest():
-    """What values were drawn from, of kernels of which half tell nothing; and no other shares make them likelier."""
+def test_the_kernel_is_as_narrow_as_the_rows_ask():
+    """A line is one; what tells nothing of y is looked at all the same, for the scale's sake, unless it is constant."""
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(8, 300, 2))
-    kernels = np.exp(-np.square(x[:, :, None] - x[:, None]).sum(-1)).astype(np.float32)
-    drawn = [root * np.linalg.cholesky(kernels[b] + 1e-6 * np.eye(300)) for b, root in ((1, 1.0), (2, 0.5))]
+    x, beside = generator.normal(size=(2, 200, 1)).astype(np.float32)
+    features, noise = np.hstack([x, np.full((200, 2), np.float32(7)), beside]), 0.2 * generator.normal(size=200)
+    of = lambda y: BlockKernel(features, [1, 2, 1], 10 + y[:, 0] + noise, np.arange(200)).shape  # noqa: E731
+    wavy, line = of(np.sin(2 * x)), of(x)
+    assert 0.5 < wavy.narrow[0] < 8 and wavy.alone[0] > 0.9 and line.linear[0] > 0.9
+    for shape in (wavy, line):
+        assert shape.alone[1] == 0 and shape.alone[2] >= 0.01
+        assert shape.alone.sum() + shape.linear.sum() + shape.together == pytest.approx(1)
+
+
+def test_a_kernel_is_the_likeliest_one():
+    """What values were drawn from, of blocks of which half tell nothing; and no other shape makes them likelier."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(6, 250, 2)).astype(np.float32)
+    apart = np.square(x[:, :, None] - x[:, None]).sum(-1)
+    made = np.exp(-apart[1] / 3), x[2] @ x[2].T / 2, 2 * np.exp(-(apart[3] + apart[4]) / 3)
+    roots = [np.linalg.cholesky(kernel.astype(float) + 1e-5 * np.eye(250)) for kernel in made]
     y = normal_scores(
-        np.exp(sum(root @ generator.normal(size=300) for root in drawn) + 0.3 * generator.normal(size=300))
+        np.exp(sum(root @ generator.normal(size=250) for root in roots) + 0.2 * generator.normal(size=250))
     )
-    assert (
-        y == pytest.approx(stats.norm.ppf(stats.rankdata(y) / 300 - 0.5 / 300)) and normal_scores(np.ones(3)).max() == 0
-    )
-    shares = likeliest_shares(kernels, y)
-    assert (
-        shares.argmax() == 1 and 0.05 < shares[2] < 0.4 and shares[[0, *range(3, 8)]].max() < 0.05 and shares.sum() == 1
-    )
+    shape = likeliest(x, y, 0)
+    assert shape.alone.argmax() == 1 and shape.linear.argmax() == 2 and shape.together > 0.1
+    assert shape.along[[0, 1, 2, 5]].max() < 0.3 * shape.along[[3, 4]].min()
 
-    def likelihood(shares):
-        covariances = [10 + size * np.tensordot(shares, kernels, 1) + noise * np.eye(300) for size, noise in sizes]
-        return max(stats.multivariate_normal(np.zeros(300), covariance).logpdf(y) for covariance in covariances)
+    def likelihood(of):
+        kernel = of.together * np.exp(-np.tensordot(of.along, apart, 1)) + np.einsum("b,bik,bjk->ij", of.linear, x, x)
+        kernel += sum(share * np.exp(-far * d) for share, far, d in zip(of.alone, of.narrow, apart, strict=True))
+        covariances = [10 + size * kernel + noise * np.eye(250) for size in (0.3, 1, 3) for noise in (0.03, 0.1, 0.3)]
+        return max(stats.multivariate_normal(np.zeros(250), covariance).logpdf(y) for covariance in covariances)
 
-    sizes = [(size, noise) for size in (0.3, 1.0, 3.0) for noise in (0.03, 0.1, 0.3)]
-    for other in (np.full(8, 1 / 8), np.eye(8)[1], 0.7 * shares + 0.3 * np.eye(8)[0]):
-        assert likelihood(shares) > likelihood(other)
+    tied = likeliest(x, y, 6)
+    assert len(set(tied.linear)) == 1 < len(set(tied.alone)) and likelihood(shape) > likelihood(tied)
+    others = {
+        "alone": np.full(6, 1 / 6),
+        "narrow": shape.narrow * 8,
+        "linear": 0 * shape.linear,
+        "along": shape.along / 8,
+    }
+    assert all(likelihood(shape) > likelihood(shape._replace(**{name: of})) for name, of in others.items())
 
 
-def test_features_that_tell_nothing_are_refused():
-    for features in (np.ones((9, 3), np.float32), np.full((9, 3), np.nan, np.float32)):
-        with pytest.raises(ValueError, match="features"):
-            BlockKernel(features, [3], np.arange(9.0), np.arange(9))
+def test_features_that_are_not_finite_are_refused_and_of_such_as_tell_nothing_all_are_one():
+    with pytest.raises(ValueError, match="features"):
+        BlockKernel(np.full((9, 3), np.nan, np.float32), [3], np.arange(9.0), np.arange(9))
+    made = BlockKernel(np.ones((9, 3), np.float32), [3], np.arange(9.0), np.arange(9))
+    assert made.ridge.predict(np.zeros((1, 9)))[0, 99] == pytest.approx(4, abs=0.5)
 
 
 # ---- a model that has one --------------------------------------------------------------------------------------------
@@ -216,9 +213,8 @@ def test_the_reader_s_kernel_is_the_formula_s(fitted):
     model = fitted[0]
     features, generator = last(model, TEXTS), torch.Generator().manual_seed(0)
     blocks, sizes = model.value_kernel.blocks, (model.config.hidden_size, model.config.causal_size)
-    shares = [place % 3 / 10 for place in range(len(blocks))]
-    along = [place % 2 / 10 for place in range(len(blocks))]
-    reader = KernelReader(*sizes, blocks, 5, [*shares, 0.4], along)
+    alone, narrow, linear, along = ([place % every / 10 for place in range(len(blocks))] for every in (3, 4, 5, 2))
+    reader = KernelReader(*sizes, blocks, 5, Shape(alone, narrow, linear, along, 0.4)._asdict())
     reader.mean.copy_(model.value_kernel.mean), reader.inverse.copy_(model.value_kernel.inverse)
     reader.support.copy_(torch.randn(reader.support.shape, generator=generator).half().mul(0.1).view(torch.int16))
     reader.weights.normal_(generator=generator), reader.bias.normal_(generator=generator)
@@ -227,32 +223,26 @@ def test_the_reader_s_kernel_is_the_formula_s(fitted):
     x = (features[:, model.config.hidden_size :].double() - reader.mean) * reader.inverse
     for row, made in zip(x, reader.read(features), strict=True):
         total = reader.bias.double().clone()
-        told = [of for of in zip(shares, along, row.split(blocks), strict=True) if any(of[:2])]
+        every = zip(alone, narrow, linear, along, row.split(blocks), strict=True)
+        told = [of for of in every if of[0] or of[2] or of[3]]
         for kept, weight in zip(support, reader.weights.T, strict=True):
-            of = zip(told, kept.split([len(part) for *_, part in told]), strict=True)
-            apart = [(share, far * (a - b).square().sum(), (a - b).square().sum()) for (share, far, a), b in of]
-            total += weight * sum(share * torch.expm1(-alone) for share, _, alone in apart)
-            total += weight * 0.4 * torch.expm1(-sum(of_all for _, of_all, _ in apart))
+            apart = torch.zeros((), dtype=torch.float64)
+            for (share, width, slope, far, a), b in zip(told, kept.split([len(of[-1]) for of in told]), strict=True):
+                total += weight * (share * torch.expm1(-width * (a - b).square().sum()) + slope * a @ b)
+                apart += far * (a - b).square().sum()
+            total += weight * 0.4 * torch.expm1(-apart)
         torch.testing.assert_close(made.double(), total.clamp(*reader.bounds), rtol=1e-4, atol=1e-5)
     loc, log_scale = model.value_kernel.read(features).unbind(-1)
     for made, wanted in zip(Chain(model, features).value(), (loc, log_scale.exp()), strict=True):
         torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_curve_is_kept_by_its_rows(tokenizer, tmp_path):
-    """A Gaussian kernel, saved and read again, support as it was to the bit; the rows held out are among its own in the end."""
-    model = graft_tiny("qwen2", tokenizer, number_context="digits")
-    given = [row | {"value": round((row["value"] - 40) ** 2, 1)} for row in rows(90, seed=5)]
-    train(model, encoded(model, given), [], tmp_path / "out", CLOSED)
-    again = CausalQwenForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert again.value_kernel.rows == 90 and again.value_kernel.support.dtype == torch.int16
-    for name, kept in model.value_kernel.state_dict().items():
-        assert torch.equal(again.value_kernel.state_dict()[name], kept)
-
-
 def test_a_saved_model_says_the_same_and_text_is_the_backbone_s(fitted, tokenizer):
     model, folder, *_ = fitted
     again = CausalQwenForCausalLM.from_pretrained(folder).eval()
+    assert again.value_kernel.rows == 120 and again.value_kernel.support.dtype == torch.int16
+    twin = again.value_kernel.state_dict()
+    assert all(torch.equal(twin[name], kept) for name, kept in model.value_kernel.state_dict().items())
     prompts = [row["prompt"] for row in rows(5, seed=3)]
     both = [[(p.loc, p.scale, p.interval(0.8)) for p in one.predict_number(prompts)] for one in (model, again)]
     assert both[0] == both[1]
@@ -335,9 +325,11 @@ def test_of_many_rows_some_are_kept(tokenizer, tmp_path, monkeypatch):
     model = graft_tiny("qwen2", tokenizer, number_context="digits")
     given = [row | {"value": round((row["value"] - 40) ** 2, 1)} for row in rows(150, seed=5)]
     scores = learn(model, encoded(model, given), encoded(model, rows(30, seed=2)), tmp_path / "run", CLOSED)
-    assert model.value_kernel.rows in (0, 60) and np.isfinite(scores["crps"])
-    found = model.predict_number([row["prompt"] for row in given[:50]])
-    values = np.array([row["value"] for row in given[:50]])
+    assert model.value_kernel.rows == 60 and np.isfinite(scores["crps"])
+    found, values = (
+        model.predict_number([row["prompt"] for row in given[:50]]),
+        np.array([row["value"] for row in given[:50]]),
+    )
     misses = np.median(np.abs([p.median for p in found] - values))
     assert misses < 0.7 * np.median(np.abs(values - np.median(values)))  # what a constant misses by
 

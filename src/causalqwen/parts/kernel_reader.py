@@ -1,6 +1,6 @@
 """The value read from the whole backbone: ridge in the space of a kernel over blocks of features (theory 3.8)."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,15 @@ _NOISE = 0.05
 class KernelReader(nn.Module):
     """(loc, log scale) = b + sum_i a_i k(x, x_i) on the value axis, as the law of U that the value head reads.
 
-        k(x, x_i) = sum_b s_b (exp(-d_b) - 1) + s (exp(-sum_b a_b d_b) - 1)     rows > 0; d_b = |x - x_i|^2, of block b of r,
-                                                                                standardised, over the block's width
-        k(x, x_i) = sum_b s_b x_i x                             rows = 0: linear, written out as one row of weights
+        k(x, x_i) = sum_b s_b (exp(-w_b d_b) - 1) + sum_b l_b <x_b, x_ib> + s (exp(-sum_b a_b d_b) - 1)
         loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
 
-    so that W_reg U + b_reg has this loc and scale. r [R] stands behind z in the features [..., H + R] (`read_backbone`).
+    d_b = |x_b - x_ib|^2, of block b of r, standardised. W_reg U + b_reg has this loc and scale. r [R] stands behind z in the
+    features [..., H + R] (`read_backbone`).
 
     Args:
-        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept. shares: s_b,
-            and s, the share of all blocks together; along: a_b. Of blocks without a share no x_i are kept.
+        hidden_size: H. causal_size: C. blocks: the widths of r's blocks, together R. rows: how many x_i are kept, of those
+            with a share. shape: s_b "alone", w_b "narrow", l_b "linear" and a_b "along" as lists, and s "together".
     """
 
     mean: Tensor
@@ -38,23 +37,16 @@ class KernelReader(nn.Module):
 
     IN_FLOAT32 = ("mean", "inverse", "weights", "bias", "bounds", "along", "shift", "unit")
 
-    def __init__(
-        self,
-        hidden_size: int,
-        causal_size: int,
-        blocks: Sequence[int],
-        rows: int,
-        shares: Sequence[float],
-        along: Sequence[float],
-    ) -> None:
+    def __init__(self, hidden_size: int, causal_size: int, blocks: list[int], rows: int, shape: dict[str, Any]) -> None:
         super().__init__()
-        self.hidden_size, self.blocks, self.rows, width = hidden_size, list(blocks), rows, sum(blocks)
-        self.together, self.parts = shares[-1], list(zip(blocks, shares[:-1], along, strict=True))
-        kept = sum(block for block, *told in self.parts if any(told))
+        self.hidden_size, self.blocks, self.rows, width = hidden_size, blocks, rows, sum(blocks)
+        self.parts = list(zip(*(shape[name] for name in ("alone", "narrow", "linear", "along")), strict=True))
+        self.used, self.together = [any((alone, *of)) for alone, _, *of in self.parts], shape["together"]
+        kept = sum(block for block, told in zip(blocks, self.used, strict=True) if told)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
         self.register_buffer("support", torch.zeros(rows, kept, dtype=torch.int16))  # float16, which no loader casts
-        self.register_buffer("weights", torch.zeros(2, rows or width))
+        self.register_buffer("weights", torch.zeros(2, rows))
         self.register_buffer("bias", torch.zeros(2))
         self.register_buffer("bounds", torch.tensor([[-torch.inf] * 2, [torch.inf] * 2]))  # of loc and log scale
         self.register_buffer("along", torch.zeros(causal_size))
@@ -63,15 +55,17 @@ class KernelReader(nn.Module):
 
     def kernels(self, x: Tensor, support: Tensor) -> Tensor:
         """k [..., n] of standardised rows x [..., R] with others [n, those of R in blocks that have a share]."""
-        pairs = zip(self.parts, x.split(self.blocks, -1), strict=True)
-        told = [(share, along, part) for (_, share, along), part in pairs if share or along]
-        others = support.split([part.shape[-1] for *_, part in told], -1)
-        made, apart = torch.zeros(()), torch.zeros(())
-        for (share, along, part), other in zip(told, others, strict=True):
+        of_blocks = zip(self.parts, self.used, x.split(self.blocks, -1), strict=True)
+        looked_at = [(*of, part) for of, told, part in of_blocks if told]
+        others = support.split([part.shape[-1] for *_, part in looked_at], -1)
+        made = apart = x.new_zeros(*x.shape[:-1], len(support))
+        for (alone, narrow, linear, along, part), other in zip(looked_at, others, strict=True):
+            products = part @ other.T
             squares = part.square().sum(-1, keepdim=True) + other.square().sum(-1)
-            distances = (squares - 2 * part @ other.T).clamp(min=0)
+            distances = (squares - 2 * products).clamp(min=0)
             # What is near 1 in all blocks would drown in rounding beside it.
-            made, apart = made + share * (-distances).expm1(), apart + along * distances
+            made = made + alone * (-narrow * distances).expm1() + linear * products
+            apart = apart + along * distances
         return made + self.together * (-apart).expm1()
 
     def read(self, features: Tensor) -> Tensor:
@@ -84,7 +78,7 @@ class KernelReader(nn.Module):
         """loc and log scale [..., 2] on the value axis, of r [..., R], in its dtype, float32 at least."""
         r = upcast(r)
         x = (r - self.mean.to(r)) * self.inverse.to(r)
-        made = self.kernels(x, self.support.view(torch.float16).to(r)) if self.rows else x
+        made = self.kernels(x, self.support.view(torch.float16).to(r))
         made = (made.double() @ self.weights.double().T + self.bias).to(r)
         low, high = self.bounds.to(r)
         return torch.minimum(torch.maximum(made, low), high)

@@ -22,13 +22,11 @@ import numpy as np
 import torch
 
 from causalqwen.numbers import CRPS_LEVELS
+from causalqwen.parts.kernel_reader import KernelReader
 
 INTERCEPT = 10.0
 RIDGES = np.logspace(-5, 3, 33)
 """λ and μ that are tried; the kernel's mean diagonal is 1."""
-
-KINDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Kernels that are tried: widths of a Gaussian one in units of a block's median distance; 0 for the linear one."""
 
 LEAST_SPREAD = 1 / 512
 """The least spread of a coordinate of the features, in its own root mean square: rounding makes less of it (experiments 8)."""
@@ -46,18 +44,19 @@ LANDMARKS = 4096
 """The most rows that a kernel is kept of: its decomposition costs their cube."""
 
 OF_SCALE = 0.03
-"""How much of the shares is for the scale's sake."""
+"""How much of a kernel is for columns that may tell of the scale alone."""
 
-LEAST_SHARE = 0.01
-"""The least share of a block in a kernel: what has less tells nothing."""
+LEAST_SHARE = 1e-3
+"""What a part of a kernel, or an exponent over a median distance, has to have: less tells nothing."""
 
-_STEPS, _NOISE, _LEAST_NOISE, _LEAST = 12, 0.1, 1e-2, 1e-12
+_STARTS, _STEPS, _RATE = (2.0, 0.5, 0.125, 1 / 32), 40, 0.2  # exponents over median distances; steps of Adam
+_PENALTY, _LEAST_NOISE = 0.05, 1e-3
 _JITTER = 1e-9  # of a kernel's mean diagonal of 1: wide kernels are singular but for rounding
 _AT_ONCE = 4096  # rows
 _LEVELS = CRPS_LEVELS.numpy()
 _TRIED_LEVELS = np.arange(1, 40) / 40
 _FLOOR = 1 / 20  # of the residuals' standard deviation: no residual is taken for less
-_CHOOSING = 1000
+_CHOOSING = 1000  # rows
 
 
 class Solution(NamedTuple):
@@ -75,9 +74,9 @@ class KernelRidge:
     of one are left out together. counted: bool [n], the rows by which is chosen, all where none is. units: [n], what an error
     of each row is measured in; by default the median of |value|. among: [m, m], the kernel of the landmarks x_i; None where
     they are the rows.
-    axis: the name of t. location, log_scale: both `Solution`s. error: what was least when they were chosen.
+    axis: the name of t. location, log_scale: both `Solution`s.
     quantiles: q_p at `CRPS_LEVELS` [199].
-    ValueError for fewer than three rows, for values or a kernel that are not finite, or a kernel without a diagonal.
+    ValueError for fewer than three rows, and for values or a kernel that are not finite.
     """
 
     def __init__(
@@ -91,17 +90,17 @@ class KernelRidge:
         among: np.ndarray | None = None,
     ) -> None:
         own = kernel if among is None else among
-        if len(values) < 3 or not (np.isfinite(values).all() and np.isfinite(own).all() and np.trace(own) > 0):
-            raise ValueError(f"a ridge needs three rows at least, finite values and a kernel; got {len(values)} rows")
+        if len(values) < 3 or not (np.isfinite(values).all() and np.isfinite(own).all()):
+            raise ValueError(f"a ridge needs three rows at least, finite values and kernel; got {len(values)} rows")
         axes = axes or {name: maps for name, maps in AXES.items() if name != "log" or values.min() > 0}
-        self.unit = float(np.trace(own)) / len(own)
+        self.unit = float(np.trace(own)) / len(own) or 1.0  # of a kernel of nothing
         self._decompose(kernel, among)
         self._groups = _of_several(groups)
         if counted is None or not counted.any():
             counted = np.ones(len(values), dtype=bool)
         if units is None:
             units = np.full(len(values), np.median(np.abs(values)) or 1.0)
-        self.error, self.axis, self.location = self._choose(values, axes, counted, units)
+        self.axis, self.location = self._choose(values, axes, counted, units)
         y, self._inverse = axes[self.axis][0](values), axes[self.axis][1]
         self.reach = 2 * y.min() - y.max(), 2 * y.max() - y.min()
         self.residuals = y - self.location.left_out
@@ -162,7 +161,7 @@ class KernelRidge:
 
     def _choose(
         self, values: np.ndarray, axes: dict[str, Maps], counted: np.ndarray, units: np.ndarray
-    ) -> tuple[float, str, Solution]:
+    ) -> tuple[str, Solution]:
         """The axis and λ of the least CRPS left out, in units times on a symmetric logarithm, so that neither size nor unit
         decides, and the logarithm of that product. The residuals' own quantiles are the distribution here, with one scale.
         """
@@ -174,7 +173,7 @@ class KernelRidge:
                 told = (inverse(solution.left_out[:, None] + spread) / units[:, None])[counted]
                 errors = _crps(true, told), _crps(common(true), common(told))
                 found[sum(np.log(max(error, 1e-300)) for error in errors)] = name, solution
-        return min(found), *found[min(found)]
+        return found[min(found)]
 
 
 def _eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -201,15 +200,32 @@ def _crps(values: np.ndarray, quantiles: np.ndarray) -> float:
     return float(2 * np.maximum(_TRIED_LEVELS * above, (_TRIED_LEVELS - 1) * above).mean())
 
 
-class BlockKernel:
-    """A kernel over blocks of features, float32 [n, R], standardised by these rows, whose form leave-one-out has chosen.
+class Shape(NamedTuple):
+    """The parts of a kernel over B blocks, d_b the squared distance in block b of rows x and x', together of size 1:
 
-    groups, counted, units: as `KernelRidge` has them. axes: what makes its axes for some of the rows.
-    kind: of `KINDS`. shares [B + 1]: what each block has of the kernel, and all together (`likeliest_shares`); along [B]: what
-    each has of the latter's exponent. told [B]: which blocks are looked at. mean, inverse [R]: x = (r - mean) inverse; a
-    coordinate that does not vary has an inverse of 0. support float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most.
-    ridge: the fit to all rows. tried: the error of each kind.
-    ValueError for features that are not finite, and where nothing varies.
+        k(x, x') = sum_b alone_b exp(-narrow_b d_b) + sum_b linear_b <x_b, x'_b> + together exp(-sum_b along_b d_b)
+
+    All but together are float64 [B].
+    """
+
+    alone: np.ndarray
+    narrow: np.ndarray
+    linear: np.ndarray
+    along: np.ndarray
+    together: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: np.asarray(part).tolist() for name, part in self._asdict().items()}
+
+
+class BlockKernel:
+    """A kernel over blocks of features, float32 [n, R], standardised by these rows, and the ridge in its space.
+
+    groups, counted, units: as `KernelRidge` has them. axes: what makes its axes for some of the rows. tied: how many of the
+    first blocks have one width (`likeliest`).
+    shape: the kernel. mean, inverse [R]: x = (r - mean) inverse; a coordinate that does not vary has an inverse of 0. support
+    float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most. ridge: the fit to all rows.
+    ValueError for features that are not finite.
     """
 
     def __init__(
@@ -221,79 +237,41 @@ class BlockKernel:
         axes: Callable[[np.ndarray], dict[str, Maps] | None] = lambda rows: None,
         counted: np.ndarray | None = None,
         units: np.ndarray | None = None,
+        tied: int = 0,
     ) -> None:
         self.blocks, (self.mean, spread) = blocks, _moments(features)
         if not np.isfinite(spread).all():
             raise ValueError("features to read a number from have to be finite")
         size = np.sqrt(self.mean**2 + spread**2)
         used, spread = spread > 1e-5 * size, spread.clip(LEAST_SPREAD * size)
-        if not used.any():
-            raise ValueError("features to read a number from have to vary")
         count = np.repeat([np.sqrt(max(part.sum(), 1)) for part in self._split(used)], blocks)
         self.inverse = np.where(used, 1 / np.where(used, spread * count, 1.0), 0.0).astype(np.float32)
-
-        def fit(kernel: np.ndarray, rows: np.ndarray, among: np.ndarray | None = None) -> KernelRidge:
-            kept, measured = (None if column is None else column[rows] for column in (counted, units))
-            return KernelRidge(kernel, values[rows], axes(rows), groups[rows], kept, measured, among)
-
         some = _whole_groups(groups, _CHOOSING)
-        x = self._x(features[some])
-        parts = self._split(x)
-        distances = [_distances(part, part) for part in parts]
-        medians = np.array([float(np.median(part)) or 1.0 for part in distances])
         forward = next(iter((axes(some) or AXES).values()))[0]
-        varies = np.array([part.any() for part in self._split(used)])
-        scores, found = normal_scores(forward(values[some])), {}
-        self.tried: dict[float, float] = {}
-        of_blocks = list(zip(parts, distances, medians, strict=True))
-        for kind in KINDS:
-            made = [apart / np.float32(2 * kind**2 * m) if kind else -part @ part.T for part, apart, m in of_blocks]
-            stacked = np.stack(made)[varies]
-            kernels = np.exp(-stacked) if kind else -stacked
-            along = alone = likeliest_shares(kernels, scores)
-            if kind:
-                kernels = np.concatenate([kernels, np.exp(-_sum(along, stacked))[None]])
-                alone = likeliest_shares(kernels, scores, np.append(along / 2, 0.5))
-            ridge = fit(_sum(alone, kernels), some)
-            is_best = all(ridge.error < error for error in self.tried.values())
-            self.tried[kind] = ridge.error
-            if is_best:  # what tells of the scale may tell nothing of the location
-                of_scale = likeliest_shares(kernels, normal_scores(np.abs(ridge.residuals)))
-                found = {kind: ((1 - OF_SCALE) * alone + OF_SCALE * of_scale, along)}
-        self.kind = min(self.tried, key=lambda kind: self.tried[kind])
-        alone, along = found[self.kind]
-        self.shares, self.along, places = np.zeros(len(blocks) + 1), np.zeros(len(blocks)), np.flatnonzero(varies)
-        self.shares[[*places, len(blocks)][: len(alone)]] = alone
-        self.along[places] = along * (self.shares[-1] > 0)
-        self.told = (self.shares[:-1] > 0) | (self.along > 0)
-        if self.kind:
-            self.inverse /= np.repeat(np.sqrt(2 * medians) * self.kind, blocks).astype(np.float32)
+        self.shape = likeliest(self._split(self._x(features[some])), normal_scores(forward(values[some])), tied)
         rows = np.arange(len(values))
         kept = np.sort(np.random.default_rng(0).permutation(rows)[:LANDMARKS])
         self.support = self._x(features[kept]).astype(np.float16)
         x = self.support.astype(np.float32)
-        own = self._kernel(x, x)
-        if len(kept) == len(rows):
-            self.ridge = fit(own, rows)
-        else:
+        own = kernel = self._kernel(x, x)
+        if among := len(kept) < len(rows):
             kernel = np.concatenate([self._kernel(self._x(features[part]), x) for part in _parts(len(rows))])
-            self.ridge = fit(kernel, rows, own)
+        self.ridge = KernelRidge(kernel, values, axes(rows), groups, counted, units, own if among else None)
 
     def _x(self, features: np.ndarray) -> np.ndarray:
         return ((features - self.mean) * self.inverse).astype(np.float32)
 
     def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
-        if not self.kind:
-            return x * np.repeat(self.shares[:-1], self.blocks).astype(x.dtype) @ kept.T
-        made: Any = np.float32(0)
-        apart: Any = np.float32(0)
-        *shares, together = self.shares.astype(np.float32)
-        parts = zip(shares, self.along.astype(np.float32), self.told, self._split(x), self._split(kept), strict=False)
-        for share, along, _, part, other in (of for of in parts if of[2]):
-            distances = _distances(part, other)
-            made, apart = made + share * np.exp(-distances), apart + along * distances
-        return made + together * np.exp(-apart)
+        reader = KernelReader(0, 0, [*self.blocks], 0, self.shape.to_dict())
+        told = np.repeat(reader.used, self.blocks)
+        made: np.ndarray = reader.kernels(torch.from_numpy(x), torch.from_numpy(kept[:, told])).numpy()
+        return made + np.float32(self.constant)
+
+    @property
+    def constant(self) -> float:
+        """What the reader takes off the kernel."""
+        return float(self.shape.alone.sum() + self.shape.together)
 
     def _split(self, x: np.ndarray) -> list[np.ndarray]:
         return np.split(x, np.cumsum(self.blocks)[:-1], axis=-1)
@@ -307,34 +285,64 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
     return scores
 
 
-def likeliest_shares(kernels: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
-    """The shares [b], together 1, that kernels [b, n, n] have in y [n] ~ N(0, V), V = sum_b s_b K_b + s I + intercept.
+def likeliest(parts: Sequence[np.ndarray], y: np.ndarray, tied: int) -> Shape:
+    """The shape that makes y [n] ~ N(0, K + s I + intercept) likeliest, from the blocks of rows x, [n, width] each.
 
-        s_b <- s_b sqrt(a' K_b a / tr(V^-1 K_b)),   s <- s sqrt(a' a / tr V^-1),   a = V^-1 y
+        -log p(y) + 0.05 sqrt(n) sum sqrt(alone, narrow, along)     narrow and along over median distances
 
-    from equal ones, or half as many steps from a start: no step makes y less likely (Zhou, Hu, Zhou and Lange 2019). Shares
-    below `LEAST_SHARE` are none.
+    is brought down by steps of Adam from the best of `_STARTS`; the second part takes from a kernel what tells nothing. The
+    first `tied` blocks, the layers of a backbone, share narrow and linear. Each other block has `OF_SCALE` of the whole, shared
+    with the others, at least: what tells nothing of y may tell how far it spreads. Blocks that do not vary have nothing.
     """
-    shares, noise = np.full(len(kernels), 1 / len(kernels)) if start is None else start, _NOISE
-    for _ in range(_STEPS if start is None else _STEPS // 2):
-        covariance = _sum(shares, kernels).astype(np.float64) + INTERCEPT + noise * np.eye(len(y))
-        precision = np.linalg.inv(covariance)
-        a = precision @ y
-        told = np.array([a.astype(kernel.dtype) @ kernel @ a for kernel in kernels])
-        spent = np.array([np.vdot(precision, kernel.astype(np.float64)) for kernel in kernels])
-        shares = shares * np.sqrt(told.clip(_LEAST) / spent.clip(_LEAST))
-        noise = max(noise * np.sqrt(a @ a / np.trace(precision)), _LEAST_NOISE)
-    shares = np.where(shares < LEAST_SHARE * shares.sum(), 0.0, shares)
-    return shares / shares.sum()
+    places = np.array([place for place, part in enumerate(parts) if part.any()], dtype=int)
+    made, count, n = np.zeros((4, len(parts))), len(places), len(y)
+    if not count:
+        return Shape._make([*made, 0.0])
+    tied = int((places < tied).sum())
+    inner = [torch.from_numpy(parts[place] @ parts[place].T) for place in places]
+    far = [(of.diagonal()[:, None] + of.diagonal() - 2 * of).clamp(min=0) for of in inner]
+    medians = [float(each.median()) or 1.0 for each in far]
+    far, scores = [each / median for each, median in zip(far, medians, strict=True)], torch.from_numpy(y)[:, None]
+    group = torch.arange(count).sub(max(tied - 1, 0)).clamp(min=0)
+    groups = int(group[-1]) + 1
+    summed = torch.zeros(groups, n, n).index_add_(0, group, torch.stack(inner))
+    sizes = [count, groups, groups, count, 1, 1]
 
+    def loss(logs: torch.Tensor) -> torch.Tensor:
+        alone, narrow, linear, along, together, noise = logs.exp().split(sizes)
+        kernel, exponent = torch.tensordot(linear, summed, 1), torch.zeros(())
+        for share, width, slope, each in zip(alone, narrow[group], along, far, strict=True):
+            kernel, exponent = kernel + share * torch.exp(-width * each), exponent + slope * each
+        kernel = kernel + together * torch.exp(-exponent)
+        covariance = kernel.double() + INTERCEPT + (noise + _LEAST_NOISE) * torch.eye(n, dtype=torch.float64)
+        root = torch.linalg.cholesky(covariance)
+        nats = torch.linalg.solve_triangular(root, scores, upper=False).square().sum() / 2 + root.diagonal().log().sum()
+        size: torch.Tensor = sum(part.sqrt().sum() for part in (alone, narrow[group], along))  # type: ignore[assignment]
+        return nats + _PENALTY * n**0.5 * size
 
-def _sum(shares: np.ndarray, kernels: np.ndarray) -> np.ndarray:
-    total: np.ndarray = np.tensordot(shares.astype(kernels.dtype), kernels, 1)
-    return total
+    def start(width: float) -> torch.Tensor:
+        first = (0.3 / count, width, 0.1 / count, 4 * width / count, 0.3, 0.1)
+        return torch.cat([torch.full((size,), value) for value, size in zip(first, sizes, strict=True)]).log()
 
-
-def _distances(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    return ((x * x).sum(1)[:, None] + (kept * kept).sum(1) - 2 * (x @ kept.T)).clip(0)
+    with torch.no_grad():
+        logs = min((start(width) for width in _STARTS), key=loss)
+    steps = torch.optim.Adam([logs.requires_grad_()], lr=_RATE, betas=(0.9, 0.95))
+    with torch.enable_grad():
+        for _ in range(_STEPS):
+            steps.zero_grad()
+            loss(logs).backward()
+            steps.step()
+    alone, narrow, linear, along, together, _ = (part.double().numpy() for part in logs.detach().exp().split(sizes))
+    narrow, linear = narrow[group], linear[group]
+    whole = alone.sum() + linear.sum() + together.sum()
+    alone, linear = (np.where(part < LEAST_SHARE * whole, 0.0, part) for part in (alone, linear))
+    along = np.where(along < LEAST_SHARE, 0.0, along) * (together > LEAST_SHARE * whole)
+    short = (np.arange(count) >= tied) & (alone < OF_SCALE * whole / max(count - tied, 1))
+    alone[short], narrow[short] = OF_SCALE * whole / max(count - tied, 1), _STARTS[2]
+    together *= along.any()
+    whole = alone.sum() + linear.sum() + together.sum()
+    made[:, places] = alone / whole, narrow / medians, linear / whole, along / medians
+    return Shape._make([*made, float(together.sum() / whole)])
 
 
 def _moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -112,7 +112,7 @@ class WholeBackbone:
         self.is_new, self.groups = ~stands.numpy(), groups
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
-        self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units)
+        self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units, len(blocks_of(model)))
         self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
@@ -147,18 +147,12 @@ class WholeBackbone:
         model, kernel, ridge = self.model, self.kernel, self.kernel.ridge
         set_levels(model, None)
         fit_axes(model.config, self.numbers, self.axis, self.settings)
-        rows = len(kernel.support) if kernel.kind else 0
-        about = {"blocks": list(map(int, kernel.blocks)), "rows": rows}
-        about |= {"shares": kernel.shares.tolist(), "along": kernel.along.tolist()}
+        about = {"blocks": list(map(int, kernel.blocks)), "rows": len(kernel.support), "shape": kernel.shape.to_dict()}
         renew_values(model, value_branch=False, value_family=self.family, value_kernel=about)
         reader, law = model.value_kernel, model.action.value_law
         both = np.stack([ridge.location.coefficients, ridge.log_scale.coefficients])
         weights = both / ridge.unit
-        bias = INTERCEPT * both.sum(1) + [0.0, np.log(self.unit)]
-        if rows:
-            bias += weights.sum(1)  # the 1 that the reader takes off each part, times its share
-        else:
-            weights = weights @ kernel.support.astype(np.float64) * np.repeat(kernel.shares[:-1], kernel.blocks)
+        bias = INTERCEPT * both.sum(1) + [0.0, np.log(self.unit)] + kernel.constant * weights.sum(1)
         log_scale = ridge.log_scale.left_out + np.log(self.unit)
         bounds = np.stack([[ridge.reach[0], log_scale.min()], [ridge.reach[1], log_scale.max()]])
         weight, shift = model.action.value_linear
@@ -174,9 +168,8 @@ class WholeBackbone:
         }
         for name, made in filled.items():
             getattr(reader, name).copy_(torch.as_tensor(made))
-        if rows:
-            kept = kernel.support[:, np.repeat(kernel.told, kernel.blocks)]
-            reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
+        kept = kernel.support[:, np.repeat(reader.used, kernel.blocks)]
+        reader.support.copy_(torch.from_numpy(kept).view(torch.int16))
         of_rows = *self.left_out, self.numbers.values
         classes = number_classes(self.examples, model.config.num_token_id)
         if self.settings.recalibrate and self.is_new.any():
@@ -200,15 +193,13 @@ class WholeBackbone:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Axis, law, width of the kernel in median distances (0: linear), and ridge."""
-        ridge = self.kernel.ridge.location.ridge
-        return {"axis": self.axis, "family": self.family, "width": self.kernel.kind, "ridge": ridge}
+        """Axis, law and ridge."""
+        return {"axis": self.axis, "family": self.family, "ridge": self.kernel.ridge.location.ridge}
 
     def tell(self, say: Callable[[str], None], seconds: float) -> None:
         """Say what was chosen."""
-        kernel = self.kernel
-        form = f"a Gaussian kernel of {kernel.kind:g} median distances" if kernel.kind else "a linear kernel"
+        count, ridge = len(self.numbers.values), self.kernel.ridge.location.ridge
         say(
-            f"values are read from the whole backbone in closed form: {self.axis} axis, {self.family} law, {form}, ridge "
-            f"{kernel.ridge.location.ridge:.2g}, by leave-one-out over {len(self.numbers.values):,} numbers ({seconds:.0f} s)"
+            f"values are read from the whole backbone in closed form: {self.axis} axis, {self.family} law, ridge {ridge:.2g}, "
+            f"by leave-one-out over {count:,} numbers ({seconds:.0f} s)"
         )
