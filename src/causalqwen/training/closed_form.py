@@ -16,7 +16,7 @@ are one: Φ = U √D V' gives r_B = (I - H_BB)^-1 (y - H y)_B with H = U D (D + 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -201,11 +201,9 @@ def _crps(values: np.ndarray, quantiles: np.ndarray) -> float:
 
 
 class Shape(NamedTuple):
-    """The parts of a kernel over B blocks, d_b the squared distance in block b of rows x and x', together of size 1:
+    """The parts [B] of a kernel over B blocks, whose size is 1; d_b is the squared distance in block b of rows x and x':
 
-        k(x, x') = sum_b alone_b exp(-narrow_b d_b) + sum_b linear_b <x_b, x'_b> + together exp(-sum_b along_b d_b)
-
-    All but together are float64 [B].
+    k(x, x') = sum_b alone_b exp(-narrow_b d_b) + sum_b linear_b <x_b, x'_b> + together exp(-sum_b along_b d_b)
     """
 
     alone: np.ndarray
@@ -214,16 +212,13 @@ class Shape(NamedTuple):
     along: np.ndarray
     together: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return {name: np.asarray(part).tolist() for name, part in self._asdict().items()}
-
 
 class BlockKernel:
     """A kernel over blocks of features, float32 [n, R], standardised by these rows, and the ridge in its space.
 
     groups, counted, units: as `KernelRidge` has them. axes: what makes its axes for some of the rows. tied: how many of the
-    first blocks have one width (`likeliest`).
-    shape: the kernel. mean, inverse [R]: x = (r - mean) inverse; a coordinate that does not vary has an inverse of 0. support
+    first blocks have one width (`likeliest`). shape: the kernel, where it is known.
+    mean, inverse [R]: x = (r - mean) inverse; a coordinate that does not vary has an inverse of 0. support
     float16 [m, R]: x of the rows that are kept, `LANDMARKS` at most. ridge: the fit to all rows.
     ValueError for features that are not finite.
     """
@@ -238,6 +233,7 @@ class BlockKernel:
         counted: np.ndarray | None = None,
         units: np.ndarray | None = None,
         tied: int = 0,
+        shape: Shape | None = None,
     ) -> None:
         self.blocks, (self.mean, spread) = blocks, _moments(features)
         if not np.isfinite(spread).all():
@@ -248,7 +244,9 @@ class BlockKernel:
         self.inverse = np.where(used, 1 / np.where(used, spread * count, 1.0), 0.0).astype(np.float32)
         some = _whole_groups(groups, _CHOOSING)
         forward = next(iter((axes(some) or AXES).values()))[0]
-        self.shape = likeliest(self._split(self._x(features[some])), normal_scores(forward(values[some])), tied)
+        self.shape = shape or likeliest(
+            self._split(self._x(features[some])), normal_scores(forward(values[some])), tied
+        )
         rows = np.arange(len(values))
         kept = np.sort(np.random.default_rng(0).permutation(rows)[:LANDMARKS])
         self.support = self._x(features[kept]).astype(np.float16)
@@ -263,7 +261,7 @@ class BlockKernel:
 
     def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
-        reader = KernelReader(0, 0, [*self.blocks], 0, self.shape.to_dict())
+        reader = KernelReader(0, 0, [*self.blocks], 0, self.shape._asdict())
         told = np.repeat(reader.used, self.blocks)
         made: np.ndarray = reader.kernels(torch.from_numpy(x), torch.from_numpy(kept[:, told])).numpy()
         return made + np.float32(self.constant)

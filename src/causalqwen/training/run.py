@@ -224,7 +224,9 @@ def _read_whole(
         metrics = _final_scores(run)
         facts = run.eval_facts()
         if held_out_here and facts is not None:
-            WholeBackbone(model, [*known, (run.eval_examples, facts)], certain, run.settings).install()
+            WholeBackbone(
+                model, [*known, (run.eval_examples, facts)], certain, run.settings, fit.kernel.shape
+            ).install()
     finally:
         model.reads_backbone = None
     return metrics

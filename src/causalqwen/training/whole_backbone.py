@@ -21,7 +21,7 @@ from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes, fit_levels, set_levels
 from causalqwen.training.candidates import KeptNumbers
-from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps
+from causalqwen.training.closed_form import INTERCEPT, BlockKernel, Maps, Shape
 from causalqwen.training.copies import fit_copying
 from causalqwen.training.features import FactStore
 from causalqwen.training.held_out import left_out_together
@@ -29,7 +29,6 @@ from causalqwen.training.scores import score_values
 from causalqwen.training.settings import STAGES, ChosenStage, TrainSettings
 
 FEWEST_NUMBERS = 8
-
 _FAMILIES = ("gaussian", "cauchy")
 _OF_BRANCH = ("value_crossing", "value_loss")
 
@@ -73,7 +72,7 @@ def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
 
 class WholeBackbone:
     """A fit of the values of rows. known: rows and their facts, with what the whole backbone tells; certain: those of
-    `certain_contexts`.
+    `certain_contexts`. shape: the kernel, where it is known.
 
     kernel: what was chosen. axis: its name. family: the value's law.
     """
@@ -84,6 +83,7 @@ class WholeBackbone:
         known: Sequence[tuple[Sequence[Example], FactStore]],
         certain: set[tuple[int, ...]],
         settings: TrainSettings,
+        shape: Shape | None = None,
     ) -> None:
         self.model, self.settings = model, settings
         self.examples = [example for examples, _ in known for example in examples]
@@ -112,7 +112,9 @@ class WholeBackbone:
         self.is_new, self.groups = ~stands.numpy(), groups
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
-        self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units, len(blocks_of(model)))
+        self.kernel = BlockKernel(
+            every, blocks, values, groups, self._axes, counted, units, len(blocks_of(model)), shape
+        )
         self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
@@ -147,7 +149,8 @@ class WholeBackbone:
         model, kernel, ridge = self.model, self.kernel, self.kernel.ridge
         set_levels(model, None)
         fit_axes(model.config, self.numbers, self.axis, self.settings)
-        about = {"blocks": list(map(int, kernel.blocks)), "rows": len(kernel.support), "shape": kernel.shape.to_dict()}
+        shape = {name: np.asarray(part).tolist() for name, part in kernel.shape._asdict().items()}
+        about = {"blocks": list(map(int, kernel.blocks)), "rows": len(kernel.support), "shape": shape}
         renew_values(model, value_branch=False, value_family=self.family, value_kernel=about)
         reader, law = model.value_kernel, model.action.value_law
         both = np.stack([ridge.location.coefficients, ridge.log_scale.coefficients])
