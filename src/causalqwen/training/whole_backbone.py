@@ -73,7 +73,6 @@ def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
 class WholeBackbone:
     """A fit of the values of rows. known: rows and their facts, with what the whole backbone tells; certain: those of
     `certain_contexts`. shape: the kernel, where it is known.
-
     kernel: what was chosen. axis: its name. family: the value's law.
     """
 
