@@ -10,8 +10,8 @@ Rows of one group are left out together: r_B = ((K + λ I)^-1_BB)^-1 a_B. One ei
 axes. The kernel has a mean diagonal of 1 over the rows, and a constant of 10 is added, which holds the intercept: features
 that all rows together centre make K singular along the constant, and leave-one-out then looks best at next to no ridge.
 
-Of more rows than `LANDMARKS` some are drawn as x_i, and all are fitted (Nyström's method): with K_mm = L L', the features
-Φ = K_nm L'^-1 have the ridge w = (Φ'Φ + λ I)^-1 Φ'y, a = L'^-1 w and r = (y - Φw) / (1 - h), h_i the leverage of row i. The two
+Of more rows than `LANDMARKS` some are drawn as x_i, and all are fitted (Nyström's method): with K_mm^-1 = T T', the features
+Φ = K_nm T have the ridge w = (Φ'Φ + λ I)^-1 Φ'y, a = T w and r = (y - Φw) / (1 - h), h_i the leverage of row i. The two
 are one: Φ = U √D V' gives r_B = (I - H_BB)^-1 (y - H y)_B with H = U D (D + λ)^-1 U'.
 """
 
@@ -49,9 +49,8 @@ OF_SCALE = 0.03
 LEAST_SHARE = 1e-3
 """What a part of a kernel, or an exponent over a median distance, has to have: less tells nothing."""
 
-_STARTS, _STEPS, _RATE = (2.0, 0.5, 0.125, 1 / 32), 40, 0.2  # exponents over median distances; steps of Adam
-_PENALTY, _LEAST_NOISE = 0.05, 1e-3
-_JITTER = 1e-9  # of a kernel's mean diagonal of 1: wide kernels are singular but for rounding
+_STARTS, _STEPS, _RATE, _PENALTY, _LEAST_NOISE = (2.0, 0.5, 0.125, 1 / 32), 40, 0.2, 10.0, 1e-3
+_LEAST_ROOT = 1e-9  # rounding leaves a kernel negative ones
 _AT_ONCE = 4096  # rows
 _LEVELS = CRPS_LEVELS.numpy()
 _TRIED_LEVELS = np.arange(1, 40) / 40
@@ -125,13 +124,13 @@ class KernelRidge:
             roots, self._vectors = _eigh(kernel.astype(np.float64) / self.unit + INTERCEPT)
             self._roots, self._back = roots.clip(0), self._vectors
         else:
-            lower = np.linalg.cholesky(among / self.unit + INTERCEPT + _JITTER * np.eye(len(among)))
-            turned = np.linalg.inv(lower).T
+            roots, turned = _eigh(among.astype(np.float64) / self.unit + INTERCEPT)
+            turned = turned / np.sqrt(roots.clip(_LEAST_ROOT))
             phi = np.empty(kernel.shape)
             for part in _parts(len(phi)):
                 phi[part] = (kernel[part].astype(np.float64) / self.unit + INTERCEPT) @ turned
             roots, turns = _eigh(phi.T @ phi)
-            self._roots = roots.clip(_JITTER)
+            self._roots = roots.clip(_LEAST_ROOT)
             for part in _parts(len(phi)):
                 phi[part] = phi[part] @ (turns / np.sqrt(self._roots))
             self._vectors, self._back = phi, turned @ (turns * np.sqrt(self._roots))
@@ -286,11 +285,11 @@ def normal_scores(values: np.ndarray) -> np.ndarray:
 def likeliest(parts: Sequence[np.ndarray], y: np.ndarray, tied: int) -> Shape:
     """The shape that makes y [n] ~ N(0, K + s I + intercept) likeliest, from the blocks of rows x, [n, width] each.
 
-        -log p(y) + 0.05 sqrt(n) sum sqrt(alone, narrow, along)     narrow and along over median distances
+        -log p(y) + 10 sum sqrt(alone, narrow, along)     narrow and along over median distances
 
-    is brought down by steps of Adam from the best of `_STARTS`; the second part takes from a kernel what tells nothing. The
-    first `tied` blocks, the layers of a backbone, share narrow and linear. Each other block has `OF_SCALE` of the whole, shared
-    with the others, at least: what tells nothing of y may tell how far it spreads. Blocks that do not vary have nothing.
+    is brought down by steps of Adam from the best of `_STARTS`: the second part takes out what tells nothing. The first `tied`
+    blocks, the layers of a backbone, share narrow and linear. The others have `OF_SCALE` of the whole at least, shared among
+    them: what tells nothing of y may tell how far it spreads.
     """
     places = np.array([place for place, part in enumerate(parts) if part.any()], dtype=int)
     made, count, n = np.zeros((4, len(parts))), len(places), len(y)
@@ -302,9 +301,8 @@ def likeliest(parts: Sequence[np.ndarray], y: np.ndarray, tied: int) -> Shape:
     medians = [float(each.median()) or 1.0 for each in far]
     far, scores = [each / median for each, median in zip(far, medians, strict=True)], torch.from_numpy(y)[:, None]
     group = torch.arange(count).sub(max(tied - 1, 0)).clamp(min=0)
-    groups = int(group[-1]) + 1
-    summed = torch.zeros(groups, n, n).index_add_(0, group, torch.stack(inner))
-    sizes = [count, groups, groups, count, 1, 1]
+    summed = torch.zeros(int(group[-1]) + 1, n, n).index_add_(0, group, torch.stack(inner))
+    sizes = [count, len(summed), len(summed), count, 1, 1]
 
     def loss(logs: torch.Tensor) -> torch.Tensor:
         alone, narrow, linear, along, together, noise = logs.exp().split(sizes)
@@ -313,25 +311,27 @@ def likeliest(parts: Sequence[np.ndarray], y: np.ndarray, tied: int) -> Shape:
             kernel, exponent = kernel + share * torch.exp(-width * each), exponent + slope * each
         kernel = kernel + together * torch.exp(-exponent)
         covariance = kernel.double() + INTERCEPT + (noise + _LEAST_NOISE) * torch.eye(n, dtype=torch.float64)
-        root = torch.linalg.cholesky(covariance)
+        root = torch.linalg.cholesky_ex(covariance)[0]  # whose logarithm is NaN where rounding leaves none
         nats = torch.linalg.solve_triangular(root, scores, upper=False).square().sum() / 2 + root.diagonal().log().sum()
-        size: torch.Tensor = sum(part.sqrt().sum() for part in (alone, narrow[group], along))  # type: ignore[assignment]
-        return nats + _PENALTY * n**0.5 * size
+        return nats + _PENALTY * torch.cat([alone, narrow[group], along]).sqrt().sum()
 
     def start(width: float) -> torch.Tensor:
         first = (0.3 / count, width, 0.1 / count, 4 * width / count, 0.3, 0.1)
         return torch.cat([torch.full((size,), value) for value, size in zip(first, sizes, strict=True)]).log()
 
     with torch.no_grad():
-        logs = min((start(width) for width in _STARTS), key=loss)
-    steps = torch.optim.Adam([logs.requires_grad_()], lr=_RATE, betas=(0.9, 0.95))
+        logs = min((start(width) for width in _STARTS), key=lambda logs: loss(logs).nan_to_num(torch.inf))
+    steps, kept = torch.optim.Adam([logs.requires_grad_()], lr=_RATE, betas=(0.9, 0.95)), logs.detach().clone()
     with torch.enable_grad():
-        for _ in range(_STEPS):
+        for _ in range(_STEPS + 1):
             steps.zero_grad()
-            loss(logs).backward()
+            if not (value := loss(logs)).isfinite():
+                break
+            kept = logs.detach().clone()
+            value.backward()
             steps.step()
-    alone, narrow, linear, along, together, _ = (part.double().numpy() for part in logs.detach().exp().split(sizes))
-    narrow, linear = narrow[group], linear[group]
+    alone, narrow, linear, along, together, _ = (part.double().numpy() for part in kept.exp().split(sizes))
+    narrow, linear = narrow[group.numpy()], linear[group.numpy()]
     whole = alone.sum() + linear.sum() + together.sum()
     alone, linear = (np.where(part < LEAST_SHARE * whole, 0.0, part) for part in (alone, linear))
     along = np.where(along < LEAST_SHARE, 0.0, along) * (together > LEAST_SHARE * whole)
