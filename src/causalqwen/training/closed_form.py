@@ -332,14 +332,14 @@ def likeliest(parts: Sequence[np.ndarray], y: np.ndarray, tied: int) -> Shape:
             steps.step()
     alone, narrow, linear, along, together, _ = (part.double().numpy() for part in kept.exp().split(sizes))
     narrow, linear = narrow[group.numpy()], linear[group.numpy()]
-    whole = alone.sum() + linear.sum() + together.sum()
-    alone, linear = (np.where(part < LEAST_SHARE * whole, 0.0, part) for part in (alone, linear))
-    along = np.where(along < LEAST_SHARE, 0.0, along) * (together > LEAST_SHARE * whole)
-    short = (np.arange(count) >= tied) & (alone < OF_SCALE * whole / max(count - tied, 1))
-    alone[short], narrow[short] = OF_SCALE * whole / max(count - tied, 1), _STARTS[2]
+    along = np.where(along < LEAST_SHARE, 0.0, along)
     together *= along.any()
     whole = alone.sum() + linear.sum() + together.sum()
-    made[:, places] = alone / whole, narrow / medians, linear / whole, along / medians
+    alone, linear, together = (np.where(part < LEAST_SHARE * whole, 0.0, part) for part in (alone, linear, together))
+    short = (np.arange(count) >= tied) & (alone < OF_SCALE * whole / max(count - tied, 1))
+    alone[short], narrow[short] = OF_SCALE * whole / max(count - tied, 1), _STARTS[2]
+    whole = alone.sum() + linear.sum() + together.sum()
+    made[:, places] = alone / whole, narrow / medians, linear / whole, along * together.any() / medians
     return Shape._make([*made, float(together.sum() / whole)])
 
 

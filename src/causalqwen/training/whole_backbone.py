@@ -111,9 +111,8 @@ class WholeBackbone:
         self.is_new, self.groups = ~stands.numpy(), groups
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
-        self.kernel = BlockKernel(
-            every, blocks, values, groups, self._axes, counted, units, len(blocks_of(model)), shape
-        )
+        tied = len(model.reads_backbone or ())
+        self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units, tied, shape)
         self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
